@@ -1,14 +1,19 @@
-"""What the tests of bad input share: writing a file, and expecting an error with a code."""
+"""What the tests of bad input share: writing files, and expecting an error with a code."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import csv
+import inspect
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from loopwright.errors import InputError
+from loopwright.sources import DataOptions, DataPlan, Schema, open_table, preflight
 
 
 class Refusal:
@@ -19,9 +24,38 @@ class Refusal:
     def __contains__(self, text: str) -> bool:
         return text in str(self.error)
 
+    @property
+    def fix(self) -> str:
+        return self.error.fix
+
+
+def assert_refused(code: str, what: Any = None, *args: Any, told: Any = (), fix: Any = (), **options: Any) -> Any:
+    """Expect an InputError with this code and return it, or return a context manager that expects it.
+
+    `what` is a schema, for a preflight with the options; the path of a file to open; or a function to call. `told` and
+    `fix` are one or several texts that the error and its fix contain.
+    """
+    if what is None:
+        return _refused(code)
+    with _refused(code) as refusal:
+        if isinstance(what, Schema):
+            plan_of(what, *args, **options)
+        elif isinstance(what, Path):
+            open_table(what, *args, **options)
+        else:
+            what(*args, **options)
+    for text in [told] if isinstance(told, str) else told:
+        assert text in refusal, str(refusal.error)
+    for text in [fix] if isinstance(fix, str) else fix:
+        assert text in refusal.fix, str(refusal.error)
+    return refusal
+
+
+refused = assert_refused  # reads better inside another assertion
+
 
 @contextmanager
-def assert_refused(code: str) -> Iterator[Refusal]:
+def _refused(code: str) -> Iterator[Refusal]:
     """Expect an InputError with this code, in the form in which it is printed."""
     refusal = Refusal()
     with pytest.raises(InputError) as caught:
@@ -34,7 +68,36 @@ def assert_refused(code: str) -> Iterator[Refusal]:
     assert lines[1:-1] == [f"  {line}" for line in caught.value.saw]
 
 
+def plan_of(schema: Schema, data: Path | str | None = None, **given: Any) -> DataPlan:
+    """Return the plan of a preflight; `given` are its arguments and fields of `DataOptions`."""
+    arguments = {name: given.pop(name) for name in inspect.signature(preflight).parameters if name in given}
+    return preflight(schema, data=data, **{"options": DataOptions(**given)} | arguments)
+
+
+def lengths(plan: DataPlan) -> dict[str, int]:
+    """Return the number of rows by split."""
+    return {name: len(split) for name, split in plan.splits.items()}
+
+
+def all_rows(plan: DataPlan, *splits: str) -> list[dict[str, Any]]:
+    """Return the rows of some splits, by default of all."""
+    return [rows[place] for rows in map(plan.rows, splits or plan.splits) for place in range(len(rows))]
+
+
 def write(path: Path, content: str | bytes) -> Path:
     """Write a file, text as UTF-8 and with its line breaks as they are."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
     return path
+
+
+def write_csv(path: Path, rows: list[Any], header: Sequence[str] = ("text", "label")) -> Path:
+    """Write a csv file."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def write_jsonl(path: Path, rows: list[Any]) -> Path:
+    """Write one object per line."""
+    return write(path, "".join(json.dumps(row) + "\n" for row in rows))

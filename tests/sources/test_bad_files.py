@@ -12,10 +12,10 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from tests.sources.refusing import assert_refused, write
+from tests.sources.refusing import assert_refused, refused, write
 
 from loopwright.errors import DataError, InputError
-from loopwright.sources import SCHEMAS, DataOptions, files, open_table, preflight
+from loopwright.sources import SCHEMAS, DataOptions, files, open_table
 from loopwright.sources.locations import is_hub, locate, split_files
 
 CLASSIFY = SCHEMAS["text-classification"]
@@ -31,13 +31,10 @@ def test_an_input_error_prints_its_parts_and_survives_pickling():
 
 def test_a_missing_file_names_the_nearest_ones(tmp_path):
     write(tmp_path / "train.csv", "text,label\n")
-    with assert_refused("data.file") as refusal:
-        open_table(tmp_path / "trian.csv", flag="--train_file")
+    refusal = assert_refused("data.file", tmp_path / "trian.csv", flag="--train_file")
     assert refusal.error.what == f"--train_file {tmp_path / 'trian.csv'} does not exist"
-    assert refusal.error.fix == f"--train_file {tmp_path / 'train.csv'}"
-    with assert_refused("data.file") as refusal:
-        open_table(tmp_path / "no_such_folder" / "x.csv")
-    assert "there is no folder" in refusal
+    assert refusal.fix == f"--train_file {tmp_path / 'train.csv'}"
+    assert "there is no folder" in refused("data.file", tmp_path / "no_such_folder" / "x.csv")
 
 
 def test_a_file_that_may_not_be_read_is_refused(tmp_path):
@@ -48,55 +45,48 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path):
     else:
         path = write(tmp_path / "secret.csv", "text,label\n")
         path.chmod(0)
-    with assert_refused("data.file"):
-        open_table(path)
+    assert_refused("data.file", path)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\n \n", b"\xef\xbb\xbf", b"\xef\xbb\xbf\r\n"], ids=["0", "blank", "bom", "both"]
-)
+@pytest.mark.parametrize("content", [b"", b"\n \n", b"\xef\xbb\xbf", b"\xef\xbb\xbf\r\n"])
 @pytest.mark.parametrize("kind", ["csv", "json", "jsonl", "txt", "conll"])
 def test_an_empty_file_is_refused(tmp_path, kind, content):
-    with assert_refused("data.empty"):
-        open_table(write(tmp_path / f"empty.{kind}", content))
+    assert_refused("data.empty", write(tmp_path / f"empty.{kind}", content))
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [("a.csv", "text,label\n"), ("a.json", "[]"), ("b.json", '{"data": []}'), ("a.conll", "# only a comment\n")],
+    ("code", "name", "content", "told"),
+    [
+        ("data.no_rows", "a.csv", "text,label\n", "text, label"),
+        ("data.no_rows", "a.json", "[]", "[]"),
+        ("data.no_rows", "b.json", '{"data": []}', "[]"),
+        ("data.no_rows", "a.conll", "# only a comment\n", "only comments"),
+        ("data.encoding", "latin.csv", b"text,label\ngood,1\ncaf\xe9,0\n", "byte 0xe9 in line 3"),
+        ("data.encoding", "latin.csv", b"text,label\ngood,1\ncaf\xe9,0\n", "fix: iconv -f LATIN1"),
+        ("data.encoding", "wide.csv", "text,label\ngood,1\n".encode("utf-16"), "fix: iconv -f UTF-16"),
+        ("data.encoding", "cut.txt", "caf\u00e9".encode()[:-1], "0xc3"),
+        ("data.nul", "nul.csv", b"text,label\na,1\nb\0,0\n", "in line 3"),
+        ("data.duplicate_column", "twice.csv", "text,label, text\na,1,b\n", "  'text' is the name of columns 1, 3\n"),
+        ("data.ragged", "quote.csv", 'text,label\n"a,1\nb,0\nc",0,1\n', "is a quote left open?"),
+        ("data.ragged", "a.conll", "EU B-ORG\nrejects O\n\nGerman\n", "line 4 has 1 fields where the first line has 2"),
+        ("data.ragged", "b.conll", "EU\nrejects\n", "one field"),
+        (
+            "data.quote",
+            "open.csv",
+            'text,label\na,1\n"b,0\nc,1\nd,0\n',
+            "quote that is opened in line 3 is never closed",
+        ),
+        ("data.quote", "stray.csv", 'text,label\n5" disk,1\nx,"b,0\nc,1\n', "line 3"),
+    ],
 )
-def test_a_file_without_rows_is_refused(tmp_path, name, content):
-    with assert_refused("data.no_rows"):
-        open_table(write(tmp_path / name, content))
-
-
-def test_bytes_that_are_no_utf8_are_named_with_their_line(tmp_path):
-    with assert_refused("data.encoding") as refusal:
-        open_table(write(tmp_path / "latin.csv", b"text,label\ngood,1\ncaf\xe9,0\n"))
-    assert "byte 0xe9 in line 3" in refusal and "iconv -f LATIN1" in refusal.error.fix
-    with assert_refused("data.encoding") as refusal:
-        open_table(write(tmp_path / "wide.csv", "text,label\ngood,1\n".encode("utf-16")))
-    assert "iconv -f UTF-16" in refusal.error.fix
-    with assert_refused("data.encoding"):
-        open_table(write(tmp_path / "cut.txt", "caf\u00e9".encode()[:-1]))
+def test_a_file_that_cannot_be_read_is_refused_with_the_place(tmp_path, code, name, content, told):
+    assert told in refused(code, lambda: list(open_table(write(tmp_path / name, content))))
 
 
 def test_a_character_over_the_border_of_two_chunks_is_fine(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "CHUNK_BYTES", 5)
     text = "\u00e9\u20ac\U0001f600" * 9
     assert open_table(write(tmp_path / "text.txt", text))[0] == {"text": text}
-
-
-def test_nul_bytes_are_refused_with_their_line(tmp_path):
-    with assert_refused("data.nul") as refusal:
-        open_table(write(tmp_path / "nul.csv", b"text,label\na,1\nb\0,0\n"))
-    assert "in line 3" in refusal
-
-
-def test_two_columns_of_one_name_are_refused(tmp_path):
-    with assert_refused("data.duplicate_column") as refusal:
-        open_table(write(tmp_path / "twice.csv", "text,label, text\na,1,b\n"))
-    assert refusal.error.saw == ("'text' is the name of columns 1, 3",)
 
 
 def test_ragged_rows_are_named_with_their_lines_and_counts(tmp_path):
@@ -106,40 +96,16 @@ def test_ragged_rows_are_named_with_their_lines_and_counts(tmp_path):
     assert "line 4: expected 2, found 3" in refusal and "line 5: expected 2, found 1" in refusal
     with assert_refused("data.ragged"):
         open_table(path)[1]
-    with assert_refused("data.ragged"):
-        preflight(CLASSIFY, data=path)
-
-
-def test_a_ragged_row_over_several_lines_points_to_a_quote(tmp_path):
-    content = 'text,label\n"a,1\nb,0\nc",0,1\n'
-    with assert_refused("data.ragged") as refusal:
-        list(open_table(write(tmp_path / "quote.csv", content)))
-    assert "is a quote left open?" in refusal
-
-
-def test_conll_lines_with_other_numbers_of_fields_are_refused(tmp_path):
-    with assert_refused("data.ragged") as refusal:
-        list(open_table(write(tmp_path / "a.conll", "EU B-ORG\nrejects O\n\nGerman\n")))
-    assert "line 4 has 1 fields where the first line has 2" in refusal
-    with assert_refused("data.ragged"):
-        open_table(write(tmp_path / "b.conll", "EU\nrejects\n"))
-
-
-def test_a_quote_that_is_never_closed_is_named_with_its_line(tmp_path):
-    with assert_refused("data.quote") as refusal:
-        open_table(write(tmp_path / "open.csv", 'text,label\na,1\n"b,0\nc,1\nd,0\n'))
-    assert "the quote that is opened in line 3 is never closed" in refusal
-    with assert_refused("data.quote") as refusal:
-        open_table(write(tmp_path / "stray.csv", 'text,label\n5" disk,1\nx,"b,0\nc,1\n'))
-    assert "line 3" in refusal
+    assert_refused("data.ragged", CLASSIFY, path)
 
 
 def test_an_open_quote_in_a_large_file_is_found_without_reading_all_of_it(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_ROW_BYTES", 1000)
     monkeypatch.setattr(files, "CHUNK_BYTES", 100)
     told = []
-    with assert_refused("data.quote") as refusal:
-        open_table(write(tmp_path / "open.csv", 'text,label\na,1\n"b,0\n' + "c,1\n" * 5000), say=told.append)
+    refusal = assert_refused(
+        "data.quote", write(tmp_path / "open.csv", 'text,label\na,1\n"b,0\n' + "c,1\n" * 5000), say=told.append
+    )
     assert "line 3" in refusal and 10 <= len(told) <= 12
 
 
@@ -147,9 +113,7 @@ def test_an_open_quote_in_a_large_file_is_found_without_reading_all_of_it(tmp_pa
 def test_a_row_of_ten_megabytes_is_refused(tmp_path, name):
     row = {"long.csv": "%s,1", "long.jsonl": '{"text": "%s"}', "long.txt": "%s"}[name]
     content = "\n".join(["text,label" if name == "long.csv" else row % "first", row % ("x" * 10_000_001), row % "last"])
-    with assert_refused("data.long_row") as refusal:
-        open_table(write(tmp_path / name, content))
-    assert "line 2 is longer than 10 MB" in refusal
+    assert "line 2 is longer than 10 MB" in refused("data.long_row", write(tmp_path / name, content))
     shorter = content.replace("x" * 100, "")
     assert len(list(open_table(write(tmp_path / name, shorter)))) >= 2
 
@@ -181,41 +145,28 @@ def test_json_that_is_no_list_of_objects_is_refused_with_its_place(tmp_path, con
 
 
 def test_folders_without_usable_files_are_refused(tmp_path):
-    with assert_refused("data.folder") as refusal:
-        split_files(tmp_path)
-    assert "the folder is empty" in refusal
+    assert "the folder is empty" in refused("data.folder", split_files, tmp_path)
     write(tmp_path / "picture.png", "x")
-    with assert_refused("data.folder") as refusal:
-        preflight(CLASSIFY, data=tmp_path)
-    assert "picture.png" in refusal
+    assert "picture.png" in refused("data.folder", CLASSIFY, tmp_path)
     for name in ("train.csv", "train.json"):
         write(tmp_path / name, "x")
-    with assert_refused("data.folder") as refusal:
-        split_files(tmp_path)
-    assert "several files for train" in refusal
-    with assert_refused("data.folder"):
-        open_table(tmp_path)
+    assert "several files for train" in refused("data.folder", split_files, tmp_path)
+    assert_refused("data.folder", tmp_path)
 
 
 def test_endings_that_say_nothing_are_refused_unless_the_kind_is_given(tmp_path):
     for name in ("rows.dat", "rows", "rows.gz"):
         path = write(tmp_path / name, b"text,label\na,1\n")
-        with assert_refused("data.ending") as refusal:
-            open_table(path)
-        assert "--file_kind" in refusal.error.fix and ".csv" in refusal
+        assert_refused("data.ending", path, told=".csv", fix="--file_kind")
     assert open_table(tmp_path / "rows", kind="csv")[0] == {"text": "a", "label": "1"}
 
 
 def test_gz_files_that_are_damaged_or_too_large_are_refused(tmp_path, monkeypatch):
     packed = gzip.compress(b"text,label\n" + b"a,1\n" * 1000)
-    with assert_refused("data.gzip"):
-        open_table(write(tmp_path / "cut.csv.gz", packed[:-10]))
-    with assert_refused("data.gzip"):
-        open_table(write(tmp_path / "no.csv.gz", b"text,label\n"))
+    assert_refused("data.gzip", write(tmp_path / "cut.csv.gz", packed[:-10]))
+    assert_refused("data.gzip", write(tmp_path / "no.csv.gz", b"text,label\n"))
     monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 1000)
-    with assert_refused("data.gzip") as refusal:
-        open_table(write(tmp_path / "large.csv.gz", packed))
-    assert "gunzip" in refusal.error.fix
+    assert "gunzip" in refused("data.gzip", write(tmp_path / "large.csv.gz", packed)).fix
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
@@ -232,20 +183,16 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
 
 def test_a_missing_package_comes_with_its_install_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with assert_refused("install.extra") as refusal:
-        open_table(write(tmp_path / "rows.parquet", b"PAR1"))
-    assert refusal.error.fix == "pip install 'loopwright[data]'"
-    with assert_refused("install.extra"):
-        preflight(CLASSIFY, data="somebody/reviews")
+    refusal = assert_refused("install.extra", write(tmp_path / "rows.parquet", b"PAR1"))
+    assert refusal.fix == "pip install 'loopwright[data]'"
+    assert_refused("install.extra", CLASSIFY, "somebody/reviews")
 
 
 def test_a_hub_dataset_that_cannot_be_reached_is_refused(monkeypatch, tmp_path):
     datasets = pytest.importorskip("datasets")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets, "load_dataset", _no_network)
-    with assert_refused("data.hub") as refusal:
-        preflight(CLASSIFY, data="somebody/reviews")
-    assert "ConnectionError: no network" in refusal
+    assert "ConnectionError: no network" in refused("data.hub", CLASSIFY, "somebody/reviews")
 
 
 def _no_network(*arguments, **options):
@@ -255,8 +202,7 @@ def _no_network(*arguments, **options):
 def test_a_file_that_is_no_parquet_is_refused(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    with assert_refused("data.value"):
-        open_table(write(tmp_path / "rows.parquet", b"text,label\n"))
+    assert_refused("data.value", write(tmp_path / "rows.parquet", b"text,label\n"))
 
 
 def test_only_names_that_are_no_files_are_looked_up_on_the_hub(tmp_path, monkeypatch):
@@ -267,25 +213,16 @@ def test_only_names_that_are_no_files_are_looked_up_on_the_hub(tmp_path, monkeyp
     assert [is_hub(name) for name in ("reviews.csv", "review.csv", "revews", "./x", "a/b/c", "data/x")] == [False] * 6
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"delimiter": "ab"}, {"delimiter": '"'}, {"quoting": "all"}, {"kind": "excel"}],
-    ids=["long", "quote", "quoting", "kind"],
-)
+@pytest.mark.parametrize("wrong", [{"delimiter": "ab"}, {"delimiter": '"'}, {"quoting": "all"}, {"kind": "excel"}])
 def test_settings_that_cannot_be_are_refused(tmp_path, wrong):
-    with assert_refused("args.value"):
-        open_table(write(tmp_path / "rows.csv", "text,label\na,1\n"), **wrong)
+    assert_refused("args.value", write(tmp_path / "rows.csv", "text,label\na,1\n"), **wrong)
 
 
 def test_options_that_cannot_be_are_refused(tmp_path):
-    with assert_refused("args.value"):
-        open_table(write(tmp_path / "rows.txt", "a\n"), text_unit="word")
-    with assert_refused("args.value"):
-        DataOptions(unknown_labels="keep")
-    with assert_refused("args.value"):
-        locate(None, {"train": None}, {})
-    with assert_refused("args.value"):
-        locate("a.csv", {"train": "b.csv"}, {})
+    assert_refused("args.value", write(tmp_path / "rows.txt", "a\n"), text_unit="word")
+    assert_refused("args.value", DataOptions, unknown_labels="keep")
+    assert_refused("args.value", locate, None, {"train": None}, {})
+    assert_refused("args.value", locate, "a.csv", {"train": "b.csv"}, {})
 
 
 @pytest.mark.parametrize(
@@ -298,7 +235,6 @@ def test_options_that_cannot_be_are_refused(tmp_path):
         ("txt", "a \n\r"),
         ("conll", "a# \n\t"),
     ],
-    ids=["csv", "tsv", "json", "jsonl", "txt", "conll"],
 )
 def test_whatever_is_in_a_file_it_is_read_or_refused(kind, alphabet, tmp_path_factory):
     path = tmp_path_factory.mktemp("any") / f"rows.{kind}"
@@ -321,7 +257,6 @@ def test_whatever_is_in_a_file_it_is_read_or_refused(kind, alphabet, tmp_path_fa
 def test_nothing_is_written_beside_a_file_that_is_refused(tmp_path):
     write(tmp_path / "bad.json", json.dumps({"a": 1}) + "\n[")
     write(tmp_path / "good.csv", "text,label\na,1\n")
-    with assert_refused("data.json"):
-        preflight(CLASSIFY, data=tmp_path / "bad.json")
+    assert_refused("data.json", CLASSIFY, tmp_path / "bad.json")
     open_table(tmp_path / "good.csv")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.json", "good.csv"]

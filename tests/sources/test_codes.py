@@ -14,11 +14,11 @@ LEAST_CODES = 25
 LEAST_RAISES = 45
 
 
-def calls(folder: Path, name: str) -> Iterator[tuple[str, ast.Call]]:
-    """Yield ('file:line', call) for each call of a function of that name in a folder."""
+def calls(folder: Path, *names: str) -> Iterator[tuple[str, ast.Call]]:
+    """Yield ('file:line', call) for each call of a function of one of these names in a folder."""
     for path in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == name:
+            if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in names:
                 yield f"{path.name}:{node.lineno}", node
 
 
@@ -35,7 +35,11 @@ def test_each_code_is_a_literal_that_is_listed():
 
 def test_each_code_of_the_readers_is_triggered_by_a_test():
     raised = codes_of(list(calls(PACKAGE / "sources", "InputError")))
-    tested = codes_of(list(calls(Path(__file__).parent, "assert_refused")))
+    tested = codes_of(list(calls(Path(__file__).parent, "assert_refused", "refused")))
+    tables = [call for _, call in calls(Path(__file__).parent, "parametrize") if "code" in ast.unparse(call.args[0])]
+    tested |= {node.value for table in tables for node in ast.walk(table) if isinstance(node, ast.Constant)} & set(
+        CODES
+    )
     assert len(raised) >= LEAST_CODES
     assert raised - tested == set()
 

@@ -138,7 +138,6 @@ def test_chunks_and_blocks_of_a_few_bytes_give_the_same_rows(tmp_path, monkeypat
         ('text;label\n"a;b;c";1\n"d;e";0\n', ";"),
         ("text\nonly one column here\nand here\n", ","),
     ],
-    ids=["comma", "semicolon", "tab", "pipe", "quoted", "single"],
 )
 def test_the_delimiter_is_found_out(tmp_path, content, delimiter):
     table = open_table(write(tmp_path / "rows.csv", content))

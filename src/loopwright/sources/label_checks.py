@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from loopwright.errors import InputError
 from loopwright.sources.column_roles import is_number
-from loopwright.sources.labels import LabelScan, label_text
+from loopwright.sources.labels import LabelScan, label_text, ordered
 from loopwright.sources.tables import Table
 
 MOST_SHOWN = 12
-_MOST_NAMED = 5
+MOST_NAMED = 5
 _MOST_NEAR = 8
 _MOST_COMPARED = 1_000
 _LONGEST_SHOWN = 40
@@ -54,24 +54,32 @@ def mixed_types(scan: LabelScan) -> InputError | None:
 
 
 def unknown_labels(
-    noun: str, table: Table, lead: Table, names: Sequence[str], found: Mapping[str, str], saw: list[str], fix: str = ""
+    noun: str,
+    number: int,
+    table: Table,
+    lead: Table,
+    names: Sequence[str],
+    first: Mapping[str, str],
+    saw: list[str],
+    fix: str = "",
 ) -> InputError:
     """Return the error about labels of a table that are not among the names, which the table `lead` defines.
 
     Args:
         noun: "label" or "class".
-        found: The unknown labels, each with its number and first place in words.
+        number: Of unknown labels.
+        first: The first of them, each with its frequency and first place in words.
         saw: The first lines of evidence.
         fix: By default the labels that were probably meant, or to drop the rows.
     """
     pairs = []
-    for text, place in list(found.items())[:_MOST_NAMED]:
+    for text, place in first.items():
         near = did_you_mean(text, names) if not fix else None
         saw = [*saw, f"unknown {text!r}: {place}" + (f" -- did you mean {near!r}?" if near else "")]
         pairs += [(text, near)] if near else []
     fix = fix or (f"{map_flag(pairs)}   or   " if pairs else "") + "--unknown_labels drop"
-    is_one = len(found) == 1
-    counted = f"{len(found)} {noun if is_one else 'classes' if noun == 'class' else noun + 's'} of {table.name}"
+    is_one = number == 1
+    counted = f"{number} {noun if is_one else 'classes' if noun == 'class' else noun + 's'} of {table.name}"
     what = f"{counted} never occur{'s' if is_one else ''} in {lead.name}"
     if table is lead:
         what = f"{counted} {'is' if is_one else 'are'} unknown"
@@ -88,7 +96,7 @@ def unique_labels(scan: LabelScan, num_rows: int) -> InputError:
     fix = f"{scan.role.flag} with another column, or rows with labels that repeat"
     if all(_DECIMAL_COMMA.fullmatch(label_text(text)) for text in scan.texts if text.strip()):
         fix = "write the numbers with a decimal point: 3.5 instead of 3,5"
-    examples = ", ".join(repr(shortened(text)) for text in scan.texts[:_MOST_NAMED])
+    examples = ", ".join(repr(shortened(text)) for text in scan.texts[:MOST_NAMED])
     what = f"{num_rows:,} rows of {scan.table.name} have {len(scan.texts):,} classes: hardly any occurs twice"
     return InputError("data.labels", what, saw=[f"{scan.column!r} holds {examples}, ..."], fix=fix)
 
@@ -116,7 +124,7 @@ def odd_classes(counts: Mapping[str, int], column: str, is_guessed: bool) -> Ite
         spellings.setdefault(name.casefold(), []).append(name)
     twins = [found for found in spellings.values() if len(found) > 1]
     if twins:
-        usual = [max(found, key=counts.__getitem__) for found in twins[:_MOST_NAMED]]
+        usual = [max(found, key=counts.__getitem__) for found in twins[:MOST_NAMED]]
         pairs = [(name, best) for best, found in zip(usual, twins, strict=False) for name in found if name != best]
         yield f"{_quoted(twins[0])} differ only in case and are separate classes: {map_flag(pairs)} makes them one"
     if is_guessed and column in counts:
@@ -125,8 +133,8 @@ def odd_classes(counts: Mapping[str, int], column: str, is_guessed: bool) -> Ite
 
 def listing(names: Sequence[str]) -> str:
     """Return the first of some labels, and the number of the others."""
-    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(map(shortened, names[:_MOST_NAMED])) + more
+    more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(map(shortened, names[:MOST_NAMED])) + more
 
 
 def did_you_mean(text: str, names: Sequence[str]) -> str | None:
@@ -167,8 +175,8 @@ def never_renamed(label_map: Mapping[str, str], found: Iterable[str], what: str 
 
 
 def shown_counts(counts: Mapping[str, int]) -> str:
-    """Return "neg 26, pos 34", truncated if there are many."""
-    shown = [f"{name} {number:,}" for name, number in list(counts.items())[:MOST_SHOWN]]
+    """Return "neg 26, pos 34" in the order of ids, truncated if there are many."""
+    shown = [f"{name} {counts[name]:,}" for name in ordered(list(counts))[:MOST_SHOWN]]
     return ", ".join(shown) + (f" and {len(counts) - MOST_SHOWN} more" if len(counts) > MOST_SHOWN else "")
 
 
@@ -179,4 +187,4 @@ def shortened(name: str) -> str:
 
 
 def _quoted(names: Sequence[str]) -> str:
-    return " and ".join(map(repr, names[:_MOST_NAMED]))
+    return " and ".join(map(repr, names[:MOST_NAMED]))

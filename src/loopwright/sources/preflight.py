@@ -26,6 +26,7 @@ from loopwright.sources.images.scene_scan import SceneScan, joined
 from loopwright.sources.images.scenes import Scenes, describe_images
 from loopwright.sources.images.tables import TableOfImages
 from loopwright.sources.label_checks import (
+    MOST_NAMED,
     fix_of_positions,
     known_names,
     listing,
@@ -47,7 +48,6 @@ from loopwright.sources.tables import Table
 from loopwright.sources.values import UnusableValueError, as_texts
 
 MOST_FEW_ROWS = 9  # If this many rows cannot be split, they are too few, whatever their labels.
-MOST_ROWS_NAMED = 5
 
 
 def preflight(
@@ -179,10 +179,9 @@ class _Check:
             if error.code != "data.column":
                 raise
             saw = [f"it was read as {table.kind}, which has: {', '.join(table.columns)}"]
-            fix = f"give annotations for {self.schema.task}, or --file_kind if it was read in the wrong format"
-            raise InputError(
-                "data.annotations", f"{table.name} holds images without annotations", saw=saw, fix=fix
-            ) from error
+            fix = f"give annotations for {self.schema.task}, or --file_kind if the format is wrong"
+            what = f"{table.name} holds images without annotations"
+            raise InputError("data.annotations", what, saw=saw, fix=fix) from error
 
     def _columns_of(self, split: str) -> Columns:
         """Return the columns of a split's file; label columns may be missing in a test file."""
@@ -197,10 +196,7 @@ class _Check:
                 continue
             what = f"{table.name} has no column {absent[0]!r}"
             if split != "test" or role.is_input:
-                what, fix = (
-                    f"{what}, which is the {role.name} of {lead}",
-                    f"name the columns of {table.name} as in {lead}",
-                )
+                what, fix = f"{what}, the {role.name} of {lead}", f"name the columns of {table.name} as in {lead}"
                 raise InputError("data.column", what, saw=describe_columns(table, samples), fix=fix)
             del found[role.name]
             self.warnings.append(f"{what}: there is no {role.name} to test against")
@@ -273,16 +269,14 @@ class _Check:
             return None
         scans = {split: scan.labels for split, scan in self.scans.items() if scan.labels is not None}
         lead = scans[self.lead]
-        for scan in scans.values():
-            is_checked = kind != "float" and options.label_kind is None and not options.label_map
-            if is_checked and (error := mixed_types(scan)) is not None:
+        if kind != "float" and options.label_kind is None and not options.label_map:
+            for error in filter(None, map(mixed_types, scans.values())):
                 raise error
         found = [text for text in map(label_text, lead.texts) if text]
         may_be_float = role.kind == "label" and options.label_kind is None and options.label_names is None
         if kind == "class" and may_be_float and all(map(is_number, found)) and not all(map(is_whole, found)):
             kind = "float"  # The first rows had whole numbers, later ones do not.
-            reason = f"guessed: {lead.column!r} holds numbers that are not whole"
-            self.guesses.append(Guess("label_kind", kind, reason))
+            self.guesses.append(Guess("label_kind", kind, f"guessed: {lead.column!r} holds numbers that are not whole"))
         if kind == "float":
             return Labels("float", (), {})
         mapped = {options.label_map.get(text, text) for text in found}
@@ -303,13 +297,11 @@ class _Check:
         if role.kind != "position":
             return ()
         column = self.columns[next(other.name for other in self.schema.roles if other.kind == "texts")]
-        most = len(column)
-        if isinstance(column, str):
-            most = 0
-            for block in self.lead_table.blocks([column]):
-                for value in block.values[column]:
-                    with suppress(UnusableValueError):  # refused elsewhere
-                        most = max(most, len(as_texts(value)))
+        most = len(column) if not isinstance(column, str) else 0
+        for block in self.lead_table.blocks(column_names(column)) if not most else ():
+            for value in block.values[str(column)]:
+                with suppress(UnusableValueError):  # refused elsewhere
+                    most = max(most, len(as_texts(value)))
         return tuple(map(str, range(most)))
 
     def _handle_unknown(self, split: str, scan: LabelScan, labels: Labels) -> None:
@@ -317,21 +309,15 @@ class _Check:
         unknown = [place for place, text in enumerate(clean) if text and labels.find(text) is None]
         if not unknown:
             return
-        saw, places = [known_names(labels.names)], {clean[place]: f"first in {scan.place(place)}" for place in unknown}
+        first = {clean[place]: f"first in {scan.place(place)}" for place in unknown[:MOST_NAMED]}
+        saw, fix = [known_names(labels.names)], ""
         if scan.kind == "class":
+            first = {text: f"{_rows(int((scan.codes == clean.index(text)).sum()))}, {first[text]}" for text in first}
             counts = {name: each.labels.counts(labels) for name, each in self.scans.items() if each.labels is not None}
-            sorted_counts = {
-                name: {text: found[text] for text in ordered(list(found))} for name, found in counts.items()
-            }
-            saw = ["   ".join(f"{name}: {shown_counts(found)}" for name, found in sorted_counts.items() if found)]
-            numbers = {place: int((scan.codes == place).sum()) for place in unknown}
-            places = {clean[place]: f"{_rows(numbers[place])}, {places[clean[place]]}" for place in unknown}
-        fix = (
-            fix_of_positions([text for text in clean if text], len(labels.names))
-            if scan.role.kind == "position"
-            else ""
-        )
-        error = unknown_labels("label", scan.table, self.lead_table, labels.names, places, saw, fix)
+            saw = ["   ".join(f"{name}: {shown_counts(found)}" for name, found in counts.items() if found)]
+        if scan.role.kind == "position":
+            fix = fix_of_positions([text for text in clean if text], len(labels.names))
+        error = unknown_labels("label", len(unknown), scan.table, self.lead_table, labels.names, first, saw, fix)
         is_unknown = scan.rows_with(unknown, labels) & self.kept[split]
         note = f"{int(is_unknown.sum()):,} rows of {scan.table.name} have an unknown label"
         self._drop(split, "unknown_labels", is_unknown, note, error)
@@ -446,5 +432,5 @@ def _rows(number: int) -> str:
 
 
 def _missing_rows(role: str, is_missing: Mask, table: Table) -> str:
-    places = [table.place(int(row)) for row in np.flatnonzero(is_missing)[:MOST_ROWS_NAMED]]
+    places = [table.place(int(row)) for row in np.flatnonzero(is_missing)[:MOST_NAMED]]
     return f"{role}: {_rows(int(is_missing.sum()))}, first in {', '.join(places)}"

@@ -73,9 +73,9 @@ class Scenes:
         if not unknown:
             return
         if self.options.unknown_labels == "refuse":
-            first = {name: f"first in {scan.table.place(scan.first_with[name][0])}" for name in unknown}
-            saw = [known_names(labels.names)]
-            raise unknown_labels("class", scan.table, self._lead.table, labels.names, first, saw)
+            first = {name: f"first in {scan.table.place(scan.first_with[name][0])}" for name in unknown[:_MOST_NAMED]}
+            saw, lead = [known_names(labels.names)], self._lead.table
+            raise unknown_labels("class", len(unknown), scan.table, lead, labels.names, first, saw)
         number = sum(counts.get(name, 0) for counts in scan.counts.values() for name in unknown)
         self.dropped["unknown_labels"] += number
         self.warnings.append(f"{number:,} objects of {scan.table.name} are of an unknown class and are left out")
