@@ -1,4 +1,4 @@
-"""The same numbers, events and calls as transformers' own Trainer, where that is right."""
+"""The numbers, events and calls of transformers' own Trainer, where it is right."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import loopwright.hf as ours
 from loopwright.data.order import Shuffled
 
-from .tiny import Classifier, bert, largest_difference, llama, losses, rows, token_rows
+from .tiny import Classifier, bert, fit, largest_difference, llama, logged, losses, rows, token_rows
 
 theirs = pytest.importorskip("transformers")
 
@@ -63,35 +63,20 @@ def test_losses_and_weights_are_those_of_transformers_after_50_updates(case, tmp
     assert len(losses(one)) == len(losses(other)) == 50
     assert max(abs(a - b) for a, b in zip(losses(one), losses(other), strict=True)) < 1e-6
     assert largest_difference(one.model.state_dict(), other.model.state_dict()) < 1e-6
-    rates = [[entry["learning_rate"] for entry in each.state.log_history if "loss" in entry] for each in (one, other)]
-    norms = [[entry["grad_norm"] for entry in each.state.log_history if "loss" in entry] for each in (one, other)]
+    rates, norms = ([logged(each, name) for each in (one, other)] for name in ("learning_rate", "grad_norm"))
     assert np.allclose(*rates, rtol=1e-12) and np.allclose(*norms, atol=1e-5)
 
 
+STEPS = {"eval_strategy": "steps", "eval_steps": 2}
 SCHEDULES = {
-    "steps": {
-        "num_train_epochs": 2,
-        "gradient_accumulation_steps": 2,
-        "logging_steps": 2,
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-        "save_steps": 3,
-    },
+    "steps": {**STEPS, "num_train_epochs": 2, "gradient_accumulation_steps": 2, "logging_steps": 2, "save_steps": 3},
     "epochs": {
-        "num_train_epochs": 2,
-        "logging_strategy": "epoch",
-        "eval_strategy": "epoch",
-        "save_strategy": "epoch",
-        "load_best_model_at_end": True,
+        **dict.fromkeys(("logging_strategy", "eval_strategy", "save_strategy"), "epoch"),
+        **{"num_train_epochs": 2, "load_best_model_at_end": True},
     },
     "best": {
-        "max_steps": 7,
-        "logging_steps": 3,
-        "eval_strategy": "steps",
-        "eval_steps": 3,
-        "save_strategy": "best",
-        "metric_for_best_model": "loss",
-        "eval_on_start": True,
+        **{"max_steps": 7, "logging_steps": 3, **STEPS, "eval_steps": 3, "eval_on_start": True},
+        **{"save_strategy": "best", "metric_for_best_model": "loss"},
     },
     "none": {"max_steps": 5, "save_strategy": "no", "logging_first_step": True},
 }
@@ -129,18 +114,8 @@ def test_events_come_in_the_order_that_transformers_has(schedule, tmp_path):
 
 
 POINTS = (
-    "compute_loss",
-    "training_step",
-    "prediction_step",
-    "evaluation_loop",
-    "evaluate",
-    "log",
-    "_prepare_inputs",
-    "get_train_dataloader",
-    "get_eval_dataloader",
-    "get_test_dataloader",
-    "create_optimizer",
-    "create_scheduler",
+    *("compute_loss", "training_step", "prediction_step", "evaluation_loop", "evaluate", "log", "_prepare_inputs"),
+    *("get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "create_optimizer", "create_scheduler"),
     "get_decay_parameter_names",
 )
 
@@ -157,7 +132,7 @@ def counted(library, folder):
         return method
 
     trainer_class = type("Counting", (library.Trainer,), {name: counting(name) for name in POINTS})
-    options = {"max_steps": 5, "gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    options = {"max_steps": 5, "gradient_accumulation_steps": 2, **STEPS}
     args = library.TrainingArguments(str(folder), per_device_train_batch_size=2, **QUIET, **options)
     trainer = trainer_class(Classifier(), args, train_dataset=rows(24), eval_dataset=rows(20))
     trainer.train()
@@ -183,7 +158,7 @@ def test_an_overridden_create_optimizer_and_scheduler_is_called(tmp_path):
     trainer = Own(Classifier(), args, train_dataset=rows())
     trainer.train()
     assert trainer.total == 3
-    assert [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry] == [0.25] * 3
+    assert logged(trainer, "learning_rate") == [0.25] * 3
 
 
 def test_arguments_of_transformers_are_taken(tmp_path):
@@ -198,17 +173,8 @@ def test_the_tensorboard_callback_of_transformers_runs_unchanged(tmp_path):
     from torch.utils.tensorboard import SummaryWriter
     from transformers.integrations import TensorBoardCallback
 
-    args = ours.TrainingArguments(
-        str(tmp_path), max_steps=4, logging_steps=1, eval_strategy="steps", eval_steps=2, save_strategy="no", **QUIET
-    )
-    trainer = ours.Trainer(
-        Classifier(),
-        args,
-        train_dataset=rows(),
-        eval_dataset=rows(),
-        callbacks=[TensorBoardCallback(SummaryWriter(str(tmp_path / "board")))],
-    )
-    trainer.train()
+    options = {"max_steps": 4, "logging_steps": 1, "save_strategy": "no", **STEPS}
+    trainer = fit(tmp_path, TensorBoardCallback(SummaryWriter(str(tmp_path / "board"))), eval_dataset=rows(), **options)
     board = tensorboard.EventAccumulator(str(tmp_path / "board"))
     board.Reload()
     values = [event.value for event in board.Scalars("train/loss")]

@@ -1,4 +1,4 @@
-"""Checkpoint folders: what lies in them, resuming exactly, the best model, and what is refused."""
+"""Checkpoint folders: their files, exact resumes, the best model, and refusals."""
 
 from __future__ import annotations
 
@@ -13,21 +13,37 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from loopwright.errors import CheckpointError, ConfigError, DataError, Preempted
-from loopwright.hf import EarlyStoppingCallback, Trainer, TrainerCallback, TrainerState, get_last_checkpoint
+from loopwright.errors import CheckpointError, DataError, Preempted
+from loopwright.hf import EarlyStoppingCallback, TrainerState, get_last_checkpoint
 
-from .tiny import CharacterTokenizer, Classifier, arguments, bert, losses, rows, weights
+from .tiny import (
+    TOKENS,
+    CharacterTokenizer,
+    Classifier,
+    assert_refused,
+    at_step,
+    bert,
+    fit,
+    folders,
+    losses,
+    made,
+    on,
+    rows,
+    weights,
+)
+
+EVERY_SECOND = {"save_strategy": "steps", "save_steps": 2}
+EVERY_UPDATE = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
 
 
-class Stop(TrainerCallback):
-    """Ends the run after an update, as a crash would: without the events of an end."""
+def crash_after(update):
+    """Return a callback that ends the run after an update as a crash would: without the events of an end."""
 
-    def __init__(self, update):
-        self.update = update
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == self.update:
+    def crash(args, state, control, **kwargs):
+        if state.global_step == update:
             raise KeyboardInterrupt
+
+    return on(step_begin=crash)
 
 
 class NoisyRows:
@@ -45,28 +61,20 @@ class NoisyRows:
         return {"x": row["x"] + noise, "labels": row["labels"]}
 
 
-def trained(folder, *callbacks, resume=None, data=None, model=None, eval_data=None, compute_metrics=None, **options):
+def trained(folder, *callbacks, **options):
     torch.manual_seed(0)
-    trainer = Trainer(
-        Classifier(dropout=0.3) if model is None else model,
-        arguments(folder, **options),
-        train_dataset=rows(20) if data is None else data,
-        eval_dataset=rows(12, seed=5) if eval_data is None else eval_data,
-        callbacks=list(callbacks),
-        compute_metrics=compute_metrics,
-    )
-    trainer.output = trainer.train(resume_from_checkpoint=resume)
-    return trainer
+    return fit(folder, *callbacks, **{"model": Classifier(dropout=0.3), "eval_dataset": rows(12, seed=5), **options})
 
 
-def folders(path):
-    return sorted(entry.name for entry in path.glob("checkpoint-*"))
+def holds(trainer, saved):
+    """Whether a trainer's model has all of these weights."""
+    return all(torch.equal(weights(trainer)[name], value) for name, value in saved.items())
 
 
 def assert_same_run(one, other):
     assert one.output.global_step == other.output.global_step
     assert one.output.training_loss == other.output.training_loss
-    assert all(torch.equal(a, b) for a, b in zip(weights(one).values(), weights(other).values(), strict=True))
+    assert weights(one).keys() == weights(other).keys() and holds(one, weights(other))
     entries = [
         [{key: value for key, value in entry.items() if "second" not in key and "runtime" not in key} for entry in log]
         for log in (one.state.log_history, other.state.log_history)
@@ -74,31 +82,31 @@ def assert_same_run(one, other):
     assert entries[0] == entries[1]
 
 
-@pytest.mark.parametrize("cut", [3, 5, 8])
-def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, cut):
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """An uninterrupted run over random data, and its options."""
     options = {"num_train_epochs": 2, "save_steps": 1, "save_strategy": "steps", "gradient_accumulation_steps": 2}
-    options |= {"per_device_train_batch_size": 2, "eval_strategy": "steps", "eval_steps": 2}
-    whole = trained(tmp_path / "whole", data=NoisyRows(), **options)
+    options |= {"per_device_train_batch_size": 2, "eval_strategy": "steps", "eval_steps": 2, "data": NoisyRows()}
+    return trained(tmp_path_factory.mktemp("whole"), **options), options
+
+
+@pytest.mark.parametrize("cut", [3, 5, 8])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, whole_run, cut):
+    whole, options = whole_run
     with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path / "cut", Stop(cut), data=NoisyRows(), **options)
-    resumed = trained(tmp_path / "cut", data=NoisyRows(), resume=True, **options)
-    assert_same_run(whole, resumed)
+        trained(tmp_path, crash_after(cut), **options)
+    assert_same_run(whole, trained(tmp_path, resume=True, **options))
 
 
 def test_a_checkpoint_of_a_transformers_model_is_read_by_from_pretrained(tmp_path):
     transformers = pytest.importorskip("transformers")
-    data = [{"input_ids": torch.arange(3, 9), "labels": index % 3} for index in range(8)]
-    trainer = Trainer(
-        bert(),
-        arguments(tmp_path, save_strategy="steps", save_steps=2),
-        train_dataset=data,
-        processing_class=CharacterTokenizer(),
-        data_collator=lambda samples: {
-            "input_ids": torch.stack([sample["input_ids"] for sample in samples]),
-            "labels": torch.tensor([sample["labels"] for sample in samples]),
-        },
-    )
-    trainer.train()
+
+    def collate(samples):
+        labels = torch.tensor([sample["labels"] for sample in samples])
+        return {"input_ids": torch.stack([sample["input_ids"] for sample in samples]), "labels": labels}
+
+    options = {"processing_class": CharacterTokenizer(), "data_collator": collate, **EVERY_SECOND}
+    trainer = fit(tmp_path, model=bert(), data=TOKENS, **options)
     names = sorted(path.name for path in (tmp_path / "checkpoint-2").iterdir())
     assert {"model.safetensors", "config.json", "tokenizer.json", "trainer_state.json", "MANIFEST.json"} <= set(names)
     assert not {"optimizer.pt", "scheduler.pt", "training_args.bin", "rng_state.pth"} & set(names)
@@ -109,73 +117,56 @@ def test_a_checkpoint_of_a_transformers_model_is_read_by_from_pretrained(tmp_pat
 
 
 def test_files_that_callbacks_add_to_a_checkpoint_do_not_spoil_it(tmp_path):
-    class Adds(TrainerCallback):
-        def on_save(self, args, state, control, **kwargs):
-            with open(os.path.join(args.output_dir, f"checkpoint-{state.global_step}", "notes.txt"), "w") as file:
-                file.write("mine")
+    def add(args, state, control, **kwargs):
+        with open(os.path.join(args.output_dir, f"checkpoint-{state.global_step}", "notes.txt"), "w") as file:
+            file.write("mine")
 
-    trained(tmp_path, Adds(), save_strategy="steps", save_steps=2)
-    resumed = trained(tmp_path, Adds(), save_strategy="steps", save_steps=2, num_train_epochs=2, resume=True)
+    trained(tmp_path, on(save=add), **EVERY_SECOND)
+    resumed = trained(tmp_path, on(save=add), **EVERY_SECOND, num_train_epochs=2, resume=True)
     assert resumed.state.global_step == 10
     assert (tmp_path / "checkpoint-10" / "notes.txt").read_text() == "mine"
 
 
-def test_a_folder_of_transformers_is_refused_for_resume_and_says_why(tmp_path):
+def test_resuming_from_a_folder_of_transformers_is_refused(tmp_path):
     transformers = pytest.importorskip("transformers")
     args = transformers.TrainingArguments(str(tmp_path), max_steps=2, save_steps=2, disable_tqdm=True, use_cpu=True)
     transformers.Trainer(Classifier(), args, train_dataset=rows()).train()
     for source in (True, tmp_path / "checkpoint-2"):
-        with pytest.raises(CheckpointError, match="written by transformers.*from_pretrained"):
-            trained(tmp_path, resume=source)
+        text = "written by transformers.*from_pretrained"
+        assert_refused(text, trained, tmp_path, resume=source, error=CheckpointError)
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path, capsys):
-    whole = trained(tmp_path / "a", save_strategy="steps", save_steps=2, num_train_epochs=2)
+def test_damaged_newest_checkpoints_are_skipped(tmp_path, capsys):
+    options = {**EVERY_SECOND, "num_train_epochs": 2}
+    whole = trained(tmp_path / "a", **options)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     for name in ("checkpoint-10", "checkpoint-8"):
         path = tmp_path / "b" / name / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-4] + b"xxxx")
-    resumed = trained(tmp_path / "b", save_strategy="steps", save_steps=2, num_train_epochs=2, resume=True)
+    resumed = trained(tmp_path / "b", **options, resume=True)
     assert capsys.readouterr().out.count("Passing over a bad checkpoint") == 2
     assert_same_run(whole, resumed)
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path):
-    trained(tmp_path, save_strategy="steps", save_steps=2)
-    with pytest.raises(CheckpointError, match="another model"):
-        trained(tmp_path, model=Classifier(classes=5), resume=True)
+def test_a_checkpoint_of_another_model_or_other_data_and_a_missing_one_are_refused(tmp_path):
+    assert_refused("holds no checkpoint", trained, tmp_path, resume=True)
+    assert_refused("not a folder", trained, tmp_path, resume=tmp_path / "checkpoint-7")
+    trained(tmp_path, **EVERY_SECOND)
+    other = {"model": Classifier(classes=5), "resume": True}
+    assert_refused("another model", trained, tmp_path, error=CheckpointError, **other)
+    text = "20 samples|begun with 20"
+    assert_refused(text, trained, tmp_path, data=rows(24), resume=True, error=DataError)
 
 
-def test_other_data_is_refused(tmp_path):
-    trained(tmp_path, save_strategy="steps", save_steps=2)
-    with pytest.raises(DataError, match="20 samples|begun with 20"):
-        trained(tmp_path, data=rows(24), resume=True)
-
-
-def test_resume_without_a_checkpoint_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match="holds no checkpoint"):
-        trained(tmp_path, resume=True)
-    with pytest.raises(ConfigError, match="not a folder"):
-        trained(tmp_path, resume=tmp_path / "checkpoint-7")
-
-
-def test_only_so_many_checkpoints_are_kept_and_the_best_one(tmp_path):
+def test_the_newest_checkpoints_and_the_best_one_are_kept(tmp_path):
     values = iter([1.0, 0.2, 0.6, 0.5, 0.4])
-    options = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = trained(
-        tmp_path,
-        **options,
-        save_total_limit=1,
-        load_best_model_at_end=True,
-        metric_for_best_model="score",
-        greater_is_better=False,
-        compute_metrics=lambda prediction: {"score": next(values)},
-    )
+    options = {"save_total_limit": 1, "metric_for_best_model": "score", "greater_is_better": False, **EVERY_UPDATE}
+    options |= {"load_best_model_at_end": True, "compute_metrics": lambda prediction: {"score": next(values)}}
+    trainer = trained(tmp_path, **options)
     assert folders(tmp_path) == ["checkpoint-2", "checkpoint-5"]
     assert trainer.state.best_metric == 0.2 and trainer.state.best_global_step == 2
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
-    best = load_file(tmp_path / "checkpoint-2" / "model.safetensors")
-    assert all(torch.equal(weights(trainer)[name], value) for name, value in best.items())
+    assert holds(trainer, load_file(tmp_path / "checkpoint-2" / "model.safetensors"))
 
 
 @pytest.mark.parametrize("save", ["no", "steps", "epoch", "best"])
@@ -188,29 +179,16 @@ def test_the_best_model_is_loaded_whatever_the_strategies(tmp_path, save, evalua
         seen[trainer.state.global_step] = weights(trainer)
         return {"score": next(values)}
 
-    trainer = Trainer(
-        Classifier(),
-        arguments(
-            tmp_path,
-            num_train_epochs=3,
-            save_strategy=save,
-            save_steps=4,
-            eval_strategy=evaluate,
-            eval_steps=3,
-            load_best_model_at_end=True,
-            metric_for_best_model="score",
-        ),
-        train_dataset=rows(20),
-        eval_dataset=rows(8),
-        compute_metrics=compute_metrics,
-    )
+    options = {"num_train_epochs": 3, "save_strategy": save, "save_steps": 4, "eval_strategy": evaluate}
+    options |= {"eval_steps": 3, "load_best_model_at_end": True, "metric_for_best_model": "score"}
+    trainer = made(tmp_path, eval_dataset=rows(8), compute_metrics=compute_metrics, **options)
     trainer.train()
     best = {"steps": 9, "epoch": 15}[evaluate]
     assert trainer.state.best_metric == 0.9 and trainer.state.best_global_step == best
-    assert all(torch.equal(value, seen[best][name]) for name, value in weights(trainer).items())
+    assert holds(trainer, seen[best])
 
 
-def test_save_strategies_save_when_they_say(tmp_path):
+def test_save_strategies_decide_when_to_save(tmp_path):
     cases = {
         "steps": ({"save_steps": 2}, [2, 4, 5]),
         "ratio": ({"save_steps": 0.4}, [2, 4, 5]),
@@ -226,7 +204,7 @@ def test_save_strategies_save_when_they_say(tmp_path):
 
 
 def test_a_new_run_in_the_same_folder_sets_the_old_checkpoints_aside(tmp_path, caplog):
-    trained(tmp_path, save_strategy="steps", save_steps=2)
+    trained(tmp_path, **EVERY_SECOND)
     trained(tmp_path, save_strategy="steps", save_steps=3)
     assert folders(tmp_path) == ["checkpoint-3", "checkpoint-5"]
     assert len(list(tmp_path.glob(".superseded-*"))) == 3
@@ -235,47 +213,36 @@ def test_a_new_run_in_the_same_folder_sets_the_old_checkpoints_aside(tmp_path, c
     assert len(list(tmp_path.glob(".superseded-*"))) == 2
 
 
-def test_a_callback_can_ask_for_a_checkpoint(tmp_path):
-    class Asks(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_save = state.global_step == 3
-            return control
+def test_a_callback_can_request_a_checkpoint(tmp_path):
+    def request(args, state, control, **kwargs):
+        control.should_save = state.global_step == 3
+        return control
 
-    trained(tmp_path, Asks(), save_strategy="no")
+    trained(tmp_path, on(step_end=request), save_strategy="no")
     assert folders(tmp_path) == ["checkpoint-3"]
 
 
 def test_the_state_of_callbacks_is_restored(tmp_path):
-    options = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-    options |= {"metric_for_best_model": "score", "load_best_model_at_end": True}
-
-    def worse(prediction):
-        return {"score": -float(len(os.listdir(tmp_path)))}
-
-    stopping = EarlyStoppingCallback(early_stopping_patience=4)
+    options = {**EVERY_UPDATE, "metric_for_best_model": "score", "load_best_model_at_end": True, "num_train_epochs": 3}
+    options["compute_metrics"] = lambda prediction: {"score": -float(len(os.listdir(tmp_path)))}  # ever worse
+    stopping, again = (EarlyStoppingCallback(early_stopping_patience=4) for _ in range(2))
     with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path, Stop(3), stopping, compute_metrics=worse, num_train_epochs=3, **options)
+        trained(tmp_path, crash_after(3), stopping, **options)
     assert stopping.early_stopping_patience_counter == 2
-    again = EarlyStoppingCallback(early_stopping_patience=4)
-    trainer = trained(tmp_path, again, compute_metrics=worse, num_train_epochs=3, resume=True, **options)
+    trainer = trained(tmp_path, again, resume=True, **options)
     assert trainer.state.global_step == 5 and again.early_stopping_patience_counter == 4
 
 
-def test_a_signal_saves_and_the_run_goes_on_exactly(tmp_path):
-    class Preempts(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 3:
-                signal.raise_signal(signal.SIGTERM)
-
+def test_a_signal_saves_and_the_run_resumes_exactly(tmp_path):
     options = {"save_strategy": "epoch", "num_train_epochs": 2}
     whole = trained(tmp_path / "whole", **options)
     with pytest.raises(Preempted):
-        trained(tmp_path / "cut", Preempts(), **options)
+        trained(tmp_path / "cut", at_step(3, lambda control: signal.raise_signal(signal.SIGTERM)), **options)
     assert folders(tmp_path / "cut") == ["checkpoint-3"]
     assert_same_run(whole, trained(tmp_path / "cut", resume=True, **options))
 
 
-def test_save_model_and_save_state_write_what_loads(tmp_path):
+def test_save_model_and_save_state_write_loadable_files(tmp_path):
     trainer = trained(tmp_path / "run")
     trainer.save_model(tmp_path / "model")
     trainer.save_state()
@@ -297,13 +264,9 @@ def lora(seed=0):
     return peft.get_peft_model(base, peft.LoraConfig(target_modules=["query"], r=2, task_type="SEQ_CLS"))
 
 
-TOKENS = [{"input_ids": torch.arange(3, 9), "labels": index % 3} for index in range(8)]
-EVERY_UPDATE = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-
-
 def test_a_peft_model_saves_its_adapter_without_the_base_model(tmp_path):
     peft = pytest.importorskip("peft")
-    trainer = trained(tmp_path, model=lora(), data=TOKENS, eval_data=TOKENS, **EVERY_UPDATE)
+    trainer = trained(tmp_path, model=lora(), data=TOKENS, eval_dataset=TOKENS, **EVERY_UPDATE)
     loaded = peft.PeftModel.from_pretrained(bert(), tmp_path / "checkpoint-2")
     adapter = {name: value for name, value in weights(trainer).items() if "lora" in name}
     assert adapter and all(torch.equal(loaded.state_dict()[name], value) for name, value in adapter.items())
@@ -315,17 +278,13 @@ def test_a_peft_model_saves_its_adapter_without_the_base_model(tmp_path):
 
 def test_a_peft_model_is_resumed_and_its_best_adapter_loaded_exactly(tmp_path):
     scores = iter([1.0, 3.0, 2.0, 0.0])
-    options = {**EVERY_UPDATE, "num_train_epochs": 2, "data": TOKENS, "eval_data": TOKENS}
+    options = {**EVERY_UPDATE, "num_train_epochs": 2, "data": TOKENS, "eval_dataset": TOKENS}
     whole = trained(tmp_path / "whole", model=lora(), **options)
     resumed = trained(tmp_path / "resumed", model=lora(), resume=tmp_path / "whole" / "checkpoint-2", **options)
-    assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(resumed).items())
-    best = trained(
-        tmp_path / "best",
-        model=lora(),
-        compute_metrics=lambda _: {"score": next(scores)},
-        **{**options, "load_best_model_at_end": True, "metric_for_best_model": "score"},
-    )
+    assert holds(whole, weights(resumed))
+    tracked = {**options, "load_best_model_at_end": True, "metric_for_best_model": "score"}
+    best = trained(tmp_path / "best", model=lora(), compute_metrics=lambda _: {"score": next(scores)}, **tracked)
     kept = load_file(tmp_path / "whole" / "checkpoint-2" / "model.safetensors")
-    assert kept and all(torch.equal(value, weights(best)[name]) for name, value in kept.items())
-    with pytest.raises(CheckpointError, match="trained on another base model"):
-        trained(tmp_path / "whole", model=lora(seed=1), resume=True, **options)
+    assert kept and holds(best, kept)
+    other = {"model": lora(seed=1), "resume": True, "error": CheckpointError, **options}
+    assert_refused("trained on another base model", trained, tmp_path / "whole", **other)

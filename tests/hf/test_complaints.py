@@ -1,4 +1,4 @@
-"""What people complain about in transformers' Trainer, by its number in the list, and the right result here."""
+"""Known complaints about transformers' Trainer, by their number in the list, and the right result here."""
 
 from __future__ import annotations
 
@@ -11,33 +11,36 @@ import pytest
 import torch
 from torch import nn
 
-from loopwright.errors import ConfigError, DataError
-from loopwright.hf import Trainer, TrainerCallback
+from loopwright.errors import DataError
+from loopwright.hf import Trainer
 
 from .tiny import (
     Classifier,
     GreedyKeywords,
     arguments,
+    assert_refused,
     bert,
+    fit,
+    folders,
     gpt2,
     largest_difference,
     llama,
+    logged,
     losses,
+    made,
+    on,
     rows,
     token_rows,
     weights,
 )
 
 
-def one_update(folder, model, data, size, accumulation, kind=Trainer, **options):
+def one_update(folder, model, data, size, accumulation, **options):
     """Train one update over all data, and return its loss and the norm of its gradient."""
     options = {"train_sampling_strategy": "sequential", "optim": "sgd", "max_grad_norm": 0, **options}
-    args = arguments(
-        folder, per_device_train_batch_size=size, gradient_accumulation_steps=accumulation, max_steps=1, **options
-    )
-    trainer = kind(model, args, train_dataset=data)
-    trainer.train()
-    return trainer.state.log_history[0]["loss"], trainer.state.log_history[0]["grad_norm"]
+    options |= {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulation, "max_steps": 1}
+    trainer = fit(folder, model=model, data=data, **options)
+    return losses(trainer)[0], logged(trainer, "grad_norm")[0]
 
 
 def seeded(kind, **options):
@@ -55,7 +58,7 @@ class OwnLoss(Trainer):
 
 
 class SummedLoss(Trainer):
-    """Computes its loss as a sum divided by what it is told."""
+    """Computes its loss as a sum divided by the number of items."""
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(inputs["x"])
@@ -66,24 +69,22 @@ class SummedLoss(Trainer):
 @pytest.mark.parametrize("kind", [Trainer, OwnLoss, SummedLoss], ids=["model", "mean", "sum"])
 @pytest.mark.parametrize("model", [Classifier, GreedyKeywords], ids=["plain", "kwargs"])
 def test_1_accumulation_never_scales_loss_or_gradient(tmp_path, kind, model):
-    whole = one_update(tmp_path, seeded(model), rows(8), 8, 1, kind)
-    parts = one_update(tmp_path, seeded(model), rows(8), 1, 8, kind)
-    uneven = one_update(tmp_path, seeded(model), rows(8), 3, 3, kind)
+    whole, parts, uneven = (
+        one_update(tmp_path, seeded(model), rows(8), *sizes, kind=kind) for sizes in ((8, 1), (1, 8), (3, 3))
+    )
     assert parts == pytest.approx(whole, rel=1e-5) and uneven == pytest.approx(whole, rel=1e-5)
 
 
-def test_1_a_loss_function_may_divide_by_what_it_is_told(tmp_path):
+def test_1_a_loss_function_may_divide_by_the_number_of_items(tmp_path):
     def summed(outputs, labels, num_items_in_batch=None):
         return nn.functional.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
 
-    def run(size, accumulation):
-        def make(model, args, train_dataset):
-            return Trainer(model, args, train_dataset=train_dataset, compute_loss_func=summed)
+    def run(size, accumulation, **options):
+        return one_update(tmp_path, seeded(Classifier), rows(8), size, accumulation, **options)
 
-        return one_update(tmp_path, seeded(Classifier), rows(8), size, accumulation, make)
-
-    assert run(1, 8) == pytest.approx(run(8, 1), rel=1e-5)
-    assert run(8, 1) == pytest.approx(one_update(tmp_path, seeded(Classifier), rows(8), 8, 1), rel=1e-6)
+    whole = run(8, 1, compute_loss_func=summed)
+    assert run(1, 8, compute_loss_func=summed) == pytest.approx(whole, rel=1e-5)
+    assert whole == pytest.approx(run(8, 1), rel=1e-6)
 
 
 def token_mean(model, data):
@@ -96,7 +97,7 @@ def token_mean(model, data):
 
 
 class OwnLanguageModel(nn.Module):
-    """A plain module that shifts its labels, as nobody could know from outside."""
+    """A plain module that shifts its labels, which nothing reveals."""
 
     def __init__(self):
         super().__init__()
@@ -123,16 +124,13 @@ def test_2_the_items_are_the_targets_that_the_loss_uses(tmp_path, make):
 
 def test_2_token_labels_that_are_not_shifted_are_all_counted(tmp_path):
     transformers = pytest.importorskip("transformers")
-    config = bert().config
-    data = token_rows(9)
-
-    def make():
-        torch.manual_seed(0)
-        return transformers.BertForMaskedLM(config)
-
-    whole = one_update(tmp_path, make(), data, 9, 1)
-    assert one_update(tmp_path, make(), data, 1, 9) == pytest.approx(whole, rel=1e-5)
-    assert one_update(tmp_path, make(), data, 4, 3) == pytest.approx(whole, rel=1e-5)
+    config, data = bert().config, token_rows(9)
+    whole, *others = (
+        one_update(tmp_path, seeded(lambda: transformers.BertForMaskedLM(config)), data, *sizes)
+        for sizes in ((9, 1), (1, 9), (4, 3))
+    )
+    for other in others:
+        assert other == pytest.approx(whole, rel=1e-5)
 
 
 @pytest.mark.parametrize("make", [llama, gpt2])
@@ -152,22 +150,21 @@ def test_4_evaluation_keeps_nothing_without_metrics_and_joins_once(tmp_path, mon
     as_array, join = prediction.as_array, prediction._joined_arrays
     monkeypatch.setattr(prediction, "as_array", lambda tensor: (kept.append(tensor), as_array(tensor))[1])
     monkeypatch.setattr(prediction, "_joined_arrays", lambda *args: (joins.append(1), join(*args))[1])
-    Trainer(Classifier(), arguments(tmp_path)).evaluate(rows(40))
+    made(tmp_path).evaluate(rows(40))
     assert kept == []
-    Trainer(Classifier(), arguments(tmp_path), compute_metrics=lambda prediction: {}).evaluate(rows(40))
+    made(tmp_path, compute_metrics=lambda prediction: {}).evaluate(rows(40))
     assert len(kept) == 10 and len(joins) == 2  # five batches of predictions and labels, each joined at the end
 
 
 def test_5_a_half_written_checkpoint_does_not_exist(tmp_path):
     options = {"save_strategy": "steps", "save_steps": 2}
-    Trainer(seeded(Classifier), arguments(tmp_path, **options), train_dataset=rows(20)).train()
+    fit(tmp_path, **options)
     (tmp_path / "checkpoint-5" / "state.safetensors").unlink()
     (tmp_path / ".tmp-checkpoint-6-abc").mkdir()
-    resumed = Trainer(seeded(Classifier), arguments(tmp_path, **options, num_train_epochs=2), train_dataset=rows(20))
-    resumed.train(resume_from_checkpoint=True)
-    whole = Trainer(seeded(Classifier), arguments(tmp_path / "whole", num_train_epochs=2), train_dataset=rows(20))
-    # The rate falls over ten updates from the start here, and over five at first there.
-    assert resumed.state.global_step == whole.train().global_step == 10
+    resumed = fit(tmp_path, **options, num_train_epochs=2, resume=True)
+    whole = fit(tmp_path / "whole", num_train_epochs=2)
+    # Only the steps: the rate falls over ten updates from the start here, and over five at first there.
+    assert resumed.state.global_step == whole.state.global_step == 10
     assert not (tmp_path / ".tmp-checkpoint-6-abc").exists()
 
 
@@ -182,97 +179,75 @@ class RandomRows(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_6_a_resume_in_the_middle_of_an_epoch_is_exact_with_random_data(tmp_path, workers):
-    def trainer(folder):
-        options = {"save_strategy": "steps", "save_steps": 3, "num_train_epochs": 2}
-        args = arguments(tmp_path / folder, dataloader_num_workers=workers, **options)
-        return Trainer(seeded(Classifier, dropout=0.3), args, train_dataset=RandomRows())
-
-    whole = trainer("a")
-    whole.train()
-    resumed = trainer("a")
-    resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
+    options = {"save_strategy": "steps", "save_steps": 3, "num_train_epochs": 2, "dataloader_num_workers": workers}
+    whole, resumed = (
+        fit(tmp_path, model=seeded(Classifier, dropout=0.3), data=RandomRows(), resume=source, **options)
+        for source in (None, str(tmp_path / "checkpoint-3"))
+    )
     assert largest_difference(weights(whole), weights(resumed)) == 0
 
 
-def test_10_the_loss_and_the_time_of_a_resumed_run_are_those_of_all_of_it(tmp_path):
-    class Dies(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            if state.global_step == 4:
-                raise RuntimeError("the machine is gone")
+def test_10_the_loss_and_the_time_of_a_resumed_run_cover_all_of_it(tmp_path):
+    def die(args, state, control, **kwargs):
+        if state.global_step == 4:
+            raise RuntimeError("the machine is gone")
 
-    def trainer(folder, *callbacks):
-        options = {"save_strategy": "steps", "save_steps": 2, "num_train_epochs": 2, "logging_steps": 3}
-        args = arguments(tmp_path / folder, **options)
-        return Trainer(seeded(Classifier), args, train_dataset=rows(20), callbacks=list(callbacks))
-
-    whole = trainer("whole").train()
-    with pytest.raises(RuntimeError, match="gone"):
-        trainer("cut", Dies()).train()
-    resumed = trainer("cut")
-    output = resumed.train(resume_from_checkpoint=True)
+    options = {"save_strategy": "steps", "save_steps": 2, "num_train_epochs": 2, "logging_steps": 3}
+    whole = fit(tmp_path / "whole", **options).output
+    assert_refused("gone", fit, tmp_path / "cut", on(step_begin=die), error=RuntimeError, **options)
+    resumed = fit(tmp_path / "cut", resume=True, **options)
+    output = resumed.output
     assert output.training_loss == whole.training_loss and output.global_step == whole.global_step
     before = json.loads((tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()[0])
     assert before["event"] == "start" and output.metrics["train_runtime"] > before["seconds"]
     assert [entry["step"] for entry in resumed.state.log_history] == [3, 6, 9, 10]
 
 
-def test_11_changed_intervals_hold_after_a_resume_and_are_told(tmp_path, capsys):
-    args = arguments(tmp_path, save_strategy="steps", save_steps=4, logging_steps=4)
-    Trainer(seeded(Classifier), args, train_dataset=rows(20)).train()
-    args = arguments(tmp_path, save_strategy="steps", save_steps=3, logging_steps=2, num_train_epochs=2)
-    trainer = Trainer(seeded(Classifier), args, train_dataset=rows(20))
-    trainer.train(resume_from_checkpoint=True)
+def test_11_changed_intervals_are_used_after_a_resume_and_reported(tmp_path, capsys):
+    fit(tmp_path, save_strategy="steps", save_steps=4, logging_steps=4)
+    options = {"save_strategy": "steps", "save_steps": 3, "logging_steps": 2, "num_train_epochs": 2}
+    trainer = fit(tmp_path, resume=True, **options)
     assert "save_steps: 4 -> 3" in capsys.readouterr().out
-    assert {path.name for path in tmp_path.glob("checkpoint-*")} >= {"checkpoint-6", "checkpoint-9", "checkpoint-10"}
-    assert [entry["step"] for entry in trainer.state.log_history if "loss" in entry] == [4, 6, 8, 10]
+    assert {*folders(tmp_path)} >= {"checkpoint-6", "checkpoint-9", "checkpoint-10"}
+    assert logged(trainer, "step") == [4, 6, 8, 10]
 
 
-def test_11_of_another_seed_it_is_said_once_that_the_saved_one_holds(tmp_path, capsys):
+def test_11_another_seed_is_reported_once_and_the_saved_one_used(tmp_path, capsys):
     options = {"save_strategy": "steps", "save_steps": 5}
-    Trainer(seeded(Classifier), arguments(tmp_path, **options), train_dataset=rows(20)).train()
+    fit(tmp_path, **options)
     capsys.readouterr()
-    args = arguments(tmp_path, **options, num_train_epochs=2, seed=7)
-    Trainer(seeded(Classifier), args, train_dataset=rows(20)).train(resume_from_checkpoint=True)
-    told = [line for line in capsys.readouterr().out.splitlines() if " seed" in line]
-    assert told == ["Resuming with the saved seed 42: the order of samples follows from it"]
+    fit(tmp_path, **options, num_train_epochs=2, seed=7, resume=True)
+    reported = [line for line in capsys.readouterr().out.splitlines() if " seed" in line]
+    assert reported == ["Resuming with the saved seed 42: the order of samples follows from it"]
 
 
-def test_12_a_loss_that_is_not_finite_ends_the_run_and_names_update_and_samples(tmp_path, capsys):
-    data = rows(20)
-    data[9] = {"x": torch.full((4,), math.nan), "labels": 0}
-    args = arguments(tmp_path, save_strategy="steps", save_steps=1, train_sampling_strategy="sequential")
-    trainer = Trainer(seeded(Classifier), args, train_dataset=data)
-    trainer.train()
+NAN_ROWS = rows(20)
+NAN_ROWS[9] = {"x": torch.full((4,), math.nan), "labels": 0}
+
+
+def test_12_a_non_finite_loss_ends_the_run_and_names_update_and_samples(tmp_path, capsys):
+    options = {"save_strategy": "steps", "save_steps": 1, "train_sampling_strategy": "sequential"}
+    trainer = fit(tmp_path, data=NAN_ROWS, **options)
     assert trainer.state.global_step == 3
     assert "the loss of update 3 is not finite (samples 8, 9, 10, 11)" in capsys.readouterr().out
     assert math.isnan(losses(trainer)[2]) and len(losses(trainer)) == 3
     assert not (tmp_path / "checkpoint-3").exists() and (tmp_path / "checkpoint-2").exists()
 
 
-def test_12_it_is_seen_at_the_end_of_an_epoch_even_if_nothing_is_logged(tmp_path):
-    data = rows(20)
-    data[9] = {"x": torch.full((4,), math.nan), "labels": 0}
-    args = arguments(tmp_path, logging_strategy="no", num_train_epochs=5)
-    trainer = Trainer(seeded(Classifier), args, train_dataset=data)
-    trainer.train()
+def test_12_it_is_found_at_the_end_of_an_epoch_even_if_nothing_is_logged(tmp_path):
+    trainer = fit(tmp_path, data=NAN_ROWS, logging_strategy="no", num_train_epochs=5)
     assert trainer.state.global_step == 5
 
 
 def test_13_the_host_waits_for_losses_only_when_they_are_logged(tmp_path, monkeypatch):
-    reads = []
+    reads, before = [], []
     item, tolist = torch.Tensor.item, torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "item", lambda self: (reads.append("item"), item(self))[1])
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: (reads.append("list"), tolist(self))[1])
 
-    class Counts(TrainerCallback):
-        before: list[int] = []
-
-        def on_step_end(self, args, state, control, **kwargs):
-            self.before.append(len(reads))
-
-    args = arguments(tmp_path, logging_steps=5, max_steps=10)
-    Trainer(Classifier(), args, train_dataset=rows(40), callbacks=[Counts()]).train()
-    spent = np.diff(Counts.before)
+    counts = on(step_end=lambda *given, **kwargs: before.append(len(reads)))
+    fit(tmp_path, counts, data=rows(40), logging_steps=5, max_steps=10)
+    spent = np.diff(before)
     assert spent[4] > 0 and all(spent[index] == 0 for index in (0, 1, 2, 3, 5, 6, 7, 8))
 
 
@@ -280,22 +255,19 @@ def test_14_columns_are_never_dropped_before_a_transform(tmp_path):
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_dict({"raw": [[1.0, 2.0, 3.0, 4.0]] * 8, "label": [0, 1] * 4})
     lazy = table.with_transform(lambda batch: {"x": torch.tensor(batch["raw"]), "labels": batch["label"]})
-    trainer = Trainer(Classifier(), arguments(tmp_path), train_dataset=lazy)
-    assert trainer.train().global_step == 2
+    assert fit(tmp_path, data=lazy).output.global_step == 2
 
 
-def test_14_the_collator_gets_what_it_asks_for_and_the_model_what_it_takes(tmp_path):
+def test_14_the_collator_finds_every_column_and_the_model_gets_those_it_takes(tmp_path):
     data = [{**sample, "text": "abc", "weight": 2.0} for sample in rows(8)]
     seen = []
 
     def collate(samples):
         seen.append((list(samples[0]), samples[0]["text"]))
-        return {
-            "x": torch.stack([each["x"] for each in samples]),
-            "labels": torch.tensor([e["labels"] for e in samples]),
-        }
+        labels = torch.tensor([each["labels"] for each in samples])
+        return {"x": torch.stack([each["x"] for each in samples]), "labels": labels}
 
-    Trainer(Classifier(), arguments(tmp_path), train_dataset=data, data_collator=collate).train()
+    fit(tmp_path, data=data, data_collator=collate)
     assert seen[0] == (["x", "labels"], "abc")
 
 
@@ -312,22 +284,20 @@ def test_14_an_overridden_loss_finds_every_column_and_the_model_is_given_its_own
             loss = (each * weight).mean()
             return (loss, outputs) if return_outputs else loss
 
-    doubled = Weighted(seeded(Classifier), arguments(tmp_path, max_steps=1), train_dataset=data, eval_dataset=data)
-    plain = Trainer(seeded(Classifier), arguments(tmp_path, max_steps=1), train_dataset=rows(8), eval_dataset=rows(8))
-    assert doubled.train().training_loss == pytest.approx(2 * plain.train().training_loss, rel=1e-6)
+    doubled = fit(tmp_path, kind=Weighted, max_steps=1, data=data, eval_dataset=data).output
+    plain = fit(tmp_path, max_steps=1, data=rows(8), eval_dataset=rows(8)).output
+    assert doubled.training_loss == pytest.approx(2 * plain.training_loss, rel=1e-6)
 
 
-def test_14_nothing_left_for_the_model_shows_both_lists(tmp_path):
-    trainer = Trainer(Classifier(), arguments(tmp_path), train_dataset=[{"sentence": "a", "label": 0}] * 4)
-    with pytest.raises(DataError, match="sentence, label.*forward takes x, labels"):
-        trainer.train()
+def test_14_an_error_lists_the_columns_and_the_inputs_if_none_match(tmp_path):
+    data = [{"sentence": "a", "label": 0}] * 4
+    assert_refused("sentence, label.*forward takes x, labels", fit, tmp_path, data=data, error=DataError)
 
 
 def test_15_metrics_without_labels_are_refused_at_the_first_batch(tmp_path):
-    trainer = Trainer(Classifier(), arguments(tmp_path), compute_metrics=lambda prediction: {"a": 1.0})
-    with pytest.raises(DataError, match="no labels: a batch has x; labels are called labels"):
-        trainer.evaluate([{"x": torch.zeros(4)}] * 4)
-    assert trainer.predict([{"x": torch.zeros(4)}] * 4).predictions.shape == (4, 3)
+    trainer, data = made(tmp_path, compute_metrics=lambda prediction: {"a": 1.0}), [{"x": torch.zeros(4)}] * 4
+    assert_refused("no labels: a batch has x; labels are called labels", trainer.evaluate, data, error=DataError)
+    assert trainer.predict(data).predictions.shape == (4, 3)
 
 
 def test_15_labels_are_found_where_the_forward_does_not_show_them(tmp_path):
@@ -339,10 +309,8 @@ def test_15_labels_are_found_where_the_forward_does_not_show_them(tmp_path):
         def forward(self, **batch):
             return self.inner(**batch)
 
-    trainer = Trainer(
-        Hidden(), arguments(tmp_path), compute_metrics=lambda prediction: {"rows": len(prediction.label_ids)}
-    )
-    metrics = trainer.evaluate(rows(6))
+    options = {"compute_metrics": lambda prediction: {"rows": len(prediction.label_ids)}}
+    metrics = made(tmp_path, model=Hidden(), **options).evaluate(rows(6))
     assert metrics["eval_rows"] == 6 and metrics["eval_loss"] > 0
 
 
@@ -351,6 +319,6 @@ def test_15_metrics_with_a_loss_that_returns_no_outputs_are_refused(tmp_path):
         def compute_loss(self, model, inputs, return_outputs=False):
             return model(**inputs)["loss"]
 
-    assert LossOnly(Classifier(), arguments(tmp_path)).evaluate(rows(6))["eval_loss"] > 0
-    with pytest.raises(ConfigError, match="must return .loss, outputs."):
-        LossOnly(Classifier(), arguments(tmp_path), compute_metrics=lambda prediction: {}).evaluate(rows(6))
+    assert made(tmp_path, kind=LossOnly).evaluate(rows(6))["eval_loss"] > 0
+    trainer = made(tmp_path, kind=LossOnly, compute_metrics=lambda prediction: {})
+    assert_refused("must return .loss, outputs.", trainer.evaluate, rows(6))

@@ -1,4 +1,4 @@
-"""What the trainer does beyond the mainstream: override points, evaluation's options, bad input, import."""
+"""The trainer beyond the mainstream: override points, options of evaluation, bad input, import."""
 
 from __future__ import annotations
 
@@ -10,36 +10,37 @@ import pytest
 import torch
 from torch import nn
 
-from loopwright.errors import BatchLossError, ConfigError, DataError
-from loopwright.hf import (
-    EvalPrediction,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from loopwright.errors import BatchLossError, DataError
+from loopwright.hf import EvalPrediction, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from loopwright.run_folder.lease import LeaseError
 
-from .tiny import Classifier, arguments, bert, largest_difference, losses, rows, t5, weights
+from .tiny import (
+    Classifier,
+    arguments,
+    assert_refused,
+    at_step,
+    bert,
+    fit,
+    largest_difference,
+    logged,
+    losses,
+    made,
+    rows,
+    same,
+    t5,
+    weights,
+)
+
+IN_PARTS = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
 
 
-def made(folder, kind=Trainer, model=None, data=None, eval_data=None, **options):
-    names = ("compute_metrics", "callbacks", "data_collator", "compute_loss_func", "optimizer_cls_and_kwargs")
-    given = {name: options.pop(name) for name in names if name in options}
-    torch.manual_seed(0)
-    model = Classifier() if model is None else model
-    args = arguments(folder, **options)
-    return kind(model, args, train_dataset=rows(20) if data is None else data, eval_dataset=eval_data, **given)
+@pytest.fixture(scope="module")
+def in_parts(tmp_path_factory):
+    """A trained trainer whose updates have several micro-batches."""
+    return fit(tmp_path_factory.mktemp("plain"), **IN_PARTS)
 
 
-def fit(folder, **options):
-    trainer = made(folder, **options)
-    trainer.train()
-    return trainer
-
-
-def test_a_training_step_of_ones_own_with_the_old_signature(tmp_path):
+def test_an_overridden_training_step_may_have_the_old_signature(tmp_path, in_parts):
     class Own(Trainer):
         def training_step(self, model, inputs):
             model.train()
@@ -47,12 +48,10 @@ def test_a_training_step_of_ones_own_with_the_old_signature(tmp_path):
             self.accelerator.backward(loss)
             return loss.detach()
 
-    options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
-    own, plain = fit(tmp_path, kind=Own, **options), fit(tmp_path, **options)
-    assert losses(own) == losses(plain) and largest_difference(weights(own), weights(plain)) == 0
+    assert same(fit(tmp_path, kind=Own, **IN_PARTS), in_parts)
 
 
-def test_a_bare_backward_is_fine_alone_and_refused_in_a_window(tmp_path):
+def test_a_bare_backward_is_refused_in_an_update_of_several_micro_batches(tmp_path):
     class Bare(Trainer):
         def training_step(self, model, inputs, num_items_in_batch=None):
             loss = self.compute_loss(model, inputs)
@@ -60,37 +59,34 @@ def test_a_bare_backward_is_fine_alone_and_refused_in_a_window(tmp_path):
             return loss.detach()
 
     assert losses(fit(tmp_path, kind=Bare)) == losses(fit(tmp_path))
-    with pytest.raises(BatchLossError, match="accelerator.backward"):
-        fit(tmp_path, kind=Bare, gradient_accumulation_steps=2)
+    options = {"kind": Bare, "gradient_accumulation_steps": 2}
+    assert_refused("accelerator.backward", fit, tmp_path, error=BatchLossError, **options)
 
 
-def test_a_loss_of_one_number_may_have_a_dimension_and_one_of_several_is_told(tmp_path):
+def test_a_loss_of_one_number_may_have_a_dimension_and_one_of_several_is_refused(tmp_path, in_parts):
     class InABox(Classifier):
         def forward(self, x, labels=None):
             outputs = super().forward(x, labels)
             return {**outputs, "loss": outputs["loss"].reshape(1)} if labels is not None else outputs
 
-    options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
     torch.manual_seed(0)
-    boxed, plain = fit(tmp_path, model=InABox(), **options), fit(tmp_path, **options)
-    assert losses(boxed) == losses(plain) and largest_difference(weights(boxed), weights(plain)) == 0
+    assert same(fit(tmp_path, model=InABox(), **IN_PARTS), in_parts)
 
     class Several(Trainer):
         def training_step(self, model, inputs, num_items_in_batch=None):
             return super().training_step(model, inputs, num_items_in_batch).repeat(2)
 
-    with pytest.raises(BatchLossError, match=r"training_step returned a loss of shape \(2,\)"):
-        fit(tmp_path, kind=Several)
+    text = r"training_step returned a loss of shape \(2,\)"
+    assert_refused(text, fit, tmp_path, kind=Several, error=BatchLossError)
 
 
 def test_two_losses_may_go_backward_in_one_step(tmp_path):
     class Twice(Trainer):
         def training_step(self, model, inputs, num_items_in_batch=None):
-            first = self.compute_loss(model, inputs)
-            self.accelerator.backward(first)
-            second = self.compute_loss(model, inputs)
-            self.accelerator.backward(second)
-            return first.detach()
+            for _ in range(2):
+                loss = self.compute_loss(model, inputs)
+                self.accelerator.backward(loss)
+            return loss.detach()
 
     class Doubled(Trainer):
         def training_step(self, model, inputs, num_items_in_batch=None):
@@ -103,7 +99,7 @@ def test_two_losses_may_go_backward_in_one_step(tmp_path):
     assert largest_difference(weights(twice), weights(doubled)) < 1e-6 and losses(twice) == losses(doubled)
 
 
-def test_a_prediction_step_and_an_evaluation_loop_of_ones_own(tmp_path):
+def test_prediction_step_and_evaluation_loop_are_overridden(tmp_path):
     class Own(Trainer):
         def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
             loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys)
@@ -119,27 +115,26 @@ def test_a_prediction_step_and_an_evaluation_loop_of_ones_own(tmp_path):
     assert metrics["eval_extra"] == 1.0
 
 
-def test_an_evaluation_loop_by_hand_over_the_raw_loader(tmp_path):
+def test_an_overridden_evaluation_loop_may_iterate_over_the_loader(tmp_path):
     class Own(Trainer):
         def evaluation_loop(self, dataloader, description, prediction_loss_only=None, ignore_keys=None, **kwargs):
             self.model.eval()
             total = sum(float(self.prediction_step(self.model_wrapped, batch, True)[0]) for batch in dataloader)
             return super().evaluation_loop(dataloader, description)._replace(metrics={"eval_total": total})
 
-    trainer = fit(tmp_path, kind=Own, eval_data=rows(8), eval_strategy="epoch", num_train_epochs=2)
+    trainer = fit(tmp_path, kind=Own, eval_dataset=rows(8), eval_strategy="epoch", num_train_epochs=2)
     assert trainer.evaluate()["eval_total"] > 0 and losses(trainer) == losses(fit(tmp_path, num_train_epochs=2))
 
 
-def test_metrics_batch_by_batch(tmp_path):
+def test_metrics_are_computed_batch_by_batch(tmp_path):
     calls = []
 
     def compute_metrics(prediction, compute_result):
         calls.append((len(prediction.predictions), compute_result))
         return {"batches": float(len(calls))} if compute_result else {}
 
-    trainer = made(tmp_path, compute_metrics=compute_metrics, batch_eval_metrics=True)
-    trainer.args.per_device_eval_batch_size = 4
-    assert trainer.evaluate(rows(10))["eval_batches"] == 3
+    options = {"batch_eval_metrics": True, "per_device_eval_batch_size": 4}
+    assert made(tmp_path, compute_metrics=compute_metrics, **options).evaluate(rows(10))["eval_batches"] == 3
     assert calls == [(4, False), (4, False), (2, True)]
 
 
@@ -160,12 +155,12 @@ def test_metrics_may_see_inputs_and_losses(tmp_path):
     assert seen["losses"].mean() == pytest.approx(metrics["eval_loss"], rel=1e-5)
 
 
-def test_batches_may_stay_apart(tmp_path):
+def test_batches_need_not_be_joined(tmp_path):
     output = made(tmp_path, eval_do_concat_batches=False, per_device_eval_batch_size=4).predict(rows(6))
     assert [batch.shape for batch in output.predictions] == [(4, 3), (2, 3)]
 
 
-def test_several_outputs_are_padded_each_for_itself(tmp_path):
+def test_several_outputs_are_padded_separately(tmp_path):
     class Several(Classifier):
         def forward(self, x, labels=None):
             outputs = super().forward(x, labels)
@@ -181,27 +176,26 @@ def test_a_prediction_unpacks_into_two():
     assert labels.sum() == 2 and EvalPrediction(predictions, labels)[1] is labels
 
 
-def test_a_class_of_optimizers_or_a_factory(tmp_path):
+def test_the_optimizer_is_created_by_a_class_or_a_factory(tmp_path):
     trainer = made(tmp_path, optimizer_cls_and_kwargs=(torch.optim.SGD, {"lr": 0.5}))
     assert trainer.create_optimizer().param_groups[0]["lr"] == 0.5
     factory = (lambda model, lr: torch.optim.SGD(model.parameters(), lr=lr), {"lr": 0.25})
     assert fit(tmp_path, optimizer_cls_and_kwargs=factory).optimizer.param_groups[0]["lr"] < 0.25
 
 
-def test_training_twice_goes_on_with_the_weights_and_a_new_schedule(tmp_path):
+def test_a_second_run_continues_with_the_weights_and_a_new_schedule(tmp_path):
     trainer = fit(tmp_path)
     first = weights(trainer)
     trainer.train()
-    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
-    assert rates[0] == 1e-2 and largest_difference(first, weights(trainer)) > 0
+    assert logged(trainer, "learning_rate")[0] == 1e-2 and largest_difference(first, weights(trainer)) > 0
 
 
-def test_an_evaluation_before_during_and_after_leaves_the_run_as_it_is(tmp_path):
-    plain = fit(tmp_path, model=Classifier(dropout=0.5))
-    torch.manual_seed(0)
-    trainer = made(tmp_path, model=Classifier(dropout=0.5), eval_data=rows(8), eval_strategy="steps", eval_steps=1)
-    trainer.model.load_state_dict(made(tmp_path, model=Classifier(dropout=0.5)).model.state_dict())
-    plain = made(tmp_path, model=Classifier(dropout=0.5))
+def test_evaluations_before_and_during_a_run_do_not_change_it(tmp_path):
+    options = {"eval_dataset": rows(8), "eval_strategy": "steps", "eval_steps": 1}
+    trainer, plain = (
+        made(tmp_path, model=Classifier(dropout=0.5), **options),
+        made(tmp_path, model=Classifier(dropout=0.5)),
+    )
     plain.model.load_state_dict(trainer.model.state_dict())
     trainer.evaluate()
     trainer.train()
@@ -226,22 +220,21 @@ def test_an_iterable_that_ends_early_stops_the_run(tmp_path, capsys):
     assert "not a single batch" in capsys.readouterr().out
 
 
-def test_column_names_of_a_loss_of_ones_own_need_no_flag(tmp_path):
+def test_an_overridden_loss_sees_every_column(tmp_path):
     class Similarity(Trainer):
         def compute_loss(self, model, inputs, return_outputs=False):
             first, second = model(inputs["left"])["logits"], model(inputs["right"])["logits"]
             return nn.functional.mse_loss(nn.functional.cosine_similarity(first, second), inputs["labels"])
 
     data = [{"left": torch.randn(4), "right": torch.randn(4), "labels": torch.rand(())} for _ in range(8)]
-    trainer = fit(tmp_path, kind=Similarity, data=data, eval_data=data, eval_strategy="epoch")
+    trainer = fit(tmp_path, kind=Similarity, data=data, eval_dataset=data, eval_strategy="epoch")
     assert "eval_loss" in trainer.state.log_history[-2] and len(losses(trainer)) == 2
 
 
 def test_generated_tokens_are_padded_with_the_pad_token(tmp_path):
     pytest.importorskip("transformers")
-    args = Seq2SeqTrainingArguments(
-        str(tmp_path), predict_with_generate=True, per_device_eval_batch_size=2, disable_tqdm=True
-    )
+    options = {"predict_with_generate": True, "per_device_eval_batch_size": 2, "disable_tqdm": True}
+    args = Seq2SeqTrainingArguments(str(tmp_path), **options)
     lengths = iter((6, 3, 6, 3))
 
     class Shorter(Seq2SeqTrainer):
@@ -254,25 +247,13 @@ def test_generated_tokens_are_padded_with_the_pad_token(tmp_path):
     assert (output.predictions[2:, 3:] == 0).all() and "test_loss" in output.metrics
 
 
-def test_the_argument_set_that_people_copy_runs_as_written(tmp_path):
+def test_the_arguments_that_people_copy_run_as_written(tmp_path):
     pytest.importorskip("transformers")
+    options = {"num_train_epochs": 3, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4}
+    options |= {"warmup_steps": 500, "weight_decay": 0.01, "logging_dir": str(tmp_path / "logs"), "logging_steps": 10}
+    options |= {"save_steps": 10, "evaluation_strategy": "steps", "eval_steps": 500, "learning_rate": 2e-5}
     with pytest.warns(UserWarning) as notices:
-        args = TrainingArguments(
-            output_dir=str(tmp_path),
-            overwrite_output_dir=True,
-            num_train_epochs=3,
-            per_device_train_batch_size=4,
-            per_device_eval_batch_size=4,
-            warmup_steps=500,
-            weight_decay=0.01,
-            logging_dir=str(tmp_path / "logs"),
-            logging_steps=10,
-            save_steps=10,
-            evaluation_strategy="steps",
-            eval_steps=500,
-            learning_rate=2e-5,
-            load_best_model_at_end=True,
-        )
+        args = TrainingArguments(str(tmp_path), overwrite_output_dir=True, load_best_model_at_end=True, **options)
     text = " ".join(str(notice.message) for notice in notices)
     assert all(name in text for name in ("overwrite_output_dir", "logging_dir", "evaluation_strategy"))
     data = [{"input_ids": torch.arange(3, 9), "labels": index % 3} for index in range(48)]
@@ -283,11 +264,10 @@ def test_the_argument_set_that_people_copy_runs_as_written(tmp_path):
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-36")
 
 
-def test_what_is_not_there_says_what_to_do_instead(tmp_path):
+def test_unsupported_methods_raise_and_a_model_card_is_written(tmp_path):
     trainer = made(tmp_path)
     for call in (trainer.push_to_hub, trainer.hyperparameter_search):
-        with pytest.raises(ConfigError, match="is not supported"):
-            call()
+        assert_refused("is not supported", call)
     trainer.create_model_card(model_name="tiny", dataset="rows")
     assert "# tiny" in (tmp_path / "README.md").read_text()
     trainer.evaluate({"a": rows(4), "b": rows(4)})
@@ -296,7 +276,7 @@ def test_what_is_not_there_says_what_to_do_instead(tmp_path):
     assert "- eval_a_loss: " in card and "- eval_b_loss: " in card
 
 
-def test_a_sampler_of_ones_own_is_used_and_a_method_that_is_never_called_is_told(tmp_path, caplog):
+def test_an_overridden_sampler_is_used_and_a_method_that_is_never_called_is_reported(tmp_path, caplog):
     class Own(Trainer):
         def _get_train_sampler(self, train_dataset=None):
             return torch.utils.data.SubsetRandomSampler(range(6))
@@ -309,60 +289,42 @@ def test_a_sampler_of_ones_own_is_used_and_a_method_that_is_never_called_is_told
 
 
 def test_a_folder_that_another_run_owns_is_left_alone(tmp_path):
-    owner = made(tmp_path, save_strategy="steps", save_steps=1)
-
-    class Second(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 3:
-                with pytest.raises(LeaseError):
-                    fit(tmp_path, save_strategy="steps", save_steps=1)
-
-    owner.add_callback(Second())
-    owner.train()
+    options = {"save_strategy": "steps", "save_steps": 1}
+    fit(
+        tmp_path, at_step(3, lambda control: assert_refused(".", fit, tmp_path, error=LeaseError, **options)), **options
+    )
     assert len(list(tmp_path.glob("checkpoint-*"))) == 5 and not list(tmp_path.glob(".superseded-*"))
 
 
-def test_bad_input_is_told(tmp_path):
-    with pytest.raises(ConfigError, match="model or model_init, got neither"):
-        Trainer(args=arguments(tmp_path))
-    with pytest.raises(ConfigError, match="args must be TrainingArguments, got a dict"):
-        Trainer(Classifier(), {"output_dir": "x"})
-    with pytest.raises(ConfigError, match="nothing to train on"):
-        Trainer(Classifier(), arguments(tmp_path)).train()
-    with pytest.raises(ConfigError, match="nothing to evaluate"):
-        Trainer(Classifier(), arguments(tmp_path)).evaluate()
-    with pytest.raises(ConfigError, match="must be a torch.nn.Module"):
-        Trainer("bert-base-uncased", arguments(tmp_path))
-    with pytest.raises(ConfigError, match='as in "eval_a_loss"'):
-        options = {"eval_strategy": "epoch", "load_best_model_at_end": True}
-        Trainer(Classifier(), arguments(tmp_path, **options), eval_dataset={"a": rows(4)})
-    with pytest.raises(ConfigError, match='as in "eval_a_loss"'):
-        options = {"eval_strategy": "epoch", "save_strategy": "best"}
-        Trainer(Classifier(), arguments(tmp_path, **options), eval_dataset={"a": rows(4)})
-    with pytest.raises(BatchLossError, match="returned a loss of shape"):
+def test_bad_input_is_refused(tmp_path):
+    class PerSample(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False):
+            return nn.functional.cross_entropy(model(inputs["x"])["logits"], inputs["labels"], reduction="none")
 
-        class PerSample(Trainer):
-            def compute_loss(self, model, inputs, return_outputs=False):
-                return nn.functional.cross_entropy(model(inputs["x"])["logits"], inputs["labels"], reduction="none")
+    class Odd(Classifier):
+        def forward(self, x, labels=None):
+            logits = super().forward(x)["logits"]
+            return {"logits": logits if len(x) > 2 else logits[:, 0]}
 
-        fit(tmp_path, kind=PerSample)
-    with pytest.raises(DataError, match="different numbers of dimensions"):
-
-        class Odd(Classifier):
-            def forward(self, x, labels=None):
-                logits = super().forward(x)["logits"]
-                return {"logits": logits if len(x) > 2 else logits[:, 0]}
-
-        made(tmp_path, model=Odd(), per_device_eval_batch_size=4).predict([{"x": torch.ones(4)}] * 6)
+    empty, odd = Trainer(Classifier(), arguments(tmp_path)), made(tmp_path, model=Odd(), per_device_eval_batch_size=4)
+    assert_refused("model or model_init, got neither", Trainer, args=arguments(tmp_path))
+    assert_refused("args must be TrainingArguments, got a dict", Trainer, Classifier(), {"output_dir": "x"})
+    assert_refused("nothing to train on", empty.train)
+    assert_refused("nothing to evaluate", empty.evaluate)
+    assert_refused("must be a torch.nn.Module", Trainer, "bert-base-uncased", arguments(tmp_path))
+    for more in ({"load_best_model_at_end": True}, {"save_strategy": "best"}):
+        options = {"eval_strategy": "epoch", "eval_dataset": {"a": rows(4)}, **more}
+        assert_refused('as in "eval_a_loss"', made, tmp_path, **options)
+    assert_refused("returned a loss of shape", fit, tmp_path, kind=PerSample, error=BatchLossError)
+    assert_refused("different numbers of dimensions", odd.predict, [{"x": torch.ones(4)}] * 6, error=DataError)
 
 
-def test_importing_it_needs_no_transformers(tmp_path):
-    code = """
+WITHOUT_TRANSFORMERS = """
 import sys
 for name in ("transformers", "datasets", "tokenizers", "peft"):
-    sys.modules[name] = None
+    sys.modules[name] = None  # importing it fails, as if it were not installed
 import torch
-from loopwright.hf import Trainer, TrainingArguments
+from loopwright.hf import EarlyStoppingCallback, HfArgumentParser, Seq2SeqTrainer, Trainer, TrainingArguments
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -370,10 +332,20 @@ class Model(torch.nn.Module):
     def forward(self, x, labels=None):
         logits = self.linear(x)
         return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
-data = [{"x": torch.randn(2), "labels": 0} for _ in range(8)]
-args = TrainingArguments(sys.argv[1], max_steps=2, save_steps=1, eval_strategy="steps", eval_steps=1, disable_tqdm=True)
+data = [{"x": torch.randn(2), "labels": index % 2} for index in range(20)]
+options = {"num_train_epochs": 1, "save_strategy": "epoch", "eval_strategy": "steps", "eval_steps": 1}
+args = TrainingArguments(sys.argv[1], disable_tqdm=True, report_to="none", **options)
 trainer = Trainer(Model(), args, train_dataset=data, eval_dataset=data)
 print("updates", trainer.train().global_step)
+assert "eval_loss" in trainer.evaluate()
+trainer.save_model()
+print("done")
 """
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=100)
-    assert "updates 2" in done.stdout, done.stderr
+
+
+def test_a_plain_module_trains_where_transformers_is_not_installed(tmp_path):
+    command = [sys.executable, "-c", WITHOUT_TRANSFORMERS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert "updates 3\n" in done.stdout and done.stdout.endswith("done\n"), done.stderr
+    assert (tmp_path / "checkpoint-3" / "MANIFEST.json").exists()
+    assert (tmp_path / "model.safetensors").exists()

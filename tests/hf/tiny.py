@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
-from loopwright.hf import TrainingArguments
+from loopwright.errors import ConfigError
+from loopwright.hf import Trainer, TrainerCallback, TrainingArguments
+from toys import callback
 
 VOCABULARY = 32
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+# Samples for a sequence classifier such as `bert`.
+TOKENS = [{"input_ids": torch.arange(3, 9), "labels": index % 3} for index in range(8)]
 
 # Underscore names of transformers' Trainer that users override or call; hf.Trainer has no other private name.
 HF_CONTRACT = {
@@ -70,11 +79,11 @@ def bert(labels: int = 3, **options: Any) -> Any:
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return BertForSequenceClassification(
-        BertConfig(vocab_size=VOCABULARY, num_labels=labels, max_position_embeddings=32, **sizes, **rates, **options)
+    config = BertConfig(
+        vocab_size=VOCABULARY, num_labels=labels, max_position_embeddings=32, **SIZES, **rates, **options
     )
+    return BertForSequenceClassification(config)
 
 
 def llama() -> Any:
@@ -82,20 +91,9 @@ def llama() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=32,
-            pad_token_id=0,
-            bos_token_id=1,
-            eos_token_id=2,
-        )
-    )
+    sizes = {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 32}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **sizes, **tokens))
 
 
 def gpt2() -> Any:
@@ -103,20 +101,9 @@ def gpt2() -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY,
-            n_embd=16,
-            n_layer=1,
-            n_head=2,
-            n_positions=32,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            bos_token_id=1,
-            eos_token_id=2,
-        )
-    )
+    sizes = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    rates = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(**sizes, **rates, bos_token_id=1, eos_token_id=2))
 
 
 def t5() -> Any:
@@ -124,20 +111,9 @@ def t5() -> Any:
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)
-    return T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=VOCABULARY,
-            d_model=16,
-            d_kv=8,
-            d_ff=16,
-            num_layers=1,
-            num_heads=2,
-            dropout_rate=0.0,
-            decoder_start_token_id=0,
-            pad_token_id=0,
-            eos_token_id=2,
-        )
-    )
+    sizes = {"vocab_size": VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    tokens = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 2}
+    return T5ForConditionalGeneration(T5Config(**sizes, dropout_rate=0.0, **tokens))
 
 
 class CharacterTokenizer:
@@ -173,6 +149,47 @@ def arguments(folder: Path, **options: Any) -> TrainingArguments:
     return TrainingArguments(str(folder), **{**quiet, "logging_steps": 1, "learning_rate": 1e-2, **options})
 
 
+_OF_TRAINER = inspect.signature(Trainer.__init__).parameters.keys() - {"model", "args", "train_dataset", "callbacks"}
+
+
+def made(folder: Any, *callbacks: Any, kind: Any = Trainer, model: Any = None, data: Any = None, **options: Any) -> Any:
+    """Return a trainer over 20 rows; `options` go to its constructor, or else to its arguments."""
+    given = {name: options.pop(name) for name in _OF_TRAINER & options.keys()}
+    torch.manual_seed(0)
+    if "model_init" not in given:
+        given["model"] = Classifier() if model is None else model
+    data = rows(20) if data is None else data
+    return kind(args=arguments(folder, **options), train_dataset=data, callbacks=list(callbacks), **given)
+
+
+def fit(folder: Any, *callbacks: Any, resume: Any = None, **options: Any) -> Any:
+    """Return a trainer of `made` after its training; `trainer.output` is what `train` returned."""
+    trainer = made(folder, *callbacks, **options)
+    trainer.output = trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def on(**events: Callable[..., Any]) -> Any:
+    """Return a callback made of functions: on(step_end=lambda args, state, control, **kwargs: ...)."""
+    return callback(TrainerCallback, **{f"on_{name}": function for name, function in events.items()})
+
+
+def at_step(step: int, act: Callable[[Any], Any]) -> Any:
+    """Return a callback that calls a function of the control at the end of a step."""
+    return on(step_end=lambda args, state, control, **kwargs: state.global_step == step and act(control) or None)
+
+
+def assert_refused(text: str, call: Callable[..., Any], *args: Any, error: Any = ConfigError, **kwargs: Any) -> None:
+    """The call raises an error whose message matches the text."""
+    with pytest.raises(error, match=text):
+        call(*args, **kwargs)
+
+
+def folders(path: Path) -> list[str]:
+    """Return the names of the checkpoints in a folder, in the order of their steps."""
+    return sorted((entry.name for entry in path.glob("checkpoint-*")), key=lambda name: int(name.split("-")[1]))
+
+
 def weights(trainer: Any) -> dict[str, torch.Tensor]:
     """Return a copy of a trainer's weights."""
     return {name: value.detach().clone() for name, value in trainer.model.state_dict().items()}
@@ -184,6 +201,16 @@ def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tens
     return max(float((one[name].float() - other[name].float()).abs().max()) for name in one)
 
 
+def same(one: Any, other: Any) -> bool:
+    """Whether two trainers have the same losses and weights."""
+    return losses(one) == losses(other) and largest_difference(weights(one), weights(other)) == 0
+
+
 def losses(trainer: Any) -> list[float]:
     """Return the training losses that were logged."""
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return logged(trainer, "loss")
+
+
+def logged(trainer: Any, name: str) -> list[Any]:
+    """Return a value of every log of a training loss."""
+    return [entry[name] for entry in trainer.state.log_history if "loss" in entry]
