@@ -1,37 +1,27 @@
-"""Callbacks of other people's making run unchanged, and what ours do beside the events."""
+"""Third-party callbacks run unchanged; our own callbacks and their handler."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from loopwright.errors import ConfigError
 from loopwright.hf import (
     CallbackHandler,
     ExportableState,
     ProgressCallback,
-    Trainer,
     TrainerCallback,
     TrainerControl,
     TrainerState,
 )
 
-from .tiny import Classifier, arguments, losses, rows
+from .tiny import assert_refused, fit, losses, made, on, rows
 
-
-def fit(folder, *callbacks, **options):
-    torch.manual_seed(0)
-    options = {"eval_strategy": "epoch", **options}
-    args = arguments(folder, **options)
-    trainer = Trainer(Classifier(), args, train_dataset=rows(20), eval_dataset=rows(8), callbacks=list(callbacks))
-    trainer.train()
-    return trainer
+EVALUATED = {"eval_strategy": "epoch", "eval_dataset": rows(8)}
 
 
 class ExperimentTracker:
-    """A tracker's callback as trackers write them: set up once, logs rewritten, the model's size, `on_train_end`."""
+    """A callback as trackers write them: set up once, renames the logs, reads the model's size, has `on_train_end`."""
 
     def __init__(self):
         self.is_set_up = False
@@ -69,30 +59,25 @@ class ExperimentTracker:
         self.is_finished = True
 
 
-def rows_agree(tracker, trainer) -> bool:
-    """Check what a tracker has seen of a run of one epoch, piece by piece."""
+def assert_tracked(tracker, trainer):
+    """The tracker has seen all of a run of one epoch."""
     assert tracker.is_finished and tracker.config["parameters"] == 15 and tracker.config["learning_rate"] == 0.01
     assert [values["train/loss"] for _, values in tracker.rows if "train/loss" in values] == losses(trainer)
     assert [step for step, values in tracker.rows if "eval/loss" in values] == [5]
     assert "single_value/train_loss" in tracker.rows[-1][1] and tracker.saved == [5]
-    return True
 
 
-def test_a_trackers_callback_runs_unchanged(tmp_path):
-    tracker = ExperimentTracker()
-    assert rows_agree(tracker, fit(tmp_path, tracker, save_strategy="epoch"))
-
-
-def test_it_does_so_on_the_base_of_transformers(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    tracker = type("Tracker", (ExperimentTracker, transformers.TrainerCallback), {})()
-    assert rows_agree(tracker, fit(tmp_path, tracker, save_strategy="epoch"))
+@pytest.mark.parametrize("has_base", [False, True], ids=["no base", "transformers"])
+def test_the_callback_of_a_tracker_runs_unchanged(tmp_path, has_base):
+    bases = (pytest.importorskip("transformers").TrainerCallback,) if has_base else ()
+    tracker = type("Tracker", (ExperimentTracker, *bases), {})()
+    assert_tracked(tracker, fit(tmp_path, tracker, save_strategy="epoch", **EVALUATED))
 
 
 def test_the_early_stopping_of_transformers_ends_our_run_and_keeps_its_counter(tmp_path):
     transformers = pytest.importorskip("transformers")
     stopping = transformers.EarlyStoppingCallback(early_stopping_patience=2, early_stopping_threshold=10.0)
-    options = {"metric_for_best_model": "loss", "eval_strategy": "steps", "eval_steps": 1}
+    options = {**EVALUATED, "metric_for_best_model": "loss", "eval_strategy": "steps", "eval_steps": 1}
     trainer = fit(tmp_path, stopping, load_best_model_at_end=True, num_train_epochs=3, **options)
     assert trainer.state.global_step == 3 and stopping.early_stopping_patience_counter == 2
     state = TrainerState.load_from_json(tmp_path / "checkpoint-3" / "trainer_state.json")
@@ -114,55 +99,40 @@ def test_flags_that_are_set_while_serving_are_served_too(tmp_path):
         def on_save(self, args, state, control, **kwargs):
             seen.append("save")
 
-    fit(tmp_path, Chained(), eval_strategy="no", max_steps=3)
+    fit(tmp_path, Chained(), eval_dataset=rows(8), max_steps=3)
     assert seen == ["log", "log", "log", "evaluate", "save", "log", "log"]
 
 
-def test_evaluating_and_predicting_inside_a_callback_disturbs_nothing(tmp_path):
-    class Looks(TrainerCallback):
-        losses: list[float] = []
+def test_evaluating_and_predicting_inside_a_callback_changes_nothing(tmp_path):
+    probed = []
 
-        def on_step_end(self, args, state, control, **kwargs):
-            Looks.losses.append(trainer.evaluate(rows(6), metric_key_prefix="probe")["probe_loss"])
-            trainer.predict(rows(3))
+    def probe(*given, **kwargs):
+        probed.append(trainer.evaluate(rows(6), metric_key_prefix="probe")["probe_loss"])
+        trainer.predict(rows(3))
 
-    plain = fit(tmp_path)
-    torch.manual_seed(0)
-    args = arguments(tmp_path, eval_strategy="epoch")
-    trainer = Trainer(Classifier(), args, train_dataset=rows(20), eval_dataset=rows(8), callbacks=[Looks()])
+    plain, trainer = fit(tmp_path, **EVALUATED), made(tmp_path, on(step_end=probe), **EVALUATED)
     trainer.train()
-    assert losses(trainer) == losses(plain) and len(Looks.losses) == 5
-    assert Looks.losses[0] != Looks.losses[-1]
+    assert losses(trainer) == losses(plain) and len(probed) == 5
+    assert probed[0] != probed[-1]
 
 
-def test_a_callback_without_events_and_a_wrong_return_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="object is not a callback"):
-        CallbackHandler([object()])
-
-    class Wrong(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            return True
-
-    with pytest.raises(ConfigError, match="Wrong.on_step_end returned a bool"):
-        fit(tmp_path, Wrong())
+def test_a_callback_without_events_and_a_wrong_return_value_are_refused(tmp_path):
+    assert_refused("object is not a callback", CallbackHandler, [object()])
+    wrong = on(step_end=lambda *given, **kwargs: True)
+    assert_refused("Functions.on_step_end returned a bool", fit, tmp_path, wrong)
 
 
 def test_the_handler_can_be_called_by_event():
-    class Notes(TrainerCallback):
-        def on_log(self, args, state, control, logs=None, **kwargs):
-            self.logs = logs
-
-    notes = Notes()
-    handler = CallbackHandler([notes])
+    seen = []
+    handler = CallbackHandler([on(log=lambda args, state, control, logs=None, **kwargs: seen.append(logs))])
     control = TrainerControl(should_log=True)
     assert handler.on_log(None, TrainerState(), control, {"a": 1}) is control
-    assert notes.logs == {"a": 1} and not control.should_log
-    assert handler.callback_list == "Notes"
-    with pytest.raises(AttributeError):
-        handler.on_nothing  # noqa: B018 - looking it up is what is tested
+    assert seen == [{"a": 1}] and not control.should_log
+    assert handler.callback_list == "Functions"
+    assert_refused("on_nothing", getattr, handler, "on_nothing", error=AttributeError)
 
 
-def test_a_state_of_several_callbacks_of_one_class_is_handed_out_in_order():
+def test_the_states_of_several_callbacks_of_one_class_are_restored_in_order():
     class Counts(ExportableState):
         def __init__(self, count=0):
             self.count = count
@@ -178,8 +148,8 @@ def test_a_state_of_several_callbacks_of_one_class_is_handed_out_in_order():
     assert Counts.from_state({"args": {}, "attributes": {"count": 3}}).count == 3
 
 
-def test_long_texts_in_logs_are_cut_in_the_bar(tmp_path, capsys):
-    trainer = fit(tmp_path, disable_tqdm=False, eval_strategy="no")
+def test_long_texts_in_logs_are_cut_above_the_bar(tmp_path, capsys):
+    trainer = fit(tmp_path, disable_tqdm=False)
     trainer.callback_handler.on_train_begin(trainer.args, trainer.state, trainer.control)
     trainer.log({"text": "x" * 200})
     trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
@@ -187,7 +157,7 @@ def test_long_texts_in_logs_are_cut_in_the_bar(tmp_path, capsys):
     assert "x" * 100 + "..." in output.out and "x" * 101 not in output.out
 
 
-def test_the_bar_of_an_evaluation_counts_the_batches_of_its_own_process():
+def test_the_bar_of_an_evaluation_counts_the_batches_of_its_process():
     bar, state, loader = ProgressCallback(), TrainerState(), range(7)
     for _ in range(4):
         bar.on_prediction_step(SimpleNamespace(world_size=2), state, TrainerControl(), eval_dataloader=loader)
@@ -195,31 +165,26 @@ def test_the_bar_of_an_evaluation_counts_the_batches_of_its_own_process():
     bar.on_evaluate(None, state, TrainerControl())
 
 
-def test_the_bars_after_an_error_are_new_ones(tmp_path, capsys):
-    def fails(prediction):
+def test_there_are_new_bars_after_an_error(tmp_path, capsys):
+    def fail(*given, **kwargs):
         raise ArithmeticError
 
-    class Fails(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            raise ArithmeticError
-
-    args = arguments(tmp_path, disable_tqdm=False)
-    trainer = Trainer(Classifier(), args, train_dataset=rows(20), eval_dataset=rows(4), compute_metrics=fails)
+    trainer, fails = made(tmp_path, disable_tqdm=False, eval_dataset=rows(4), compute_metrics=fail), on(step_end=fail)
     with pytest.raises(ArithmeticError):
         trainer.evaluate()
     trainer.compute_metrics = None
     trainer.evaluate()
-    trainer.add_callback(Fails())
+    trainer.add_callback(fails)
     with pytest.raises(ArithmeticError):
         trainer.train()
-    trainer.remove_callback(Fails)
+    trainer.remove_callback(fails)
     trainer.train()
     shown = capsys.readouterr().err
     assert "2it [" not in shown and shown.count("| 0/5") == 2 and "5/5" in shown
 
 
-def test_where_nothing_is_padded_no_share_of_padding_is_shown(tmp_path):
-    core = fit(tmp_path, eval_strategy="no").core
+def test_the_share_of_padding_is_shown_only_if_there_is_padding(tmp_path):
+    core = fit(tmp_path).core
     core.speed = {"padding_waste": 0.0}
     assert core.shown({"loss": 1.0}) == {"loss": 1.0}
     core.speed = {"padding_waste": 0.25}

@@ -1,4 +1,4 @@
-"""Corners of the Trainer that scripts reach: optimizers with two kinds of weights, factories, derived arguments."""
+"""Corner cases of scripts: optimizers with two sets of weights, factories, derived arguments."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from loopwright.errors import ConfigError
 from loopwright.hf import Trainer
 from loopwright.hf.files import align_special_tokens
 
-from .tiny import CharacterTokenizer, Classifier, arguments, llama, rows, token_rows, weights
-
-
-def made(folder, model=None, eval_dataset=None, optimizers=(None, None), data=None, kind=Trainer, **options):
-    given = {name: options.pop(name) for name in ("optimizer_cls_and_kwargs", "processing_class") if name in options}
-    torch.manual_seed(0)
-    model = Classifier() if model is None else model() if isinstance(model, type) else model
-    data = rows(12) if data is None else data
-    args = arguments(folder, **options)
-    return kind(model, args, train_dataset=data, eval_dataset=eval_dataset, optimizers=optimizers, **given)
-
+from .tiny import (
+    CharacterTokenizer,
+    Classifier,
+    arguments,
+    assert_refused,
+    fit,
+    llama,
+    made,
+    rows,
+    token_rows,
+    weights,
+)
 
 # ---------------------------------------------------------------------------------------------------- optimizers
 
 
 class TwoKinds(torch.optim.SGD):
-    """An optimizer like the schedule-free ones: outside training the weights are other ones, here larger by one."""
+    """Like a schedule-free optimizer, it has other weights outside training; here they are larger by one."""
 
     is_training = False
 
@@ -55,7 +56,7 @@ class TwoKinds(torch.optim.SGD):
                     parameter.add_(-1.0 if is_training else 1.0)
 
 
-def test_an_optimizer_with_two_kinds_of_weights_is_told_when_to_train_and_when_not(tmp_path):
+def test_an_optimizer_with_two_sets_of_weights_is_switched_between_training_and_evaluation(tmp_path):
     seen = []
 
     class Looks(Trainer):
@@ -68,18 +69,17 @@ def test_an_optimizer_with_two_kinds_of_weights_is_told_when_to_train_and_when_n
     start = {name: value.clone() for name, value in model.state_dict().items()}
     plan = {"learning_rate": 0.0, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 3}
     optimizer = TwoKinds(model.parameters(), lr=0.0)
-    trainer = made(tmp_path, model, rows(4), (optimizer, None), kind=Looks, **plan)
-    trainer.train()
-    trainer.evaluate()
+    options = {"model": model, "data": rows(12), "eval_dataset": rows(4), "optimizers": (optimizer, None), **plan}
+    fit(tmp_path, kind=Looks, **options).evaluate()
     assert seen == [False] * 3
-    # Nothing is learnt, and what is left and what is saved are the weights to use, each time the same.
+    # Nothing is learnt; the model has, and the checkpoint holds, the weights for evaluation.
     saved = load_file(tmp_path / "checkpoint-3" / "model.safetensors")
     for name, value in start.items():
         assert torch.allclose(model.state_dict()[name], value, atol=1e-5)
         assert torch.allclose(saved[name], value, atol=1e-5)
 
 
-def test_a_factory_of_optimizers_may_be_a_class_whose_objects_are_called(tmp_path):
+def test_an_optimizer_factory_may_be_a_class_with_callable_instances(tmp_path):
     class Factory:
         def __call__(self, model, lr):
             return torch.optim.SGD(model.parameters(), lr=lr)
@@ -90,38 +90,36 @@ def test_a_factory_of_optimizers_may_be_a_class_whose_objects_are_called(tmp_pat
 
 def test_the_group_of_a_parameter_is_found_by_the_parameter_or_its_name(tmp_path):
     trainer = made(tmp_path, weight_decay=0.5)
-    with pytest.raises(ConfigError, match="there is no optimizer yet"):
-        trainer.get_optimizer_group()
+    assert_refused("there is no optimizer yet", trainer.get_optimizer_group)
     trainer.create_optimizer()
     linear = trainer.model.linear
     assert trainer.get_optimizer_group(linear.weight)["weight_decay"] == 0.5
     assert trainer.get_optimizer_group("linear.bias")["weight_decay"] == 0.0
     assert [len(group) for group in trainer.get_optimizer_group()] == [1, 1]
-    with pytest.raises(ConfigError, match="no group with 'linear.wait'"):
-        trainer.get_optimizer_group("linear.wait")
+    assert_refused("no group with 'linear.wait'", trainer.get_optimizer_group, "linear.wait")
 
 
-def test_optimizers_that_are_no_pair_are_told(tmp_path):
+def test_optimizers_must_be_a_pair(tmp_path):
     assert made(tmp_path, optimizers=None).optimizer is None
     optimizer = torch.optim.SGD(Classifier().parameters(), lr=0.1)
-    for wrong, told in ((optimizer, "got a SGD"), ((optimizer,), "got 1 objects")):
-        with pytest.raises(ConfigError, match=rf"{told}: write \(optimizer, None\)"):
-            made(tmp_path, optimizers=wrong)
+    for wrong, text in ((optimizer, "got a SGD"), ((optimizer,), "got 1 objects")):
+        assert_refused(rf"{text}: write \(optimizer, None\)", made, tmp_path, optimizers=wrong)
 
 
-def test_a_schedule_by_a_metric_that_was_given_goes_by_the_loss(tmp_path):
+def test_a_given_plateau_schedule_follows_the_loss(tmp_path):
     model = Classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     options = {"factor": 0.5, "patience": 0, "threshold": 10.0, "threshold_mode": "abs"}
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, **options)
-    made(tmp_path, model, rows(4), (optimizer, plateau), eval_strategy="steps", eval_steps=1).train()
+    plan = {"data": rows(12), "eval_dataset": rows(4), "eval_strategy": "steps", "eval_steps": 1}
+    fit(tmp_path, model=model, optimizers=(optimizer, plateau), **plan)
     assert optimizer.param_groups[0]["lr"] == 0.5 * 0.5**2
 
 
-# ------------------------------------------------------------------------------------------------- what is given
+# ------------------------------------------------------------------------------------------------- given objects
 
 
-def test_arguments_derived_from_those_of_transformers_keep_what_is_their_own(tmp_path):
+def test_subclasses_of_transformers_arguments_keep_their_own_attributes(tmp_path):
     transformers = pytest.importorskip("transformers")
 
     @dataclass
@@ -139,30 +137,28 @@ def test_arguments_derived_from_those_of_transformers_keep_what_is_their_own(tmp
         assert (trainer.args.alpha, trainer.args.learning_rate) == (2.0, 0.5)
 
 
-def test_a_processor_of_images_that_can_pad_pads_no_samples(tmp_path):
+def test_an_image_processor_that_can_pad_does_not_pad_samples(tmp_path):
     class ImageProcessor:
         model_input_names = ("pixel_values",)
 
         def pad(self, image, padding):
             raise AssertionError("it pads images, not samples")
 
-    assert made(tmp_path, processing_class=ImageProcessor(), max_steps=1).train().global_step == 1
+    assert fit(tmp_path, processing_class=ImageProcessor(), max_steps=1).output.global_step == 1
 
 
-def test_the_special_tokens_of_a_processor_are_those_of_its_tokenizer():
+def test_a_processor_has_the_special_tokens_of_its_tokenizer():
     model = SimpleNamespace(config=SimpleNamespace(pad_token_id=7, eos_token_id=[2, 5]))
     align_special_tokens(model, SimpleNamespace(tokenizer=CharacterTokenizer()))
     assert (model.config.pad_token_id, model.config.eos_token_id) == (0, [2, 5])
 
 
-def test_a_collator_that_cannot_be_called_and_a_text_instead_of_data_are_told(tmp_path):
-    with pytest.raises(TypeError, match="data_collator must be a function .*, got a str"):
-        Trainer(Classifier(), arguments(tmp_path), data_collator="padding")
-    with pytest.raises(ConfigError, match="a dataset must have .* got a str"):
-        made(tmp_path, data="train.csv").train()
+def test_a_collator_that_is_not_callable_and_a_text_instead_of_data_are_refused(tmp_path):
+    assert_refused("data_collator must be .*, got a str", made, tmp_path, data_collator="padding", error=TypeError)
+    assert_refused("a dataset must have .* got a str", fit, tmp_path, data="train.csv")
 
 
-def test_every_second_layer_alone_may_be_computed_again(tmp_path):
+def test_gradient_checkpointing_may_recompute_every_second_layer(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = llama().config
     config.num_hidden_layers = 2
@@ -171,19 +167,18 @@ def test_every_second_layer_alone_may_be_computed_again(tmp_path):
     trained = []
     for more in ({}, {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": options}):
         torch.manual_seed(0)
-        trainer = made(tmp_path, transformers.LlamaForCausalLM(config), data=token_rows(4), **more)
-        trainer.train()
-        trained.append(trainer)
+        trained.append(fit(tmp_path, model=transformers.LlamaForCausalLM(config), data=token_rows(4), **more))
     layers = [layer.gradient_checkpointing for layer in trained[1].model.model.layers]
     assert sorted(layers) == [False, True]
     one, two = map(weights, trained)
     assert all(torch.allclose(value, two[name], atol=1e-6) for name, value in one.items())
 
 
-def test_a_resumed_run_does_not_claim_another_accumulation_than_it_has(tmp_path, capsys):
-    made(tmp_path, save_strategy="epoch").train()
-    trainer = made(tmp_path, save_strategy="epoch", num_train_epochs=2, gradient_accumulation_steps=2)
-    assert trainer.train(resume_from_checkpoint=True).global_step == 6
+def test_a_resumed_run_reports_that_it_keeps_its_accumulation(tmp_path, capsys):
+    options = {"save_strategy": "epoch", "data": rows(12)}
+    fit(tmp_path, **options)
+    changed = {"num_train_epochs": 2, "gradient_accumulation_steps": 2}
+    assert fit(tmp_path, resume=True, **options, **changed).output.global_step == 6
     text = capsys.readouterr().out
     assert "gradient_accumulation_steps is 1 on 1 processes, not 2" in text
     assert "gradient_accumulation_steps: 1 -> 2" not in text and "num_train_epochs: 1 -> 2" in text
@@ -201,13 +196,11 @@ class PartlyUsed(Classifier):
 
 
 def with_unused_parameters():
-    options = {"max_steps": 3, "per_device_train_batch_size": 2}
-    torch.manual_seed(0)
-    trainer = made("unused", PartlyUsed, ddp_find_unused_parameters=True, **options)
-    trainer.train()
+    options = {"max_steps": 3, "per_device_train_batch_size": 2, "model_init": PartlyUsed, "data": rows(12)}
+    trainer = fit("unused", ddp_find_unused_parameters=True, **options)
     values = [float(value) for tensor in weights(trainer).values() for value in tensor.flatten()]
     try:
-        made("unused", PartlyUsed, **options).train()
+        fit("unused", **options)
     except ConfigError as error:
         return [values, str(error)]
     return [values, ""]
@@ -215,27 +208,25 @@ def with_unused_parameters():
 
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_parameters_that_a_loss_does_not_use_are_looked_for_or_told_by_name_on_two_processes(tmp_path):
+def test_parameters_that_a_loss_does_not_use_are_found_or_named_in_an_error_on_two_processes(tmp_path):
     first, second = launch(with_unused_parameters, tmp_path, timeout_seconds=100)
-    alone = made(tmp_path, PartlyUsed, max_steps=3)
-    alone.train()
+    alone = fit(tmp_path, model_init=PartlyUsed, data=rows(12), max_steps=3)
     mine = [float(value) for tensor in weights(alone).values() for value in tensor.flatten()]
     assert first[0] == second[0] == pytest.approx(mine, abs=1e-6)
     for _, text in (first, second):
         assert "unused.weight, unused.bias. On several processes set ddp_find_unused_parameters=True" in text
 
 
-def test_the_options_of_ddp_are_those_that_are_set(tmp_path):
+def test_the_arguments_set_the_options_of_ddp(tmp_path):
     args = arguments(tmp_path, ddp_bucket_cap_mb=5, ddp_broadcast_buffers=False)
     assert args.ddp_options == {"bucket_cap_mb": 5, "broadcast_buffers": False}
     trainer = Trainer(Classifier(), args)
     assert trainer.accelerator.ddp_handler.to_kwargs() == {"bucket_cap_mb": 5, "broadcast_buffers": False}
-    with pytest.raises(ConfigError, match="ddp_bucket_cap_mb must be a whole number of at least 1, or None, got 0"):
-        arguments(tmp_path, ddp_bucket_cap_mb=0)
+    text = "ddp_bucket_cap_mb must be a whole number of at least 1, or None, got 0"
+    assert_refused(text, arguments, tmp_path, ddp_bucket_cap_mb=0)
 
 
-def test_a_configuration_of_accelerate_whose_gradients_would_not_be_shared_is_refused():
+def test_a_configuration_of_accelerate_that_would_not_share_gradients_is_refused():
     kind = pytest.importorskip("accelerate.utils").DistributedType.DEEPSPEED
     one = SimpleNamespace(distributed_type=kind, device=torch.device("cpu"), num_processes=2, process_index=0)
-    with pytest.raises(ConfigError, match="configured for DEEPSPEED, which is not supported"):
-        Engine(one)
+    assert_refused("configured for DEEPSPEED, which is not supported", Engine, one)

@@ -1,4 +1,4 @@
-"""Evaluation at its edges: metrics that are no numbers, datasets by name, what generation is told, levels of logs."""
+"""Edge cases of evaluation: metrics that are not numbers, datasets by name, options of generation, log levels."""
 
 from __future__ import annotations
 
@@ -13,66 +13,46 @@ import pytest
 import torch
 from torch import nn
 
-from loopwright.errors import ConfigError
 from loopwright.hf import EarlyStoppingCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, set_seed
 
-from .tiny import Classifier, arguments, largest_difference, rows, t5, weights
+from .tiny import Classifier, arguments, assert_refused, fit, largest_difference, made, rows, t5, weights
 
 
 def scored(folder, scores, *callbacks, **options):
-    """Return a trainer with an evaluation of the given score after each of its epochs of five updates."""
+    """Train with an evaluation of the given score after each epoch of five updates."""
     values = iter(scores)
     options = {"metric_for_best_model": "score", "eval_strategy": "epoch", "num_train_epochs": len(scores), **options}
-    torch.manual_seed(0)
-    return Trainer(
-        Classifier(),
-        arguments(folder, **options),
-        train_dataset=rows(20),
-        eval_dataset=rows(4),
-        compute_metrics=lambda _: {"score": next(values)},
-        callbacks=list(callbacks),
-    )
+    return fit(folder, *callbacks, eval_dataset=rows(4), compute_metrics=lambda _: {"score": next(values)}, **options)
 
 
-def test_a_metric_that_is_no_number_is_never_the_best(tmp_path):
+def test_a_metric_that_is_not_a_number_is_never_the_best(tmp_path):
     options = {"lr_scheduler_type": "constant", "save_total_limit": 1}
     longer = scored(tmp_path / "longer", [math.nan, 1.0, 2.0, 1.5], load_best_model_at_end=True, **options)
-    longer.train()
     assert (longer.state.best_metric, longer.state.best_global_step) == (2.0, 15)
     shorter = scored(tmp_path / "shorter", [math.nan, 1.0, 2.0], **options)
-    shorter.train()
     assert largest_difference(weights(shorter), weights(longer)) == 0
 
 
-def test_where_no_metric_is_a_number_the_last_weights_stay_and_that_is_told(tmp_path, capsys):
+def test_the_last_weights_are_kept_and_reported_if_no_metric_is_a_number(tmp_path, capsys):
     options = {"load_best_model_at_end": True, "save_strategy": "epoch"}
     trainer = scored(tmp_path, [math.nan] * 3, EarlyStoppingCallback(2), **options)
-    trainer.train()
     assert trainer.state.global_step == 15 and trainer.state.best_global_step is None
     assert "No evaluation found a best model" in capsys.readouterr().out
-    resumed = scored(tmp_path, [math.nan, 4.0], num_train_epochs=5, **options)
-    resumed.train(resume_from_checkpoint=True)
+    resumed = scored(tmp_path, [math.nan, 4.0], num_train_epochs=5, resume=True, **options)
     assert (resumed.state.best_metric, resumed.state.best_global_step) == (4.0, 25)
 
 
-def test_metrics_that_are_arrays_are_returned_as_they_are_and_written_as_lists(tmp_path):
-    told = {
+def test_metrics_that_are_arrays_are_returned_unchanged_and_written_as_lists(tmp_path):
+    given = {
         "each": np.array([0.5, math.nan]),
         "counts": torch.tensor([1, 2]),
         "pair": (np.float32(0.5), 2),
         "kind": {1},
     }
-    torch.manual_seed(0)
-    trainer = Trainer(
-        Classifier(),
-        arguments(tmp_path, eval_strategy="epoch", save_strategy="epoch"),
-        train_dataset=rows(8),
-        eval_dataset=rows(4),
-        compute_metrics=lambda _: told,
-    )
-    trainer.train()
+    options = {"eval_strategy": "epoch", "save_strategy": "epoch", "data": rows(8), "eval_dataset": rows(4)}
+    trainer = fit(tmp_path, compute_metrics=lambda _: given, **options)
     metrics = trainer.evaluate()
-    assert metrics["eval_each"] is told["each"] and metrics["eval_counts"] is told["counts"]
+    assert metrics["eval_each"] is given["each"] and metrics["eval_counts"] is given["counts"]
     state = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
     entry = next(entry for entry in state["log_history"] if "eval_each" in entry)
     assert entry["eval_each"][0] == 0.5 and math.isnan(entry["eval_each"][1])
@@ -83,15 +63,13 @@ def test_metrics_that_are_arrays_are_returned_as_they_are_and_written_as_lists(t
 
 def test_a_loss_among_the_metrics_counts_as_with_transformers(tmp_path):
     def evaluated(**metrics):
-        trainer = Trainer(Classifier(), arguments(tmp_path), compute_metrics=lambda _: metrics)
-        return trainer.evaluate(rows(4))["eval_loss"]
+        return made(tmp_path, compute_metrics=lambda _: metrics).evaluate(rows(4))["eval_loss"]
 
     assert evaluated(loss=9.0) == 9.0 and evaluated(eval_loss=9.0) < 9.0
 
 
 def test_the_model_is_left_in_evaluation_mode_where_transformers_leaves_it_so(tmp_path):
-    trainer = Trainer(Classifier(), arguments(tmp_path), train_dataset=rows(8), eval_dataset=rows(4))
-    trainer.train()
+    trainer = fit(tmp_path, data=rows(8), eval_dataset=rows(4))
     assert trainer.model.training
     trainer.evaluate()
     assert not trainer.model.training and not trainer.model.dropout.training
@@ -103,7 +81,7 @@ def test_the_model_is_left_in_evaluation_mode_where_transformers_leaves_it_so(tm
     assert not trainer.model.training
 
 
-def test_an_evaluation_of_ones_own_may_return_nothing_and_a_prediction_step_a_number(tmp_path):
+def test_an_overridden_evaluate_may_return_nothing_and_a_prediction_step_a_number(tmp_path):
     class Silent(Trainer):
         def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
             super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
@@ -111,13 +89,12 @@ def test_an_evaluation_of_ones_own_may_return_nothing_and_a_prediction_step_a_nu
         def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
             return 0.5, None, None
 
-    args = arguments(tmp_path, eval_strategy="epoch", save_strategy="epoch")
-    trainer = Silent(Classifier(), args, train_dataset=rows(8), eval_dataset=rows(4))
-    trainer.train()
+    options = {"eval_strategy": "epoch", "save_strategy": "epoch", "data": rows(8), "eval_dataset": rows(4)}
+    trainer = fit(tmp_path, kind=Silent, **options)
     assert [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry] == [0.5]
 
 
-def test_a_batch_may_ask_for_a_loss_that_needs_no_labels(tmp_path):
+def test_a_batch_may_request_a_loss_that_needs_no_labels(tmp_path):
     class Pairs(nn.Module):
         def __init__(self):
             super().__init__()
@@ -135,56 +112,48 @@ def test_a_batch_may_ask_for_a_loss_that_needs_no_labels(tmp_path):
 
     data = [{"x": sample["x"], "other": 2 * sample["x"]} for sample in rows(8)]
     asks = partial(collate, return_loss=True)
-    args = arguments(tmp_path, per_device_eval_batch_size=4)
-    trainer = Trainer(Pairs(), args, data_collator=asks, compute_metrics=lambda p: {"rows": len(p.predictions)})
+    options = {"model": Pairs(), "per_device_eval_batch_size": 4}
+    trainer = made(tmp_path, data_collator=asks, compute_metrics=lambda p: {"rows": len(p.predictions)}, **options)
     metrics = trainer.evaluate(data)
     assert metrics["eval_rows"] == 8
     halves = [trainer.model(**asks(half))["loss"].item() for half in (data[:4], data[4:])]
     assert metrics["eval_loss"] == pytest.approx(sum(halves) / 2, rel=1e-6)
-    assert "eval_loss" not in Trainer(Pairs(), args, data_collator=collate).evaluate(data)
+    assert "eval_loss" not in made(tmp_path, data_collator=collate, **options).evaluate(data)
 
 
-def test_a_dataset_is_named_and_a_wrong_name_is_told(tmp_path):
-    trainer = Trainer(Classifier(), arguments(tmp_path), eval_dataset={"easy": rows(4), "hard": rows(6)})
+def test_a_dataset_is_selected_by_its_name_and_a_wrong_name_is_refused(tmp_path):
+    trainer = made(tmp_path, eval_dataset={"easy": rows(4), "hard": rows(6)})
     assert trainer.evaluate("hard")["eval_loss"] == trainer.evaluate(rows(6))["eval_loss"]
-    with pytest.raises(ConfigError, match="eval_dataset has no 'hart', it has easy, hard: did you mean hard?"):
-        trainer.evaluate("hart")
-    with pytest.raises(
-        ConfigError, match="'hard' is not a dataset: to select one by its name, eval_dataset must be a dict"
-    ):
-        Trainer(Classifier(), arguments(tmp_path), eval_dataset=rows(4)).evaluate("hard")
+    assert_refused("eval_dataset has no 'hart', it has easy, hard: did you mean hard?", trainer.evaluate, "hart")
+    text = "'hard' is not a dataset: to select one by its name, eval_dataset must be a dict"
+    assert_refused(text, made(tmp_path, eval_dataset=rows(4)).evaluate, "hard")
 
 
-def test_data_without_a_length_is_told_what_it_needs(tmp_path):
-    trainer = Trainer(Classifier(), arguments(tmp_path))
-    with pytest.raises(ConfigError, match="a generator has no length and is not an IterableDataset: add a __len__"):
-        trainer.evaluate(sample for sample in rows(4))
+def test_data_without_a_length_is_refused(tmp_path):
+    text = "a generator has no length and is not an IterableDataset: add a __len__"
+    assert_refused(text, made(tmp_path).evaluate, (sample for sample in rows(4)))
 
 
-def test_inputs_for_the_metrics_are_those_of_the_main_input_or_told_to_be_missing(tmp_path):
+def test_inputs_for_the_metrics_are_the_main_input_which_must_exist(tmp_path):
     class Named(Classifier):
         main_input_name = "x"
 
-    def evaluated(model):
-        args = arguments(tmp_path, include_for_metrics="inputs")
-        return Trainer(model, args, compute_metrics=lambda p: {"rows": len(p.inputs)}).evaluate(rows(4))
-
-    assert evaluated(Named())["eval_rows"] == 4
-    with pytest.raises(ConfigError, match="a batch has no input_ids: it has x, labels. Set main_input_name"):
-        evaluated(Classifier())
+    options = {"include_for_metrics": "inputs", "compute_metrics": lambda p: {"rows": len(p.inputs)}}
+    assert made(tmp_path, model=Named(), **options).evaluate(rows(4))["eval_rows"] == 4
+    text = "a batch has no input_ids: it has x, labels. Set main_input_name"
+    assert_refused(text, made(tmp_path, **options).evaluate, rows(4))
 
 
-def test_one_label_name_may_be_given_as_it_is(tmp_path):
-    trainer = Trainer(Classifier(), arguments(tmp_path, label_names="labels"))
+def test_a_single_label_name_needs_no_list(tmp_path):
+    trainer = made(tmp_path, label_names="labels")
     assert trainer.label_names == ["labels"] and "eval_loss" in trainer.evaluate(rows(4))
 
 
-def test_what_one_evaluation_generates_with_is_forgotten_by_the_next(tmp_path):
+def test_options_of_generation_hold_for_one_evaluation(tmp_path):
     pytest.importorskip("transformers")
     data = [{"input_ids": torch.arange(3, 8), "labels": torch.arange(3, 6)} for _ in range(2)]
-    args = Seq2SeqTrainingArguments(
-        str(tmp_path), predict_with_generate=True, generation_max_length=9, disable_tqdm=True
-    )
+    options = {"predict_with_generate": True, "generation_max_length": 9, "disable_tqdm": True}
+    args = Seq2SeqTrainingArguments(str(tmp_path), **options)
     trainer = Seq2SeqTrainer(t5(), args, compute_metrics=lambda p: {"length": p.predictions.shape[1]})
     trainer.model.generation_config.eos_token_id = None  # so that every text is as long as it may be
     assert trainer.evaluate(data, max_length=4)["eval_length"] == 4
@@ -193,35 +162,29 @@ def test_what_one_evaluation_generates_with_is_forgotten_by_the_next(tmp_path):
     assert (both["eval_a_length"], both["eval_b_length"]) == (5, 5)
 
 
-def test_a_model_that_cannot_generate_is_told(tmp_path):
+def test_bad_input_of_evaluations_is_refused(tmp_path):
     args = Seq2SeqTrainingArguments(str(tmp_path), predict_with_generate=True, disable_tqdm=True)
-    with pytest.raises(ConfigError, match=r"needs a model with generate\(\): Classifier has none"):
-        Seq2SeqTrainer(Classifier(), args).predict(rows(2))
-
-
-def test_callbacks_that_are_no_list_are_told(tmp_path):
-    with pytest.raises(ConfigError, match="callbacks must be a list, got a EarlyStoppingCallback"):
-        Trainer(Classifier(), arguments(tmp_path), callbacks=EarlyStoppingCallback())
-
-
-def test_metrics_cannot_be_added_to_a_file_that_is_no_json(tmp_path):
+    text = r"needs a model with generate\(\): Classifier has none"
+    assert_refused(text, Seq2SeqTrainer(Classifier(), args).predict, rows(2))
+    options = {"callbacks": EarlyStoppingCallback()}
+    text = "callbacks must be a list, got a EarlyStoppingCallback"
+    assert_refused(text, Trainer, Classifier(), arguments(tmp_path), **options)
     (tmp_path / "all_results.json").write_text("{half")
-    with pytest.raises(ConfigError, match="all_results.json is not a JSON file"):
-        Trainer(Classifier(), arguments(tmp_path)).save_metrics("eval", {"eval_loss": 0.5})
+    assert_refused("all_results.json is not a JSON file", made(tmp_path).save_metrics, "eval", {"eval_loss": 0.5})
 
 
-def test_the_log_level_shows_what_it_says_and_that_of_a_replica_is_its_own(tmp_path, monkeypatch, capsys):
+def test_the_log_level_applies_and_replicas_have_their_own(tmp_path, monkeypatch, capsys):
     logger = logging.getLogger("loopwright")
     for name, value in (("handlers", []), ("propagate", False), ("level", logger.level)):
         monkeypatch.setattr(logger, name, value)  # as in a program that has not set up logging
-    Trainer(Classifier(), arguments(tmp_path))
+    made(tmp_path)
     assert logger.handlers == []
-    Trainer(Classifier(), arguments(tmp_path, log_level="info"))
-    Trainer(Classifier(), arguments(tmp_path, log_level="info"))
+    made(tmp_path, log_level="info")
+    made(tmp_path, log_level="info")
     logging.getLogger("loopwright.hf").info("one line")
     assert capsys.readouterr().err == "one line\n"
     monkeypatch.setenv("LOCAL_RANK", "1")
-    Trainer(Classifier(), arguments(tmp_path, log_level_replica="error"))
+    made(tmp_path, log_level_replica="error")
     assert logger.level == logging.ERROR
 
 
