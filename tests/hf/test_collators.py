@@ -1,4 +1,4 @@
-"""Collators: equal to transformers' own where those are right, kind to their inputs, and repeatable in our loaders."""
+"""Collators: equal to transformers' where those are right, without side effects, and repeatable in our loaders."""
 
 from __future__ import annotations
 
@@ -23,29 +23,15 @@ from loopwright.data.collators import (
     DefaultDataCollator,
     default_data_collator,
 )
-from loopwright.errors import ConfigError, DataError
+from loopwright.errors import DataError
+
+from .tiny import PlainTokenizer, assert_refused
 
 CPU = torch.device("cpu")
 NAMES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["play", "##ing", "##ed", "un", "##believ", "##able", "the", "cat", "sat", "on", "mat", ".", ","]
 VOCABULARY = {token: index for index, token in enumerate(NAMES + WORDS)}
 TEXTS = ["the cat played", "unbelievable", "the playing cat sat on the unbelievable mat.", "cat, cat"]
-
-
-class PlainTokenizer:
-    """What a tokenizer that is none of transformers' must have."""
-
-    pad_token_id = 0
-    mask_token_id = 4
-    eos_token_id = 3
-    all_special_ids = (0, 1, 2, 3, 4)
-
-    def __init__(self, side: str = "right", size: int = 1000) -> None:
-        self.padding_side = side
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
 
 
 def fast_tokenizer(side: str = "right", **changes):
@@ -90,11 +76,8 @@ def test_a_collator_has_the_fields_of_transformers_in_their_order_and_with_their
         return [(field.name, field.default) for field in dataclasses.fields(kind)]
 
     assert len(collators.__all__) == 8
-    assert described(getattr(collators, name)) == described(theirs(name))
-
-
-def test_the_permutation_language_modeling_collator_is_not_there():
     assert not hasattr(collators, "DataCollatorForPermutationLanguageModeling")
+    assert described(getattr(collators, name)) == described(theirs(name))
 
 
 # ---------------------------------------------------------------------------------------------- stacking
@@ -115,7 +98,7 @@ PLAIN_SAMPLES = {
 
 @pytest.mark.parametrize("kind", ["pt", "np"])
 @pytest.mark.parametrize("case", sorted(PLAIN_SAMPLES))
-def test_samples_are_stacked_as_transformers_does_it(case, kind):
+def test_samples_are_stacked_as_in_transformers(case, kind):
     samples = PLAIN_SAMPLES[case]
     expected = theirs("default_data_collator")(samples, kind)
     assert_same_batch(default_data_collator(samples, kind), expected)
@@ -123,15 +106,14 @@ def test_samples_are_stacked_as_transformers_does_it(case, kind):
     assert_same_batch(DefaultDataCollator()(samples, return_tensors=kind), expected)
 
 
-def test_tensors_are_stacked_as_transformers_does_it():
-    samples = [
-        {"x": torch.rand(2, 3), "label": torch.tensor(n), "z": torch.tensor([n], dtype=torch.int8)} for n in (0, 1)
-    ]
-    assert_same_batch(default_data_collator(samples), theirs("default_data_collator")(samples))
-    samples = [{"label": torch.tensor([n])} for n in (0, 1)]
-    assert_same_batch(default_data_collator(samples), theirs("default_data_collator")(samples))
-    samples = [{"label_ids": torch.tensor([n, 2])} for n in (0, 1)]
-    assert_same_batch(default_data_collator(samples), theirs("default_data_collator")(samples))
+def test_tensors_are_stacked_as_in_transformers():
+    for make in (
+        lambda n: {"x": torch.rand(2, 3), "label": torch.tensor(n), "z": torch.tensor([n], dtype=torch.int8)},
+        lambda n: {"label": torch.tensor([n])},
+        lambda n: {"label_ids": torch.tensor([n, 2])},
+    ):
+        samples = [make(0), make(1)]
+        assert_same_batch(default_data_collator(samples), theirs("default_data_collator")(samples))
 
 
 @dataclasses.dataclass
@@ -150,50 +132,39 @@ class SlottedSample:
 
 @pytest.mark.parametrize(
     "make",
-    [Sample, SlottedSample, lambda x, label: SimpleNamespace(x=x, label=label)],
-    ids=["dataclass", "slots", "object"],
+    [
+        *(Sample, SlottedSample, lambda x, label: SimpleNamespace(x=x, label=label)),
+        lambda x, label: theirs("BatchEncoding")({"x": x, "label": label}),
+    ],
+    ids=["dataclass", "slots", "object", "encoding"],
 )
-def test_samples_may_be_dataclasses_or_objects(make):
+def test_samples_may_be_dataclasses_objects_or_encodings(make):
     batch = default_data_collator([make([1, 2], 0), make([3, 4], 1)])
     assert sorted(batch) == ["labels", "x"]
     assert batch["x"].tolist() == [[1, 2], [3, 4]]
     assert batch["labels"].tolist() == [0, 1]
 
 
-def test_samples_may_be_batch_encodings():
-    encoding = pytest.importorskip("transformers").BatchEncoding
-    batch = default_data_collator([encoding({"input_ids": [1, 2]}), encoding({"input_ids": [3, 4]})])
-    assert batch["input_ids"].tolist() == [[1, 2], [3, 4]]
-
-
-def test_text_is_left_out_also_in_lists():
+def test_text_is_removed_also_in_lists():
     samples = [{"x": 1, "text": "a", "tokens": ["a", "b"], "pairs": [["a"], ["b"]]} for _ in range(2)]
     assert list(default_data_collator(samples)) == ["x"]
     samples = [{"input_ids": [1] * n, "text": "a", "tokens": ["a"] * n} for n in (1, 2)]
     assert sorted(DataCollatorWithPadding(PlainTokenizer())(samples)) == ["attention_mask", "input_ids"]
 
 
-def test_of_label_and_labels_the_latter_counts():
+def test_labels_take_precedence_over_label():
     samples = [{"label": 0, "labels": [0.9, 0.1]}, {"label": 1, "labels": [0.2, 0.8]}]
     assert default_data_collator(samples)["labels"].tolist() == torch.tensor([[0.9, 0.1], [0.2, 0.8]]).tolist()
     samples = [{**sample, "input_ids": [5]} for sample in samples]
     assert DataCollatorWithPadding(PlainTokenizer())(samples)["labels"].shape == (2, 2)
 
 
-def test_uneven_lists_are_an_error_that_names_the_key_and_the_lengths():
-    with pytest.raises(DataError, match=r"'x' differ .* length 2, length 3\. Pad them .*DataCollatorWithPadding"):
-        default_data_collator([{"x": [1, 2]}, {"x": [1, 2, 3]}])
-    with pytest.raises(DataError, match=r"'x' .* lengths \[1, 2\], lengths \[2, 2\]"):
-        default_data_collator([{"x": [[1], [1, 2]]}, {"x": [[1, 2], [1, 2]]}])
-    with pytest.raises(DataError, match=r"'x' .* shape \(2,\), shape \(3,\)"):
-        default_data_collator([{"x": torch.zeros(2)}, {"x": torch.zeros(3)}])
-    with pytest.raises(DataError, match=r"'labels' .* length 1, length 2"):
-        DataCollatorWithPadding(PlainTokenizer())([{"input_ids": [1] * n, "labels": [1] * n} for n in (1, 2)])
-
-
 @pytest.mark.parametrize(
     ("samples", "text"),
     [
+        ([{"x": [1, 2]}, {"x": [1, 2, 3]}], r"'x' differ .* length 2, length 3\. Pad them .*DataCollatorWithPadding"),
+        ([{"x": [[1], [1, 2]]}, {"x": [[1, 2], [1, 2]]}], r"'x' .* lengths \[1, 2\], lengths \[2, 2\]"),
+        ([{"x": torch.zeros(2)}, {"x": torch.zeros(3)}], r"'x' .* shape \(2,\), shape \(3,\)"),
         ([], "at least one sample"),
         ([{}, {}], "are empty"),
         ([(1, 2)], "got tuple"),
@@ -203,21 +174,18 @@ def test_uneven_lists_are_an_error_that_names_the_key_and_the_lengths():
         ([{"x": 1}, {"x": None}], "'x' is None in sample 1"),
         ([{"x": {"a": 1}}, {"x": {"a": 2}}], r"'x' \(dict\) are not numbers"),
     ],
-    ids=["none", "empty", "tuples", "tensors", "missing", "added", "None", "dicts"],
+    ids=["uneven", "nested", "shapes", "none", "empty", "tuples", "tensors", "missing", "added", "None", "dicts"],
 )
-def test_samples_that_are_no_batch_are_an_error_that_says_why(samples, text):
-    with pytest.raises(DataError, match=text):
-        default_data_collator(samples)
+def test_samples_that_cannot_be_a_batch_are_explained(samples, text):
+    assert_refused(text, default_data_collator, samples, error=DataError)
 
 
 @pytest.mark.parametrize("kind", ["tf", "jax", None])
 def test_other_kinds_of_tensors_are_refused(kind):
-    with pytest.raises(ConfigError, match="must be 'pt'"):
-        default_data_collator([{"x": 1}], kind)
-    with pytest.raises(ConfigError, match="must be 'pt'"):
-        DataCollatorWithPadding(PlainTokenizer(), return_tensors=kind)
-    with pytest.raises(ConfigError, match="must be 'pt'"):
-        DataCollatorForSeq2Seq(PlainTokenizer())([{"input_ids": [1]}], return_tensors="tf")
+    assert_refused("must be 'pt'", default_data_collator, [{"x": 1}], kind)
+    assert_refused("must be 'pt'", DataCollatorWithPadding, PlainTokenizer(), return_tensors=kind)
+    collator = DataCollatorForSeq2Seq(PlainTokenizer())
+    assert_refused("must be 'pt'", collator, [{"input_ids": [1]}], return_tensors="tf")
 
 
 # ---------------------------------------------------------------------------------------------- padding
@@ -233,45 +201,45 @@ PADDINGS = {
 @pytest.mark.parametrize("kind", ["pt", "np"])
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("case", sorted(PADDINGS))
-def test_padding_is_that_of_transformers(case, side, kind):
-    tokenizer = fast_tokenizer(side)
-    samples = [{**sample, "label": index} for index, sample in enumerate(encoded(tokenizer))]
-    options = {**PADDINGS[case], "return_tensors": kind}
-    batch = DataCollatorWithPadding(tokenizer, **options)(samples)
-    assert_same_batch(batch, theirs("DataCollatorWithPadding")(tokenizer, **options)(samples))
-    assert 0 < batch["token_type_ids"].sum() < batch["attention_mask"].sum()
-
-    samples = [{**sample, "labels": sample["input_ids"][::-1]} for sample in encoded(tokenizer)]
-    batch = DataCollatorForTokenClassification(tokenizer, **options)(samples)
-    assert_same_batch(batch, theirs("DataCollatorForTokenClassification")(tokenizer, **options)(samples))
-
-    samples = [{**sample, "labels": [7] * (index + 2)} for index, sample in enumerate(encoded(tokenizer))]
-    batch = DataCollatorForSeq2Seq(tokenizer, **options)(samples)
-    assert_same_batch(batch, theirs("DataCollatorForSeq2Seq")(tokenizer, **options)(samples))
+def test_padding_is_the_same_as_in_transformers(case, side, kind):
+    tokenizer, options = fast_tokenizer(side), {**PADDINGS[case], "return_tensors": kind}
+    labels = {
+        DataCollatorWithPadding: lambda index, sample: {"label": index},
+        DataCollatorForTokenClassification: lambda index, sample: {"labels": sample["input_ids"][::-1]},
+        DataCollatorForSeq2Seq: lambda index, sample: {"labels": [7] * (index + 2)},
+    }
+    for collator, label in labels.items():
+        samples = [{**sample, **label(index, sample)} for index, sample in enumerate(encoded(tokenizer))]
+        batch = collator(tokenizer, **options)(samples)
+        assert_same_batch(batch, theirs(collator.__name__)(tokenizer, **options)(samples))
+        assert 0 < batch["token_type_ids"].sum() < batch["attention_mask"].sum()
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("case", sorted(PADDINGS))
-def test_a_tokenizer_that_cannot_pad_is_padded_for_with_the_same_result(case, side):
+def test_a_tokenizer_that_cannot_pad_gives_the_same_result(case, side):
     real, plain = fast_tokenizer(side), PlainTokenizer(side)
     samples = encoded(real, return_special_tokens_mask=True)
     ours = DataCollatorWithPadding(plain, **PADDINGS[case])(samples)
     assert_same_batch(ours, DataCollatorWithPadding(real, **PADDINGS[case])(samples))
     without_mask = [{"input_ids": sample["input_ids"]} for sample in samples]
-    made = DataCollatorWithPadding(plain, **PADDINGS[case])(without_mask)
-    assert made["attention_mask"].tolist() == ours["attention_mask"].tolist()
+    created = DataCollatorWithPadding(plain, **PADDINGS[case])(without_mask)
+    assert created["attention_mask"].tolist() == ours["attention_mask"].tolist()
 
 
-def test_padding_is_on_the_side_of_the_tokenizer():
+def test_padding_is_on_the_side_of_the_tokenizer_and_keeps_float_labels():
     samples = [{"input_ids": [5], "labels": [1]}, {"input_ids": [6, 7, 8], "labels": [1, 2, 3]}]
     batch = DataCollatorForTokenClassification(PlainTokenizer("left"))(samples)
     assert batch["input_ids"].tolist() == [[0, 0, 5], [6, 7, 8]]
     assert batch["attention_mask"].tolist() == [[0, 0, 1], [1, 1, 1]]
     assert batch["labels"].tolist() == [[-100, -100, 1], [1, 2, 3]]
+    samples = [{"input_ids": [5], "labels": [0.5]}, {"input_ids": [5, 6], "labels": [0.25, 1.0]}]
+    labels = DataCollatorForTokenClassification(PlainTokenizer())(samples)["labels"]
+    assert labels.tolist() == [[0.5, -100.0], [0.25, 1.0]]
 
 
 @pytest.mark.parametrize("convert", [np.asarray, torch.tensor], ids=["arrays", "tensors"])
-def test_what_is_padded_may_be_arrays_or_tensors(convert):
+def test_padded_columns_may_be_arrays_or_tensors(convert):
     tokenizer = fast_tokenizer()
     samples = [{**sample, "labels": sample["input_ids"]} for sample in encoded(tokenizer)]
     converted = [{name: convert(value) for name, value in sample.items()} for sample in samples]
@@ -279,91 +247,82 @@ def test_what_is_padded_may_be_arrays_or_tensors(convert):
         assert_same_batch(collator(converted), collator(samples))
 
 
-def test_what_is_not_of_the_tokenizer_is_stacked_as_it_is():
-    samples = [
-        {"input_ids": [5] * n, "score": 0.5, "vector": np.float16([1, 2]), "image": torch.zeros(2, 2), "labels": n}
-        for n in (1, 2)
-    ]
+def test_other_columns_are_stacked_and_label_ids_become_labels():
+    arrays = {"vector": np.float16([1, 2]), "image": torch.zeros(2, 2)}
+    samples = [{"input_ids": [5] * n, "score": 0.5, "labels": n, **arrays} for n in (1, 2)]
     for tokenizer in (PlainTokenizer(), fast_tokenizer()):
         batch = DataCollatorWithPadding(tokenizer)(samples)
         assert batch["score"].dtype == torch.float32
         assert batch["vector"].dtype == torch.float16
         assert batch["image"].shape == (2, 2, 2)
         assert batch["labels"].tolist() == [1, 2]
-
-
-def test_the_label_ids_of_a_sample_become_labels_in_every_collator():
     samples = [{"input_ids": [5, 6], "label_ids": [1, 2]}, {"input_ids": [7, 8], "label_ids": [3, 4]}]
     for kind in (DataCollatorWithPadding, DataCollatorForTokenClassification, DataCollatorForSeq2Seq):
         assert kind(PlainTokenizer())(samples)["labels"].tolist() == [[1, 2], [3, 4]]
 
 
-def test_the_batch_of_a_tokenizer_of_transformers_can_still_be_moved():
+def test_a_batch_of_a_transformers_tokenizer_can_be_moved():
     tokenizer = fast_tokenizer()
     batch = DataCollatorWithPadding(tokenizer)(encoded(tokenizer)).to("cpu")
-    assert isinstance(batch, pytest.importorskip("transformers").BatchEncoding)
+    assert isinstance(batch, theirs("BatchEncoding"))
     assert batch.input_ids.shape[0] == len(TEXTS)
 
 
-def test_a_tokenizer_without_a_pad_token_is_an_error_with_the_fix_only_where_it_is_needed():
+def test_a_missing_pad_token_is_refused_only_if_it_is_needed():
     for tokenizer in (fast_tokenizer(pad_token=None), PlainTokenizer()):
         tokenizer.pad_token_id = None
         collator = DataCollatorWithPadding(tokenizer)
         assert collator([{"input_ids": [5, 6]}, {"input_ids": [7, 8]}])["attention_mask"].tolist() == [[1, 1], [1, 1]]
-        with pytest.raises(ConfigError, match=r"1 to 2 tokens .* to 2, .* tokenizer.pad_token = tokenizer.eos_token"):
-            collator([{"input_ids": [5]}, {"input_ids": [7, 8]}])
-        with pytest.raises(ConfigError, match="has no pad token"):
-            DataCollatorForLanguageModeling(tokenizer, mlm=False, pad_to_multiple_of=8)([[5, 6], [7, 8]])
+        text = r"1 to 2 tokens .* to 2, .* tokenizer.pad_token = tokenizer.eos_token"
+        assert_refused(text, collator, [{"input_ids": [5]}, {"input_ids": [7, 8]}])
+        collator = DataCollatorForLanguageModeling(tokenizer, mlm=False, pad_to_multiple_of=8)
+        assert_refused("has no pad token", collator, [[5, 6], [7, 8]])
 
 
-def test_not_padding_stacks_what_is_even_and_refuses_the_rest():
+def test_without_padding_even_samples_are_stacked_and_others_refused():
     for tokenizer in (PlainTokenizer(), fast_tokenizer()):
         collator = DataCollatorForSeq2Seq(tokenizer, padding=False)
         batch = collator([{"input_ids": [5, 6], "labels": [1]}, {"input_ids": [7, 8], "labels": [2]}])
         assert batch["input_ids"].tolist() == [[5, 6], [7, 8]]
         assert batch["labels"].tolist() == [[1], [2]]
-        with pytest.raises(DataError, match=r"'input_ids' .* length 1, length 2"):
-            collator([{"input_ids": [5]}, {"input_ids": [7, 8]}])
+        uneven = [{"input_ids": [5]}, {"input_ids": [7, 8]}]
+        assert_refused(r"'input_ids' .* length 1, length 2", collator, uneven, error=DataError)
 
 
-def test_what_cannot_be_padded_so_is_refused():
-    with pytest.raises(ConfigError, match="padding must be"):
-        DataCollatorWithPadding(PlainTokenizer(), padding="shortest")
-    with pytest.raises(ConfigError, match="pass max_length"):
-        DataCollatorWithPadding(PlainTokenizer(), padding="max_length")([{"input_ids": [1]}])
-    with pytest.raises(ConfigError, match="pass max_length"):
-        DataCollatorWithPadding(fast_tokenizer(), padding="max_length")([{"input_ids": [1]}])
-    with pytest.raises(DataError, match=r"no 'input_ids' .* names \['x'\]"):
-        DataCollatorWithPadding(PlainTokenizer())([{"x": 1}])
-    with pytest.raises(DataError, match=r"'input_ids' .* length 4, length 9"):
-        collator = DataCollatorWithPadding(PlainTokenizer(), padding="max_length", max_length=4)
-        collator([{"input_ids": [1]}, {"input_ids": [1] * 9}])
+def test_impossible_padding_is_refused():
+    plain = PlainTokenizer()
+    assert_refused("padding must be", DataCollatorWithPadding, plain, padding="shortest")
+    for tokenizer in (plain, fast_tokenizer()):
+        collator = DataCollatorWithPadding(tokenizer, padding="max_length")
+        assert_refused("pass max_length", collator, [{"input_ids": [1]}])
+    collator = DataCollatorWithPadding(plain)
+    assert_refused(r"no 'input_ids' .* names \['x'\]", collator, [{"x": 1}], error=DataError)
+    uneven = [{"input_ids": [1] * n, "labels": [1] * n} for n in (1, 2)]
+    assert_refused(r"'labels' .* length 1, length 2", collator, uneven, error=DataError)
+    collator = DataCollatorWithPadding(plain, padding="max_length", max_length=4)
+    long = [{"input_ids": [1]}, {"input_ids": [1] * 9}]
+    assert_refused(r"'input_ids' .* length 4, length 9", collator, long, error=DataError)
 
 
-def test_a_max_length_without_effect_is_told_when_the_collator_is_made():
-    with pytest.warns(UserWarning, match="max_length=8 has no effect with padding=True") as told:
+def test_a_max_length_without_effect_is_reported_when_the_collator_is_created():
+    with pytest.warns(UserWarning, match="max_length=8 has no effect with padding=True") as caught:
         collator = DataCollatorWithPadding(fast_tokenizer(), max_length=8)
-    assert [warning.filename for warning in told] == [__file__]
+    assert [warning.filename for warning in caught] == [__file__]
     assert collator([{"input_ids": [5]}, {"input_ids": [5, 6]}])["input_ids"].shape == (2, 2)
 
 
-def test_labels_of_words_instead_of_tokens_are_refused():
-    collator = DataCollatorForTokenClassification(PlainTokenizer())
-    with pytest.raises(DataError, match="sample 1 of the batch has 2 labels for 3 tokens"):
-        collator([{"input_ids": [5], "labels": [1]}, {"input_ids": [5, 6, 7], "labels": [1, 2]}])
-    with pytest.raises(DataError, match="sample 0 of the batch has a single label for 2 tokens"):
-        collator([{"input_ids": [5, 6], "label": 1}])
-    with pytest.raises(DataError, match="lists of tokens"):
-        DataCollatorForSeq2Seq(PlainTokenizer())([{"input_ids": [5], "label": 1}])
+def test_labels_that_are_not_per_token_are_refused():
+    tokens, targets = DataCollatorForTokenClassification(PlainTokenizer()), DataCollatorForSeq2Seq(PlainTokenizer())
+    words = [{"input_ids": [5], "labels": [1]}, {"input_ids": [5, 6, 7], "labels": [1, 2]}]
+    for collator, samples, text in (
+        (tokens, words, "sample 1 of the batch has 2 labels for 3 tokens"),
+        (tokens, [{"input_ids": [5, 6], "label": 1}], "sample 0 of the batch has a single label for 2 tokens"),
+        (targets, [{"input_ids": [5], "label": 1}], "lists of tokens"),
+    ):
+        assert_refused(text, collator, samples, error=DataError)
 
 
-def test_token_labels_that_are_floats_stay_floats():
-    samples = [{"input_ids": [5], "labels": [0.5]}, {"input_ids": [5, 6], "labels": [0.25, 1.0]}]
-    labels = DataCollatorForTokenClassification(PlainTokenizer())(samples)["labels"]
-    assert labels.tolist() == [[0.5, -100.0], [0.25, 1.0]]
-
-
-def test_a_feature_extractor_pads_what_it_makes():
+def test_a_feature_extractor_pads_its_features():
     extractor = theirs("Wav2Vec2FeatureExtractor")(return_attention_mask=True)
     samples = [{"input_values": np.ones(n, dtype=np.float32), "label": n} for n in (2, 3)]
     batch = DataCollatorWithPadding(extractor)(samples)
@@ -376,13 +335,13 @@ def test_a_feature_extractor_pads_what_it_makes():
 
 
 class ShiftingModel:
-    """A model that makes its decoder's inputs from labels."""
+    """A model that creates its decoder's inputs from labels."""
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         return torch.cat([torch.full_like(labels[:, :1], 9), labels[:, :-1]], dim=1).masked_fill(labels == -100, 0)
 
 
-def test_the_inputs_of_the_decoder_are_made_by_the_model():
+def test_the_model_creates_the_inputs_of_the_decoder():
     tokenizer = fast_tokenizer()
     samples = [{**sample, "labels": [7] * (index + 2)} for index, sample in enumerate(encoded(tokenizer))]
     batch = DataCollatorForSeq2Seq(tokenizer, ShiftingModel())(samples)
@@ -409,7 +368,7 @@ def choices(tokenizer):
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", ["label", "labels"])
-def test_choices_are_batched_as_transformers_does_it(name, side):
+def test_choices_are_batched_as_in_transformers(name, side):
     tokenizer = fast_tokenizer(side)
     samples = [{**sample, name: sample["label"]} for sample in choices(tokenizer)]
     samples = [{key: value for key, value in sample.items() if key in (name, "input_ids")} for sample in samples]
@@ -427,12 +386,12 @@ def test_choices_are_batched_as_transformers_does_it(name, side):
 def test_choices_need_no_label_and_the_same_number_in_every_sample():
     collator = DataCollatorForMultipleChoice(PlainTokenizer())
     assert collator([{"input_ids": [[5], [6, 7]]}])["input_ids"].tolist() == [[[5, 0], [6, 7]]]
-    with pytest.raises(DataError, match=r"'input_ids' has \[2, 1\], where 2 were expected"):
-        collator([{"input_ids": [[5], [6]]}, {"input_ids": [[5]]}])
-    with pytest.raises(DataError, match=r"'id' has \[0, 0\]"):
-        collator([{"input_ids": [[5], [6]], "id": 1}, {"input_ids": [[5], [6]], "id": 2}])
-    with pytest.raises(DataError, match="there is no 'input_ids'"):
-        collator([{"x": [[5], [6]]}])
+    for text, samples in (
+        (r"'input_ids' has \[2, 1\], where 2 were expected", [{"input_ids": [[5], [6]]}, {"input_ids": [[5]]}]),
+        (r"'id' has \[0, 0\]", [{"input_ids": [[5], [6]], "id": id} for id in (1, 2)]),
+        ("there is no 'input_ids'", [{"x": [[5], [6]]}]),
+    ):
+        assert_refused(text, collator, samples, error=DataError)
 
 
 # ---------------------------------------------------------------------------------------------- flattening
@@ -440,7 +399,7 @@ def test_choices_need_no_label_and_the_same_number_in_every_sample():
 
 @pytest.mark.parametrize("kind", ["pt", "np"])
 @pytest.mark.parametrize("has_labels", [True, False], ids=["labels", "no labels"])
-def test_samples_are_joined_as_transformers_does_it(has_labels, kind):
+def test_samples_are_joined_as_in_transformers(has_labels, kind):
     samples = [{"input_ids": [5, 6, 7], "label": 1}, {"input_ids": [8], "label": 0}, {"input_ids": [9, 10], "label": 1}]
     if has_labels:
         samples = [{**sample, "labels": [id + 1 for id in sample["input_ids"]]} for sample in samples]
@@ -458,10 +417,9 @@ def test_joining_keeps_ids_and_labels_aligned():
     batch = collator([{"input_ids": torch.tensor([5, 6])}, {"input_ids": torch.tensor([], dtype=torch.int64)}])
     assert batch["input_ids"].tolist() == [[5, 6]]
     assert batch["labels"].tolist() == [[-100, 6]]
-    with pytest.raises(DataError, match="sample 0 of the batch has 1 labels for 2 tokens"):
-        collator([{"input_ids": [5, 6], "labels": [5]}])
-    with pytest.raises(DataError, match="no 'input_ids'"):
-        collator([{"ids": [5, 6]}])
+    text = "sample 0 of the batch has 1 labels for 2 tokens"
+    assert_refused(text, collator, [{"input_ids": [5, 6], "labels": [5]}], error=DataError)
+    assert_refused("no 'input_ids'", collator, [{"ids": [5, 6]}], error=DataError)
 
 
 # ---------------------------------------------------------------------------------------------- inputs are not changed
@@ -480,7 +438,7 @@ def every_collator():
 
 @pytest.mark.parametrize("kind", ["pt", "np"])
 @pytest.mark.parametrize("convert", [list, np.asarray, torch.tensor], ids=["lists", "arrays", "tensors"])
-def test_no_collator_changes_its_samples_nor_hands_out_their_memory(convert, kind):
+def test_no_collator_changes_or_aliases_its_samples(convert, kind):
     num_checked = 0
     for size in (1, 2):
         rows = [[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]][:size]
@@ -493,9 +451,6 @@ def test_no_collator_changes_its_samples_nor_hands_out_their_memory(convert, kin
             assert repr(samples) == repr(before), collator
             num_checked += 1
     assert num_checked == 24
-
-
-def test_choices_are_not_changed_either():
     for tokenizer in (PlainTokenizer(), fast_tokenizer()):
         samples = [{"input_ids": [[5], [6, 7]], "attention_mask": [[1], [1, 1]], "label": 1} for _ in range(2)]
         before = copy.deepcopy(samples)
@@ -509,7 +464,7 @@ def test_choices_are_not_changed_either():
 
 @pytest.mark.parametrize("kind", ["pt", "np"])
 @pytest.mark.parametrize("seed", [None, 3], ids=["global generator", "own generator"])
-def test_masks_are_those_of_transformers_under_the_same_seed(seed, kind):
+def test_masks_are_the_same_as_in_transformers_with_the_same_seed(seed, kind):
     tokenizer = fast_tokenizer()
     options = {"mlm_probability": 0.5, "seed": seed, "return_tensors": kind, "pad_to_multiple_of": 8}
     ours = DataCollatorForLanguageModeling(tokenizer, **options)
@@ -545,7 +500,7 @@ def test_80_percent_are_masked_10_are_random_and_10_stay():
     ("mask", "random", "kept"), [(1, 0, 0), (0, 1, 0), (0.8, 0.2, 0), (0, 0, 1), (0.5, 0.25, 0.25)]
 )
 @pytest.mark.parametrize("kind", ["pt", "np"])
-def test_the_shares_are_those_that_were_asked_for(mask, random, kept, kind):
+def test_the_shares_of_replaced_tokens_can_be_set(mask, random, kept, kind):
     ids = torch.full((50, 200), 7)
     collator = DataCollatorForLanguageModeling(
         PlainTokenizer(size=30_000), mask_replace_prob=mask, random_replace_prob=random, return_tensors=kind
@@ -557,19 +512,13 @@ def test_the_shares_are_those_that_were_asked_for(mask, random, kept, kind):
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_special_tokens_and_padding_are_never_asked_for(side):
+def test_special_tokens_and_padding_are_never_masked(side):
     for tokenizer in (PlainTokenizer(side), fast_tokenizer(side)):
         collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=1.0)
         batch = collator([{"input_ids": [2, 7, 8, 3]}, {"input_ids": [2, 7, 8, 9, 10, 3]}])
-        expected = [[-100, 7, 8, -100], [-100, 7, 8, 9, 10, -100]]
-        pad = [-100, -100]
+        expected, pad = [[-100, 7, 8, -100], [-100, 7, 8, 9, 10, -100]], [-100, -100]
         assert batch["labels"].tolist() == [expected[0] + pad if side == "right" else pad + expected[0], expected[1]]
-
-
-def test_what_a_sample_says_is_special_is_never_asked_for():
-    for tokenizer in (PlainTokenizer(), fast_tokenizer()):
-        collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=1.0)
-        batch = collator([{"input_ids": [7, 8, 9], "special_tokens_mask": [0, 1, 0]}])
+        batch = collator([{"input_ids": [7, 8, 9], "special_tokens_mask": [0, 1, 0]}])  # as the sample declares
         assert batch["labels"].tolist() == [[7, -100, 9]]
         assert "special_tokens_mask" not in batch
         batch = collator([{"input_ids": [7, 8, 9], "attention_mask": [1, 1, 0]}])
@@ -588,26 +537,22 @@ def test_samples_may_be_lists_of_ids():
         assert batch["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
 
 
-def test_masking_that_cannot_work_is_refused_when_the_collator_is_made():
-    tokenizer = PlainTokenizer()
+def test_impossible_masking_is_refused_when_the_collator_is_created():
+    tokenizer, kind = PlainTokenizer(), DataCollatorForLanguageModeling
+    bare = SimpleNamespace(mask_token_id=4, pad_token_id=0)
     for name in ("mlm_probability", "mask_replace_prob", "random_replace_prob"):
         for value in (-0.1, 1.1, None):
-            with pytest.raises(ConfigError, match=f"{name} must be between 0 and 1"):
-                DataCollatorForLanguageModeling(tokenizer, **{name: value})
-    with pytest.raises(ConfigError, match=r"must not exceed 1 together, got 1\.2"):
-        DataCollatorForLanguageModeling(tokenizer, mask_replace_prob=0.9, random_replace_prob=0.3)
-    with pytest.raises(ConfigError, match="pass mlm=True"):
-        DataCollatorForLanguageModeling(tokenizer, mlm=False, whole_word_mask=True)
-    with pytest.raises(ConfigError, match=r"no mask token.* mlm=False"):
-        DataCollatorForLanguageModeling(fast_tokenizer(mask_token=None))
-    with pytest.raises(ConfigError, match="has no length"):
-        DataCollatorForLanguageModeling(SimpleNamespace(mask_token_id=4, pad_token_id=0))
-    with pytest.raises(ConfigError, match="no all_special_ids"):
-        DataCollatorForLanguageModeling(SimpleNamespace(mask_token_id=4, pad_token_id=0), random_replace_prob=0)([[5]])
+            assert_refused(f"{name} must be between 0 and 1", kind, tokenizer, **{name: value})
+    text = r"must not exceed 1 together, got 1\.2"
+    assert_refused(text, kind, tokenizer, mask_replace_prob=0.9, random_replace_prob=0.3)
+    assert_refused("pass mlm=True", kind, tokenizer, mlm=False, whole_word_mask=True)
+    assert_refused(r"no mask token.* mlm=False", kind, fast_tokenizer(mask_token=None))
+    assert_refused("has no length", kind, bare)
+    assert_refused("no all_special_ids", kind(bare, random_replace_prob=0), [[5]])
 
 
 class EverySecond(DataCollatorForLanguageModeling):
-    """Masks by a rule of its own, as users of transformers write it."""
+    """Masks by its own rule, as users of transformers write it."""
 
     def torch_mask_tokens(self, inputs, special_tokens_mask=None):
         labels = inputs.clone()
@@ -631,26 +576,23 @@ def test_masking_and_calls_can_be_overridden_as_with_transformers():
 
 
 def word_sources(tokenizer):
-    """Yield the samples of all texts with each of the ways to tell words, and what the words are."""
+    """Yield the samples of all texts with each way to tell words apart."""
     encodings = [tokenizer(text, "playing cat", return_offsets_mapping=True) for text in TEXTS]
     bare = [{"input_ids": encoding["input_ids"]} for encoding in encodings]
     yield "##", bare
-    yield (
-        "offsets",
-        [{**one, "offset_mapping": enc["offset_mapping"]} for one, enc in zip(bare, encodings, strict=True)],
-    )
-    yield "word ids", [{**one, "word_ids": enc.word_ids()} for one, enc in zip(bare, encodings, strict=True)]
+    both = list(zip(bare, encodings, strict=True))
+    yield "offsets", [{**one, "offset_mapping": encoding["offset_mapping"]} for one, encoding in both]
+    yield "word ids", [{**one, "word_ids": encoding.word_ids()} for one, encoding in both]
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("kind", ["pt", "np"])
-def test_words_are_asked_for_whole_or_not_at_all(kind, side):
+def test_words_are_masked_as_a_whole_or_not_at_all(kind, side):
     tokenizer = fast_tokenizer(side)
     goes_on = [token.startswith("##") for token in VOCABULARY]
     for source, samples in word_sources(tokenizer):
-        collator = DataCollatorForLanguageModeling(
-            tokenizer, whole_word_mask=True, mlm_probability=0.5, return_tensors=kind
-        )
+        options = {"whole_word_mask": True, "mlm_probability": 0.5, "return_tensors": kind}
+        collator = DataCollatorForLanguageModeling(tokenizer, **options)
         plain = DataCollatorWithPadding(tokenizer)([{"input_ids": sample["input_ids"]} for sample in samples])
         num_split, num_asked, num_continued = 0, 0, 0
         for _ in range(20):
@@ -669,7 +611,7 @@ def test_words_are_asked_for_whole_or_not_at_all(kind, side):
         assert num_asked > 0, source
 
 
-def test_whole_words_are_those_of_transformers_where_words_are_separated_by_gaps():
+def test_whole_words_are_the_same_as_in_transformers_if_gaps_separate_them():
     tokenizer = fast_tokenizer()
     samples = encoded(tokenizer, return_offsets_mapping=True, return_special_tokens_mask=True)
     options = {"whole_word_mask": True, "mlm_probability": 0.5, "mask_replace_prob": 1, "random_replace_prob": 0}
@@ -680,7 +622,7 @@ def test_whole_words_are_those_of_transformers_where_words_are_separated_by_gaps
         assert_same_batch(ours(same), other(same))
 
 
-def test_the_tokens_of_a_word_are_replaced_each_on_its_own():
+def test_the_tokens_of_a_word_are_replaced_separately():
     tokenizer = fast_tokenizer()
     collator = DataCollatorForLanguageModeling(tokenizer, whole_word_mask=True, mlm_probability=1.0)
     word = [VOCABULARY[token] for token in ("un", "##believ", "##able")]
@@ -690,24 +632,24 @@ def test_the_tokens_of_a_word_are_replaced_each_on_its_own():
     assert (is_mask.any(dim=1) & ~is_mask.all(dim=1)).any()
 
 
-def test_words_that_nothing_tells_apart_are_an_error_with_the_fix():
-    with pytest.raises(ConfigError, match="return_offsets_mapping=True"):
-        DataCollatorForLanguageModeling(PlainTokenizer(), whole_word_mask=True)([[5, 6]])
+def test_words_that_cannot_be_told_apart_are_refused():
     collator = DataCollatorForLanguageModeling(PlainTokenizer(), whole_word_mask=True)
-    with pytest.raises(DataError, match=r"'word_ids' .* length 2, length 3"):
-        collator([{"input_ids": [5, 6], "word_ids": [0, 1]}, {"input_ids": [5, 6], "word_ids": [0, 1, 2]}])
-    with pytest.raises(DataError, match="offset_mapping has the shape"):
-        collator([{"input_ids": [5, 6], "offset_mapping": [(0, 1), (1, 2), (2, 3)]}])
+    assert_refused("return_offsets_mapping=True", collator, [[5, 6]])
+    samples = [{"input_ids": [5, 6], "word_ids": [0, 1]}, {"input_ids": [5, 6], "word_ids": [0, 1, 2]}]
+    assert_refused(r"'word_ids' .* length 2, length 3", collator, samples, error=DataError)
+    samples = [{"input_ids": [5, 6], "offset_mapping": [(0, 1), (1, 2), (2, 3)]}]
+    assert_refused("offset_mapping has the shape", collator, samples, error=DataError)
 
 
 # ---------------------------------------------------------------------------------------------- causal language models
 
 
 @pytest.mark.parametrize("kind", ["pt", "np"])
-def test_causal_labels_are_those_of_transformers_where_padding_is_a_token_of_its_own(kind):
+def test_causal_labels_are_the_same_as_in_transformers_if_padding_has_its_own_token(kind):
     tokenizer = fast_tokenizer()
-    ours = DataCollatorForLanguageModeling(tokenizer, mlm=False, return_tensors=kind, pad_to_multiple_of=8)
-    other = theirs("DataCollatorForLanguageModeling")(tokenizer, mlm=False, return_tensors=kind, pad_to_multiple_of=8)
+    options = {"mlm": False, "return_tensors": kind, "pad_to_multiple_of": 8}
+    ours = DataCollatorForLanguageModeling(tokenizer, **options)
+    other = theirs("DataCollatorForLanguageModeling")(tokenizer, **options)
     assert_same_batch(ours(encoded(tokenizer)), other(encoded(tokenizer)))
 
 
@@ -722,7 +664,7 @@ def test_an_end_of_sequence_that_is_also_the_pad_token_counts(side):
         assert labels.tolist() == [[7, 3] + padding if side == "right" else padding + [7, 3], [7, 8, 9, 3]]
 
 
-def test_padding_of_samples_that_came_padded_does_not_count():
+def test_padding_in_the_samples_does_not_count_and_their_labels_are_replaced():
     collator = DataCollatorForLanguageModeling(PlainTokenizer(), mlm=False)
     assert collator([[7, 3, 0, 0]])["labels"].tolist() == [[7, 3, -100, -100]]
     tokenizer = PlainTokenizer()
@@ -730,9 +672,6 @@ def test_padding_of_samples_that_came_padded_does_not_count():
     collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
     batch = collator([{"input_ids": [7, 3, 3, 3], "attention_mask": [1, 1, 0, 0]}])
     assert batch["labels"].tolist() == [[7, 3, -100, -100]]
-
-
-def test_labels_of_the_samples_are_replaced():
     samples = [{"input_ids": [7] * n, "label": n} for n in (1, 2)]
     batch = DataCollatorForLanguageModeling(PlainTokenizer(), mlm=False)(samples)
     assert batch["labels"].tolist() == [[7, -100], [7, 7]]
@@ -742,7 +681,7 @@ def test_labels_of_the_samples_are_replaced():
 
 
 class Sentences:
-    """A dataset of sentences of one length, each its own."""
+    """A dataset of different sentences of the same length."""
 
     def __len__(self) -> int:
         return 24
@@ -763,7 +702,7 @@ def masks(source, epoch: int = 0, position: int = 0) -> list[list[list[int]]]:
 
 
 @pytest.mark.parametrize("kind", ["pt", "np"])
-def test_every_evaluation_sees_the_same_masks_whatever_was_drawn_before(kind):
+def test_every_evaluation_and_every_number_of_workers_sees_the_same_masks(kind):
     source = loader(evaluation=True, return_tensors=kind)
     first = masks(source)
     torch.rand(100)
@@ -771,6 +710,7 @@ def test_every_evaluation_sees_the_same_masks_whatever_was_drawn_before(kind):
     assert masks(source) == first
     assert masks(loader(evaluation=True, return_tensors=kind)) == first
     assert len(first) == 6
+    assert masks(loader(num_workers=2, return_tensors=kind)) == masks(loader(return_tensors=kind))
 
 
 @pytest.mark.parametrize("kind", ["pt", "np"])
@@ -782,11 +722,7 @@ def test_a_resumed_epoch_sees_the_masks_of_the_uninterrupted_one_and_epochs_diff
     assert len({repr([[label != -100 for label in row] for row in batch]) for batch in whole}) == 6
 
 
-def test_masks_do_not_depend_on_the_workers():
-    assert masks(loader(num_workers=2)) == masks(loader())
-
-
-def test_with_a_seed_of_its_own_masks_follow_from_the_batches_made_before():
+def test_a_collator_with_its_own_seed_repeats_its_masks_and_can_be_pickled():
     collator = DataCollatorForLanguageModeling(PlainTokenizer(), mlm_probability=0.3, seed=5)
     samples = [Sentences()[0]]
     first, second = (collator(samples)["labels"].tolist() for _ in range(2))
@@ -794,9 +730,11 @@ def test_with_a_seed_of_its_own_masks_follow_from_the_batches_made_before():
     torch.manual_seed(99)
     again = DataCollatorForLanguageModeling(PlainTokenizer(), mlm_probability=0.3, seed=5)
     assert [again(samples)["labels"].tolist() for _ in range(2)] == [first, second]
+    copied = pickle.loads(pickle.dumps(collator))
+    assert copied(samples)["labels"].tolist() == collator(samples)["labels"].tolist()
 
 
-def test_each_worker_has_a_generator_of_its_own_also_after_one_was_used_here():
+def test_each_worker_has_its_own_generator_even_if_it_was_used_here():
     collator = DataCollatorForLanguageModeling(PlainTokenizer(), mlm_probability=0.3, seed=5)
     same = [Sentences()[0]] * 2
     here = [collator([sample])["labels"].tolist() for sample in same]
@@ -804,11 +742,3 @@ def test_each_worker_has_a_generator_of_its_own_also_after_one_was_used_here():
     there = [batch["labels"].tolist() for batch in batches]
     assert there[0] == here[0]
     assert there[1] not in here
-
-
-def test_collators_can_be_sent_to_other_processes():
-    collator = DataCollatorForLanguageModeling(PlainTokenizer(), seed=5)
-    samples = [Sentences()[0]]
-    collator(samples)
-    copied = pickle.loads(pickle.dumps(collator))
-    assert copied(samples)["labels"].tolist() == collator(samples)["labels"].tolist()

@@ -1,4 +1,4 @@
-"""Compiled classifiers of transformers, which settle in their first forward what kind of labels they have."""
+"""Compiled classifiers of transformers, which set their problem type in the first forward pass."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from hf.tiny import VOCABULARY, Classifier, bert
-from loopwright import hf
 from loopwright.engine.compilation import compile_model
 from loopwright.hf.classifiers import problem_type_of, settle_labels_before
+
+from .tiny import SIZES, VOCABULARY, Classifier, bert, fit, losses
 
 
 @pytest.fixture(autouse=True)
@@ -25,26 +25,19 @@ def _compiles_anew() -> Any:
 
 
 def albert(labels: int) -> Any:
-    """Return a tiny classifier of transformers whose own forward settles it, not its loss function."""
+    """Return a tiny classifier of transformers whose own forward sets it, not its loss function."""
     from transformers import AlbertConfig, AlbertForSequenceClassification
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout_prob": 0.0}
-    config = AlbertConfig(vocab_size=VOCABULARY, num_labels=labels, embedding_size=8, **sizes, **rates)
+    config = AlbertConfig(vocab_size=VOCABULARY, num_labels=labels, embedding_size=8, **SIZES, **rates)
     return AlbertForSequenceClassification(config)
 
 
 def trained(model: Any, label: Any, folder: Any, **options: Any) -> list[float]:
     """Train two updates and return their losses."""
     rows = [{"input_ids": [1 + number % 9] * 6, "labels": label(number)} for number in range(8)]
-    settings = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True, "logging_steps": 1}
-    arguments = hf.TrainingArguments(
-        str(folder), per_device_train_batch_size=4, num_train_epochs=1, **settings, **options
-    )
-    trainer = hf.Trainer(model, arguments, train_dataset=rows)
-    trainer.train()
-    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    return losses(fit(folder, model=model, data=rows, use_cpu=True, learning_rate=5e-5, **options))
 
 
 @pytest.mark.parametrize(
@@ -58,15 +51,15 @@ def trained(model: Any, label: Any, folder: Any, **options: Any) -> list[float]:
 def test_a_classifier_is_compiled_once(make, label, kind, tmp_path):
     model = make(3)
     assert model.config.problem_type is None
-    losses = trained(model, label, tmp_path, torch_compile_backend="eager")
+    compiled = trained(model, label, tmp_path, torch_compile_backend="eager")
     assert counters["stats"]["unique_graphs"] == 1
     assert model.config.problem_type == kind
-    assert losses == trained(make(3), label, tmp_path) and len(losses) == 2
+    assert compiled == trained(make(3), label, tmp_path) and len(compiled) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.long, torch.int, torch.float, torch.half])
 @pytest.mark.parametrize("num_labels", [1, 2])
-def test_labels_are_taken_for_what_transformers_takes_them_for(num_labels, dtype):
+def test_labels_have_the_problem_type_that_transformers_infers(num_labels, dtype):
     from transformers.loss.loss_utils import ForSequenceClassificationLoss
 
     config = SimpleNamespace(num_labels=num_labels, problem_type=None)
@@ -78,17 +71,16 @@ def test_labels_are_taken_for_what_transformers_takes_them_for(num_labels, dtype
 
 
 def tagger() -> Any:
-    """Return a tiny model of transformers that does not look at what kind its labels are."""
+    """Return a tiny model of transformers that does not read the problem type."""
     from transformers import BertConfig, BertForTokenClassification
 
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    return BertForTokenClassification(BertConfig(vocab_size=VOCABULARY, **sizes))
+    return BertForTokenClassification(BertConfig(vocab_size=VOCABULARY, **SIZES))
 
 
 @pytest.mark.parametrize(
     "make", [tagger, Classifier, lambda: bert(3, problem_type="regression")], ids=["tagger", "own module", "given"]
 )
-def test_models_with_nothing_to_settle_are_called_as_they_are(make):
+def test_models_without_a_problem_type_to_set_are_not_patched(make):
     model = make()
     compile_model(model, backend="eager")
     compiled = model._compiled_call_impl

@@ -16,18 +16,8 @@ from loopwright.errors import ConfigError
 from loopwright.hf import Trainer
 from loopwright.hf.files import align_special_tokens
 
-from .tiny import (
-    CharacterTokenizer,
-    Classifier,
-    arguments,
-    assert_refused,
-    fit,
-    llama,
-    made,
-    rows,
-    token_rows,
-    weights,
-)
+from . import tiny
+from .tiny import Classifier, arguments, assert_refused, fit, made, rows, weights
 
 # ---------------------------------------------------------------------------------------------------- optimizers
 
@@ -77,15 +67,6 @@ def test_an_optimizer_with_two_sets_of_weights_is_switched_between_training_and_
     for name, value in start.items():
         assert torch.allclose(model.state_dict()[name], value, atol=1e-5)
         assert torch.allclose(saved[name], value, atol=1e-5)
-
-
-def test_an_optimizer_factory_may_be_a_class_with_callable_instances(tmp_path):
-    class Factory:
-        def __call__(self, model, lr):
-            return torch.optim.SGD(model.parameters(), lr=lr)
-
-    trainer = made(tmp_path, optimizer_cls_and_kwargs=(Factory, {"lr": 0.25}))
-    assert trainer.create_optimizer().param_groups[0]["lr"] == 0.25
 
 
 def test_the_group_of_a_parameter_is_found_by_the_parameter_or_its_name(tmp_path):
@@ -149,7 +130,7 @@ def test_an_image_processor_that_can_pad_does_not_pad_samples(tmp_path):
 
 def test_a_processor_has_the_special_tokens_of_its_tokenizer():
     model = SimpleNamespace(config=SimpleNamespace(pad_token_id=7, eos_token_id=[2, 5]))
-    align_special_tokens(model, SimpleNamespace(tokenizer=CharacterTokenizer()))
+    align_special_tokens(model, SimpleNamespace(tokenizer=tiny.CharacterTokenizer()))
     assert (model.config.pad_token_id, model.config.eos_token_id) == (0, [2, 5])
 
 
@@ -160,14 +141,14 @@ def test_a_collator_that_is_not_callable_and_a_text_instead_of_data_are_refused(
 
 def test_gradient_checkpointing_may_recompute_every_second_layer(tmp_path):
     transformers = pytest.importorskip("transformers")
-    config = llama().config
+    config = tiny.llama().config
     config.num_hidden_layers = 2
     config.layer_types = None
     options = {"every_n_layers": 2, "use_reentrant": False}
     trained = []
     for more in ({}, {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": options}):
         torch.manual_seed(0)
-        trained.append(fit(tmp_path, model=transformers.LlamaForCausalLM(config), data=token_rows(4), **more))
+        trained.append(fit(tmp_path, model=transformers.LlamaForCausalLM(config), data=tiny.token_rows(4), **more))
     layers = [layer.gradient_checkpointing for layer in trained[1].model.model.layers]
     assert sorted(layers) == [False, True]
     one, two = map(weights, trained)

@@ -134,23 +134,12 @@ def test_data_without_a_length_is_refused(tmp_path):
     assert_refused(text, made(tmp_path).evaluate, (sample for sample in rows(4)))
 
 
-def test_inputs_for_the_metrics_are_the_main_input_which_must_exist(tmp_path):
-    class Named(Classifier):
-        main_input_name = "x"
-
-    options = {"include_for_metrics": "inputs", "compute_metrics": lambda p: {"rows": len(p.inputs)}}
-    assert made(tmp_path, model=Named(), **options).evaluate(rows(4))["eval_rows"] == 4
-    text = "a batch has no input_ids: it has x, labels. Set main_input_name"
-    assert_refused(text, made(tmp_path, **options).evaluate, rows(4))
-
-
 def test_a_single_label_name_needs_no_list(tmp_path):
     trainer = made(tmp_path, label_names="labels")
     assert trainer.label_names == ["labels"] and "eval_loss" in trainer.evaluate(rows(4))
 
 
 def test_options_of_generation_hold_for_one_evaluation(tmp_path):
-    pytest.importorskip("transformers")
     data = [{"input_ids": torch.arange(3, 8), "labels": torch.arange(3, 6)} for _ in range(2)]
     options = {"predict_with_generate": True, "generation_max_length": 9, "disable_tqdm": True}
     args = Seq2SeqTrainingArguments(str(tmp_path), **options)

@@ -1,4 +1,4 @@
-"""Scripts as people write them against transformers: methods copied out of it, and names beside its documented API."""
+"""Scripts as people write them for transformers: methods copied from it, and undocumented names."""
 
 from __future__ import annotations
 
@@ -7,25 +7,13 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader
 
 from loopwright.hf import ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 
-from .tiny import Classifier, arguments, bert, largest_difference, losses, rows, weights
-
-
-def fit(folder, kind=Trainer, data=None, model=None, eval_dataset=None, compute_metrics=None, **options):
-    torch.manual_seed(0)
-    trainer = kind(
-        Classifier() if model is None else model,
-        arguments(folder, **options),
-        train_dataset=rows(20) if data is None else data,
-        eval_dataset=eval_dataset,
-        compute_metrics=compute_metrics,
-    )
-    trainer.train()
-    return trainer
+from .tiny import TOKENS, Classifier, bert, fit, largest_difference, losses, made, rows, same, weights
 
 
 class Copied(Trainer):
@@ -68,18 +56,18 @@ class Copied(Trainer):
     [{}, {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 2}, {"label_smoothing_factor": 0.2}],
     ids=["plain", "accumulated", "smoothed"],
 )
-def test_methods_copied_from_transformers_train_as_those_that_are_not(tmp_path, options):
+def test_methods_copied_from_transformers_train_like_ours(tmp_path, options):
     data = [{**sample, "note": "text"} for sample in rows(20)]
     options = {**options, "eval_strategy": "epoch", "eval_dataset": rows(6), "data": data}
-    copied, plain = fit(tmp_path, Copied, **options), fit(tmp_path, **options)
-    assert losses(copied) == losses(plain) and largest_difference(weights(copied), weights(plain)) == 0
+    copied, plain = fit(tmp_path, kind=Copied, **options), fit(tmp_path, **options)
+    assert same(copied, plain)
     if "label_smoothing_factor" not in options:  # the copied prediction_step has the model's own loss
         assert copied.evaluate()["eval_loss"] == plain.evaluate()["eval_loss"]
     copied.save_model(tmp_path / "model")
     assert (tmp_path / "model" / "model.safetensors").exists()
 
 
-def test_a_step_of_transformers_4_that_returns_its_share_of_the_update_logs_the_mean(tmp_path):
+def test_a_training_step_of_transformers_4_that_returns_its_share_logs_the_mean(tmp_path):
     class Share(Trainer):
         def training_step(self, model, inputs, num_items_in_batch=None):
             loss = self.compute_loss(model, self._prepare_inputs(inputs))
@@ -87,13 +75,13 @@ def test_a_step_of_transformers_4_that_returns_its_share_of_the_update_logs_the_
             return loss.detach() / self.args.gradient_accumulation_steps
 
     options = {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 2}
-    share, plain = fit(tmp_path, Share, **options), fit(tmp_path, **options)
+    share, plain = fit(tmp_path, kind=Share, **options), fit(tmp_path, **options)
     assert losses(share) == pytest.approx(losses(plain), rel=1e-6)
     assert largest_difference(weights(share), weights(plain)) == 0
 
 
-def test_accelerate_does_not_share_out_data_that_the_loop_shares_out(tmp_path):
-    accelerator = Trainer(Classifier(), arguments(tmp_path)).accelerator
+def test_accelerate_does_not_shard_data_that_the_loop_shards(tmp_path):
+    accelerator = made(tmp_path).accelerator
     first, second = DataLoader(rows(4)), DataLoader(rows(4))
     assert accelerator.prepare(first) is first and accelerator.prepare(first, second) == (first, second)
     loader, model = accelerator.prepare(first, Classifier())
@@ -103,12 +91,12 @@ def test_accelerate_does_not_share_out_data_that_the_loop_shares_out(tmp_path):
 def test_columns_are_removed_from_a_dataset_of_datasets(tmp_path):
     datasets = pytest.importorskip("datasets")
     data = datasets.Dataset.from_dict({"x": [[1.0] * 4] * 4, "label": [0] * 4, "text": ["a"] * 4})
-    assert Trainer(Classifier(), arguments(tmp_path))._remove_unused_columns(data).column_names == ["x", "label"]
-    keeps = Trainer(Classifier(), arguments(tmp_path, remove_unused_columns=False))
+    assert made(tmp_path)._remove_unused_columns(data).column_names == ["x", "label"]
+    keeps = made(tmp_path, remove_unused_columns=False)
     assert keeps._remove_unused_columns(data, description="training") is data
 
 
-def test_an_optimizer_may_be_made_of_the_class_and_options_that_the_arguments_name(tmp_path):
+def test_an_optimizer_may_be_created_from_the_class_and_options_of_the_arguments(tmp_path):
     class Layered(Trainer):
         def create_optimizer(self):
             kind, options = Trainer.get_optimizer_cls_and_kwargs(self.args)
@@ -120,11 +108,11 @@ def test_an_optimizer_may_be_made_of_the_class_and_options_that_the_arguments_na
         def get_optimizer_cls_and_kwargs(args, model=None):
             return torch.optim.SGD, {"lr": args.learning_rate}
 
-    assert losses(fit(tmp_path, Layered)) == losses(fit(tmp_path))
-    assert isinstance(fit(tmp_path, Named).optimizer, torch.optim.SGD)
+    assert losses(fit(tmp_path, kind=Layered)) == losses(fit(tmp_path))
+    assert isinstance(fit(tmp_path, kind=Named).optimizer, torch.optim.SGD)
 
 
-def test_distillation_with_arguments_that_have_a_constructor_of_their_own(tmp_path):
+def test_distillation_with_arguments_that_have_their_own_constructor(tmp_path):
     class DistillationArguments(TrainingArguments):
         def __init__(self, *args, alpha=0.5, **kwargs):
             super().__init__(*args, **kwargs)
@@ -151,71 +139,62 @@ def test_an_overridden_save_is_what_save_model_calls(tmp_path, caplog):
         def _save(self, output_dir=None, state_dict=None):
             super()._save(output_dir, {name: torch.ones_like(value) for name, value in self.model.state_dict().items()})
 
-    from safetensors.torch import load_file
-
-    Own(Classifier(), arguments(tmp_path)).save_model()
+    made(tmp_path, kind=Own).save_model()
     assert all(bool((value == 1).all()) for value in load_file(tmp_path / "model.safetensors").values())
     assert "never calls" not in caplog.text
 
 
-def test_an_overridden_order_of_evaluation_is_used(tmp_path):
+def test_an_overridden_evaluation_sampler_is_used(tmp_path):
     class Backwards(Trainer):
         def _get_eval_sampler(self, eval_dataset):
             return list(reversed(range(len(eval_dataset))))
 
-    plain = fit(tmp_path, per_device_eval_batch_size=3)
-    own = fit(tmp_path, Backwards, per_device_eval_batch_size=3)
-    assert np.array_equal(own.predict(rows(7)).label_ids, plain.predict(rows(7)).label_ids[::-1])
+    plain, own = (
+        fit(tmp_path, kind=kind, per_device_eval_batch_size=3).predict(rows(7)) for kind in (Trainer, Backwards)
+    )
+    assert np.array_equal(own.label_ids, plain.label_ids[::-1])
 
 
-def test_a_class_of_transformers_stands_for_the_callback_of_its_name(tmp_path):
+def test_a_class_of_transformers_matches_our_callback_of_its_name(tmp_path):
     transformers = pytest.importorskip("transformers")
-    trainer = Trainer(Classifier(), arguments(tmp_path, disable_tqdm=False))
+    trainer = made(tmp_path, disable_tqdm=False)
     trainer.remove_callback(transformers.ProgressCallback)
     assert not any(isinstance(each, ProgressCallback) for each in trainer.callback_handler.callbacks)
 
-    class Named(TrainerCallback):
-        pass
-
-    Named.__name__ = "DefaultFlowCallback"
-    assert trainer.pop_callback(Named) is None
+    assert trainer.pop_callback(type("DefaultFlowCallback", (TrainerCallback,), {})) is None
 
 
-def test_labels_of_another_task_do_not_ask_for_a_loss(tmp_path):
+def test_labels_of_another_task_give_no_loss(tmp_path):
     class Span(Classifier):
         def forward(self, x, start_positions=None, end_positions=None, **kwargs):
             logits = self.linear(x)
             if start_positions is None:
                 return {"start_logits": logits, "end_logits": logits}
-            loss = nn.functional.cross_entropy(logits, start_positions) + nn.functional.cross_entropy(
-                logits, end_positions
-            )
+            loss = sum(nn.functional.cross_entropy(logits, each) for each in (start_positions, end_positions))
             return {"loss": loss, "start_logits": logits, "end_logits": logits}
 
-    trainer = Trainer(Span(), arguments(tmp_path))
+    trainer = made(tmp_path, model=Span())
     output = trainer.predict(rows(5))
     assert "test_loss" not in output.metrics and output.label_ids is None and len(output.predictions) == 2
     spans = [{"x": sample["x"], "start_positions": 1, "end_positions": 2} for sample in rows(5)]
     assert "test_loss" in trainer.predict(spans).metrics
 
 
-def test_the_loss_is_the_first_of_the_metrics_and_steps_are_those_of_the_arguments(tmp_path):
+def test_the_loss_is_the_first_metric_and_the_arguments_set_the_intervals(tmp_path):
     options = {"eval_strategy": "epoch", "eval_dataset": rows(6), "logging_steps": 2}
     trainer = fit(tmp_path, compute_metrics=lambda _: {"accuracy": 1.0}, **options)
     assert list(trainer.evaluate())[:2] == ["eval_loss", "eval_accuracy"]
     assert (trainer.state.logging_steps, trainer.state.eval_steps, trainer.state.save_steps) == (2, 500, 500)
 
 
-def test_the_best_checkpoint_has_the_folder_as_it_was_written(tmp_path, monkeypatch):
+def test_the_best_checkpoint_is_below_the_folder_as_the_user_wrote_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = {"eval_strategy": "epoch", "eval_dataset": rows(6), "load_best_model_at_end": True}
     assert fit("./run", **options).state.best_model_checkpoint == "./run/checkpoint-5"
 
 
-def test_the_configuration_in_a_checkpoint_is_that_of_save_model(tmp_path):
-    pytest.importorskip("transformers")
-    data = [{"input_ids": torch.arange(3, 9), "labels": index % 3} for index in range(8)]
-    trainer = fit(tmp_path, model=bert(), data=data, save_strategy="epoch")
+def test_a_checkpoint_has_the_configuration_of_save_model(tmp_path):
+    trainer = fit(tmp_path, model=bert(), data=TOKENS, save_strategy="epoch")
     trainer.save_model(tmp_path / "model")
     saved, whole = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("checkpoint-2", "model"))
     assert saved == whole

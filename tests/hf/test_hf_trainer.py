@@ -14,22 +14,8 @@ from loopwright.errors import BatchLossError, DataError
 from loopwright.hf import EvalPrediction, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from loopwright.run_folder.lease import LeaseError
 
-from .tiny import (
-    Classifier,
-    arguments,
-    assert_refused,
-    at_step,
-    bert,
-    fit,
-    largest_difference,
-    logged,
-    losses,
-    made,
-    rows,
-    same,
-    t5,
-    weights,
-)
+from . import tiny
+from .tiny import Classifier, arguments, assert_refused, fit, largest_difference, losses, made, rows, same, weights
 
 IN_PARTS = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
 
@@ -153,14 +139,15 @@ def test_metrics_may_see_inputs_and_losses(tmp_path):
     assert np.array_equal(seen["inputs"], torch.stack([sample["x"] for sample in rows(6)]).numpy())
     assert seen["parts"] == 4 and seen["losses"].shape == (6,)
     assert seen["losses"].mean() == pytest.approx(metrics["eval_loss"], rel=1e-5)
+    text = "a batch has no input_ids: it has x, labels. Set main_input_name"
+    trainer = made(tmp_path, compute_metrics=compute_metrics, include_for_metrics="inputs")
+    assert_refused(text, trainer.evaluate, rows(4))
 
 
-def test_batches_need_not_be_joined(tmp_path):
+def test_batches_may_stay_separate_and_several_outputs_are_padded_separately(tmp_path):
     output = made(tmp_path, eval_do_concat_batches=False, per_device_eval_batch_size=4).predict(rows(6))
     assert [batch.shape for batch in output.predictions] == [(4, 3), (2, 3)]
 
-
-def test_several_outputs_are_padded_separately(tmp_path):
     class Several(Classifier):
         def forward(self, x, labels=None):
             outputs = super().forward(x, labels)
@@ -169,9 +156,6 @@ def test_several_outputs_are_padded_separately(tmp_path):
     trainer = made(tmp_path, model=Several(), per_device_eval_batch_size=4)
     logits, hidden = trainer.predict(rows(6), ignore_keys=["past"]).predictions
     assert logits.shape == (6, 3) and hidden.shape == (6, 4, 3) and (hidden[4:, 2:] == -100).all()
-
-
-def test_a_prediction_unpacks_into_two():
     predictions, labels = EvalPrediction(np.zeros(2), np.ones(2))
     assert labels.sum() == 2 and EvalPrediction(predictions, labels)[1] is labels
 
@@ -182,12 +166,19 @@ def test_the_optimizer_is_created_by_a_class_or_a_factory(tmp_path):
     factory = (lambda model, lr: torch.optim.SGD(model.parameters(), lr=lr), {"lr": 0.25})
     assert fit(tmp_path, optimizer_cls_and_kwargs=factory).optimizer.param_groups[0]["lr"] < 0.25
 
+    class Factory:
+        def __call__(self, model, lr):
+            return torch.optim.SGD(model.parameters(), lr=lr)
+
+    trainer = made(tmp_path, optimizer_cls_and_kwargs=(Factory, {"lr": 0.25}))
+    assert trainer.create_optimizer().param_groups[0]["lr"] == 0.25
+
 
 def test_a_second_run_continues_with_the_weights_and_a_new_schedule(tmp_path):
     trainer = fit(tmp_path)
     first = weights(trainer)
     trainer.train()
-    assert logged(trainer, "learning_rate")[0] == 1e-2 and largest_difference(first, weights(trainer)) > 0
+    assert tiny.logged(trainer, "learning_rate")[0] == 1e-2 and largest_difference(first, weights(trainer)) > 0
 
 
 def test_evaluations_before_and_during_a_run_do_not_change_it(tmp_path):
@@ -232,7 +223,6 @@ def test_an_overridden_loss_sees_every_column(tmp_path):
 
 
 def test_generated_tokens_are_padded_with_the_pad_token(tmp_path):
-    pytest.importorskip("transformers")
     options = {"predict_with_generate": True, "per_device_eval_batch_size": 2, "disable_tqdm": True}
     args = Seq2SeqTrainingArguments(str(tmp_path), **options)
     lengths = iter((6, 3, 6, 3))
@@ -242,22 +232,24 @@ def test_generated_tokens_are_padded_with_the_pad_token(tmp_path):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, max_length=next(lengths))
 
     data = [{"input_ids": torch.arange(3, 8), "labels": torch.arange(3, 3 + 2)} for _ in range(4)]
-    output = Shorter(t5(), args).predict(data)
+    output = Shorter(tiny.t5(), args).predict(data)
     assert output.predictions.shape[0] == 4 and (output.predictions >= 0).all()
     assert (output.predictions[2:, 3:] == 0).all() and "test_loss" in output.metrics
 
 
 def test_the_arguments_that_people_copy_run_as_written(tmp_path):
-    pytest.importorskip("transformers")
     options = {"num_train_epochs": 3, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4}
     options |= {"warmup_steps": 500, "weight_decay": 0.01, "logging_dir": str(tmp_path / "logs"), "logging_steps": 10}
     options |= {"save_steps": 10, "evaluation_strategy": "steps", "eval_steps": 500, "learning_rate": 2e-5}
     with pytest.warns(UserWarning) as notices:
         args = TrainingArguments(str(tmp_path), overwrite_output_dir=True, load_best_model_at_end=True, **options)
+    assert len(notices) == 3
+    assert (args.eval_strategy, args.eval_steps, args.save_steps) == ("steps", 500, 10)
+    assert (args.metric_for_best_model, args.greater_is_better) == ("loss", False)
     text = " ".join(str(notice.message) for notice in notices)
     assert all(name in text for name in ("overwrite_output_dir", "logging_dir", "evaluation_strategy"))
     data = [{"input_ids": torch.arange(3, 9), "labels": index % 3} for index in range(48)]
-    trainer = Trainer(bert(), args, train_dataset=data, eval_dataset=data[:8])
+    trainer = Trainer(tiny.bert(), args, train_dataset=data, eval_dataset=data[:8])
     assert trainer.train().global_step == 36
     names = {path.name for path in tmp_path.glob("checkpoint-*")}
     assert names == {"checkpoint-10", "checkpoint-20", "checkpoint-30", "checkpoint-36"}
@@ -291,7 +283,9 @@ def test_an_overridden_sampler_is_used_and_a_method_that_is_never_called_is_repo
 def test_a_folder_that_another_run_owns_is_left_alone(tmp_path):
     options = {"save_strategy": "steps", "save_steps": 1}
     fit(
-        tmp_path, at_step(3, lambda control: assert_refused(".", fit, tmp_path, error=LeaseError, **options)), **options
+        tmp_path,
+        tiny.at_step(3, lambda control: assert_refused(".", fit, tmp_path, error=LeaseError, **options)),
+        **options,
     )
     assert len(list(tmp_path.glob("checkpoint-*"))) == 5 and not list(tmp_path.glob(".superseded-*"))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -76,44 +78,70 @@ def token_rows(count: int = 24, length: int = 10, seed: int = 0, ragged: bool = 
 
 def bert(labels: int = 3, **options: Any) -> Any:
     """Return a tiny sequence classifier without dropout."""
-    from transformers import BertConfig, BertForSequenceClassification
-
+    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    config = BertConfig(
+    config = transformers.BertConfig(
         vocab_size=VOCABULARY, num_labels=labels, max_position_embeddings=32, **SIZES, **rates, **options
     )
-    return BertForSequenceClassification(config)
+    return transformers.BertForSequenceClassification(config)
 
 
 def llama() -> Any:
     """Return a tiny causal language model."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 32}
     tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **sizes, **tokens))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=VOCABULARY, **sizes, **tokens))
 
 
 def gpt2() -> Any:
     """Return a tiny GPT-2, whose class transformers does not know to shift its labels."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
+    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
     rates = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2LMHeadModel(GPT2Config(**sizes, **rates, bos_token_id=1, eos_token_id=2))
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **rates, bos_token_id=1, eos_token_id=2))
 
 
 def t5() -> Any:
     """Return a tiny encoder-decoder."""
-    from transformers import T5Config, T5ForConditionalGeneration
-
+    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
     tokens = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 2}
-    return T5ForConditionalGeneration(T5Config(**sizes, dropout_rate=0.0, **tokens))
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, dropout_rate=0.0, **tokens))
+
+
+class NoisyRows:
+    """Labelled samples with noise from the generators of torch, numpy and Python."""
+
+    def __init__(self) -> None:
+        self.rows = rows(20)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        noise = torch.randn(4) * 0.1 + np.random.rand() * 0.1 + random.random() * 0.1
+        return {"x": self.rows[index]["x"] + noise, "labels": self.rows[index]["labels"]}
+
+
+class PlainTokenizer:
+    """The attributes that a tokenizer from outside transformers must have."""
+
+    pad_token_id = 0
+    mask_token_id = 4
+    eos_token_id = 3
+    all_special_ids = (0, 1, 2, 3, 4)
+
+    def __init__(self, side: str = "right", size: int = 1000) -> None:
+        self.padding_side = side
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
 
 
 class CharacterTokenizer:
