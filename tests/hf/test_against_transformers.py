@@ -1,7 +1,5 @@
 """The numbers, events and calls of transformers' own Trainer, where it is right."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Checkpoint folders: their files, exact resumes, the best model, and refusals."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Collators: equal to transformers' where those are right, without side effects, and repeatable in our loaders."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import pickle
@@ -341,7 +339,7 @@ class ShiftingModel:
         return torch.cat([torch.full_like(labels[:, :1], 9), labels[:, :-1]], dim=1).masked_fill(labels == -100, 0)
 
 
-def test_the_model_creates_the_inputs_of_the_decoder():
+def test_the_model_creates_the_inputs_of_the_decoder_and_labels_may_be_missing():
     tokenizer = fast_tokenizer()
     samples = [{**sample, "labels": [7] * (index + 2)} for index, sample in enumerate(encoded(tokenizer))]
     batch = DataCollatorForSeq2Seq(tokenizer, ShiftingModel())(samples)
@@ -350,9 +348,6 @@ def test_the_model_creates_the_inputs_of_the_decoder():
     arrays = DataCollatorForSeq2Seq(tokenizer, ShiftingModel(), return_tensors="np")(samples)
     assert isinstance(arrays["decoder_input_ids"], np.ndarray)
     assert arrays["decoder_input_ids"].tolist() == batch["decoder_input_ids"].tolist()
-
-
-def test_samples_without_labels_give_a_batch_without_labels():
     samples = [{"input_ids": [5], "labels": None}, {"input_ids": [6, 7], "labels": None}]
     for kind in (DataCollatorForSeq2Seq, DataCollatorForTokenClassification, DataCollatorWithPadding):
         assert sorted(kind(PlainTokenizer())(samples)) == ["attention_mask", "input_ids"]

@@ -1,7 +1,5 @@
 """Compiled classifiers of transformers, which set their problem type in the first forward pass."""
 
-from __future__ import annotations
-
 import contextlib
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Known complaints about transformers' Trainer, by their number in the list, and the right result here."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -48,25 +46,28 @@ class SummedLoss(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
-@pytest.mark.parametrize("kind", [Trainer, OwnLoss, SummedLoss], ids=["model", "mean", "sum"])
+def summed(outputs, labels, num_items_in_batch=None):
+    return nn.functional.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
+
+
+LOSSES = {
+    "model": {},
+    "mean": {"kind": OwnLoss},
+    "sum": {"kind": SummedLoss},
+    "function": {"compute_loss_func": summed},
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("model", [Classifier, tiny.GreedyKeywords], ids=["plain", "kwargs"])
-def test_1_accumulation_never_scales_loss_or_gradient(tmp_path, kind, model):
-    whole, parts, uneven = (
-        one_update(tmp_path, seeded(model), rows(8), *sizes, kind=kind) for sizes in ((8, 1), (1, 8), (3, 3))
-    )
-    assert parts == pytest.approx(whole, rel=1e-5) and uneven == pytest.approx(whole, rel=1e-5)
-
-
-def test_1_a_loss_function_may_divide_by_the_number_of_items(tmp_path):
-    def summed(outputs, labels, num_items_in_batch=None):
-        return nn.functional.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
-
+def test_1_accumulation_never_scales_loss_or_gradient(tmp_path, loss, model):
     def run(size, accumulation, **options):
-        return one_update(tmp_path, seeded(Classifier), rows(8), size, accumulation, **options)
+        return one_update(tmp_path, seeded(model), rows(8), size, accumulation, **options)
 
-    whole = run(8, 1, compute_loss_func=summed)
-    assert run(1, 8, compute_loss_func=summed) == pytest.approx(whole, rel=1e-5)
+    whole = run(8, 1, **LOSSES[loss])
     assert whole == pytest.approx(run(8, 1), rel=1e-6)
+    for sizes in ((1, 8), (3, 3)):
+        assert run(*sizes, **LOSSES[loss]) == pytest.approx(whole, rel=1e-5)
 
 
 def token_mean(model, data):

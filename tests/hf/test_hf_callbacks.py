@@ -1,7 +1,5 @@
 """Third-party callbacks run unchanged; our own callbacks and their handler."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -184,7 +182,7 @@ def test_there_are_new_bars_after_an_error(tmp_path, capsys):
 
 
 def test_the_share_of_padding_is_shown_only_if_there_is_padding(tmp_path):
-    core = fit(tmp_path).core
+    core = made(tmp_path).core
     core.speed = {"padding_waste": 0.0}
     assert core.shown({"loss": 1.0}) == {"loss": 1.0}
     core.speed = {"padding_waste": 0.25}

@@ -1,7 +1,5 @@
 """Corner cases of scripts: optimizers with two sets of weights, factories, derived arguments."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -118,7 +116,7 @@ def test_subclasses_of_transformers_arguments_keep_their_own_attributes(tmp_path
         assert (trainer.args.alpha, trainer.args.learning_rate) == (2.0, 0.5)
 
 
-def test_an_image_processor_that_can_pad_does_not_pad_samples(tmp_path):
+def test_an_image_processor_does_not_pad_samples_and_a_processor_has_the_tokens_of_its_tokenizer(tmp_path):
     class ImageProcessor:
         model_input_names = ("pixel_values",)
 
@@ -126,9 +124,6 @@ def test_an_image_processor_that_can_pad_does_not_pad_samples(tmp_path):
             raise AssertionError("it pads images, not samples")
 
     assert fit(tmp_path, processing_class=ImageProcessor(), max_steps=1).output.global_step == 1
-
-
-def test_a_processor_has_the_special_tokens_of_its_tokenizer():
     model = SimpleNamespace(config=SimpleNamespace(pad_token_id=7, eos_token_id=[2, 5]))
     align_special_tokens(model, SimpleNamespace(tokenizer=tiny.CharacterTokenizer()))
     assert (model.config.pad_token_id, model.config.eos_token_id) == (0, [2, 5])

@@ -1,7 +1,5 @@
 """Edge cases of evaluation: metrics that are not numbers, datasets by name, options of generation, log levels."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -122,21 +120,12 @@ def test_a_batch_may_request_a_loss_that_needs_no_labels(tmp_path):
 
 
 def test_a_dataset_is_selected_by_its_name_and_a_wrong_name_is_refused(tmp_path):
-    trainer = made(tmp_path, eval_dataset={"easy": rows(4), "hard": rows(6)})
+    trainer = made(tmp_path, eval_dataset={"easy": rows(4), "hard": rows(6)}, label_names="labels")
+    assert trainer.label_names == ["labels"] and "eval_loss" in trainer.evaluate(rows(4))  # one needs no list
     assert trainer.evaluate("hard")["eval_loss"] == trainer.evaluate(rows(6))["eval_loss"]
     assert_refused("eval_dataset has no 'hart', it has easy, hard: did you mean hard?", trainer.evaluate, "hart")
     text = "'hard' is not a dataset: to select one by its name, eval_dataset must be a dict"
     assert_refused(text, made(tmp_path, eval_dataset=rows(4)).evaluate, "hard")
-
-
-def test_data_without_a_length_is_refused(tmp_path):
-    text = "a generator has no length and is not an IterableDataset: add a __len__"
-    assert_refused(text, made(tmp_path).evaluate, (sample for sample in rows(4)))
-
-
-def test_a_single_label_name_needs_no_list(tmp_path):
-    trainer = made(tmp_path, label_names="labels")
-    assert trainer.label_names == ["labels"] and "eval_loss" in trainer.evaluate(rows(4))
 
 
 def test_options_of_generation_hold_for_one_evaluation(tmp_path):
@@ -152,6 +141,8 @@ def test_options_of_generation_hold_for_one_evaluation(tmp_path):
 
 
 def test_bad_input_of_evaluations_is_refused(tmp_path):
+    text = "a generator has no length and is not an IterableDataset: add a __len__"
+    assert_refused(text, made(tmp_path).evaluate, (sample for sample in rows(4)))
     args = Seq2SeqTrainingArguments(str(tmp_path), predict_with_generate=True, disable_tqdm=True)
     text = r"needs a model with generate\(\): Classifier has none"
     assert_refused(text, Seq2SeqTrainer(Classifier(), args).predict, rows(2))

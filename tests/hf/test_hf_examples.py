@@ -1,7 +1,5 @@
 """The examples of `loopwright.hf` run as their docstrings say, and reach what they promise."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import sys

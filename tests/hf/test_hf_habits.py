@@ -1,7 +1,5 @@
 """Scripts as people write them for transformers: methods copied from it, and undocumented names."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -180,17 +178,13 @@ def test_labels_of_another_task_give_no_loss(tmp_path):
     assert "test_loss" in trainer.predict(spans).metrics
 
 
-def test_the_loss_is_the_first_metric_and_the_arguments_set_the_intervals(tmp_path):
+def test_metrics_intervals_and_the_best_checkpoint_are_as_in_transformers(tmp_path, monkeypatch):
     options = {"eval_strategy": "epoch", "eval_dataset": rows(6), "logging_steps": 2}
     trainer = fit(tmp_path, compute_metrics=lambda _: {"accuracy": 1.0}, **options)
     assert list(trainer.evaluate())[:2] == ["eval_loss", "eval_accuracy"]
     assert (trainer.state.logging_steps, trainer.state.eval_steps, trainer.state.save_steps) == (2, 500, 500)
-
-
-def test_the_best_checkpoint_is_below_the_folder_as_the_user_wrote_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    options = {"eval_strategy": "epoch", "eval_dataset": rows(6), "load_best_model_at_end": True}
-    assert fit("./run", **options).state.best_model_checkpoint == "./run/checkpoint-5"
+    monkeypatch.chdir(tmp_path)  # the best checkpoint is below the folder as the user wrote it
+    assert fit("./run", load_best_model_at_end=True, **options).state.best_model_checkpoint == "./run/checkpoint-5"
 
 
 def test_a_checkpoint_has_the_configuration_of_save_model(tmp_path):

@@ -1,16 +1,17 @@
 """`auto_find_batch_size`: if memory runs out, the same update runs in smaller micro-batches."""
 
-from __future__ import annotations
+from collections import Counter
 
 import pytest
 import torch
 from torch import nn
 
 from loopwright.errors import MemoryLimitError
-from loopwright.hf import TrainerCallback
 from loopwright.training.run import run_of
 
 from .tiny import Classifier, assert_refused, fit, made, on, rows
+
+EVENTS = ("step_begin", "step_end", "prediction_step")
 
 
 class Limited(Classifier):
@@ -28,24 +29,8 @@ class Limited(Classifier):
         return super().forward(x, labels)
 
 
-class Steps(TrainerCallback):
-    """Counts the steps that begin and end, and the batches of evaluations."""
-
-    def __init__(self):
-        self.begun = self.ended = self.predicted = 0
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        self.begun += 1
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.ended += 1
-
-    def on_prediction_step(self, args, state, control, **kwargs):
-        self.predicted += 1
-
-
 def limited(folder, train_room: int = 1000, eval_room: int = 1000, labels: int | None = None, **options):
-    """Train with limited memory; `trainer.steps` counts."""
+    """Train with limited memory; `trainer.counts` has the number of some events."""
     data = [{"x": row["x"].double(), "labels": row["labels"]} for row in rows()]
     if labels is not None:  # most rows have no label that counts
         data = [{**row, "labels": row["labels"] if index % labels == 0 else -100} for index, row in enumerate(data)]
@@ -58,9 +43,10 @@ def limited(folder, train_room: int = 1000, eval_room: int = 1000, labels: int |
     options |= {"model": Limited(train_room, eval_room).double(), "data": data, "eval_dataset": data}
     options |= {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 8, "learning_rate": 5e-5}
     options |= {"num_train_epochs": 2, "gradient_accumulation_steps": 2, "use_cpu": True, "logging_steps": 500}
-    steps = Steps()
-    trainer = fit(folder, steps, compute_metrics=compute_metrics, **options)
-    trainer.steps = steps
+    counts = Counter()
+    events = {name: lambda *given, name=name, **kwargs: counts.update([name]) for name in EVENTS}
+    trainer = fit(folder, on(**events), compute_metrics=compute_metrics, **options)
+    trainer.counts = counts
     return trainer
 
 
@@ -78,7 +64,7 @@ def test_an_update_in_parts_trains_the_same_weights(tmp_path, whole, labels):
     for one, other in zip(whole.model.parameters(), split.model.parameters(), strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-12)
     assert split.output.training_loss == pytest.approx(whole.output.training_loss, abs=1e-7)  # kept in float32
-    assert split.steps.begun == split.steps.ended == split.state.global_step == whole.state.global_step
+    assert split.counts["step_begin"] == split.counts["step_end"] == split.state.global_step == whole.state.global_step
 
 
 def test_running_out_of_memory_otherwise_ends_the_run(tmp_path):
@@ -92,7 +78,7 @@ def test_running_out_of_memory_otherwise_ends_the_run(tmp_path):
 def test_an_evaluation_in_parts_has_the_metrics_of_a_whole_one(tmp_path, whole):
     parts = limited(tmp_path, eval_room=3)
     first, second = whole.evaluate(), parts.evaluate()
-    assert parts.steps.predicted == 3, "the bar counts batches, not parts"
+    assert parts.counts["prediction_step"] == 3, "the bar counts batches, not parts"
     assert second["eval_hits"] == first["eval_hits"] and second["eval_seen"] == first["eval_seen"] == 24
     assert second["eval_loss"] == pytest.approx(first["eval_loss"], abs=1e-12)
     assert parts.predict(parts.eval_dataset).predictions.shape == (24, 3)

@@ -1,7 +1,5 @@
 """Common mistakes and their messages: each names the given value and the nearest fix."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

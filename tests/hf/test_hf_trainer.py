@@ -1,7 +1,5 @@
 """The trainer beyond the mainstream: override points, options of evaluation, bad input, import."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Optimizers by name, their options as text, the weight-decay groups, and the greedy schedule."""
 
-from __future__ import annotations
-
 import copy
 import random
 import re
@@ -68,8 +66,6 @@ def check_equal(first, second):
 def test_biases_and_norms_do_not_decay():
     assert decay_parameter_names(Block()) == ["scale", "linear.weight", "normal.weight", "inner.norm1.weight"]
 
-
-def test_nothing_inside_a_layer_norm_decays_unless_it_is_the_whole_model():
     class Wrapped(nn.LayerNorm):
         def __init__(self):
             super().__init__(3)
@@ -146,14 +142,11 @@ def test_an_optimizer_is_found_by_its_name(name, expected):
     assert optimizer.param_groups[0]["lr"] == 0.25
 
 
-def test_adam_options_go_to_optimizers_with_betas_only():
+def test_options_come_by_name_and_as_text_and_adams_only_go_to_optimizers_with_betas():
     adam = {"adam_betas": (0.5, 0.75), "adam_eps": 0.125}
     for name in ("adamw_torch", "NAdam"):
         assert optimizer_class_and_options(name, **adam)[1] == {"betas": (0.5, 0.75), "eps": 0.125}
     assert [optimizer_class_and_options(name, **adam)[1] for name in ("sgd", "adagrad", "rmsprop")] == [{}] * 3
-
-
-def test_options_come_by_name_and_as_text_with_types():
     text = "momentum=0.9, nesterov=True ,maximize=0,foreach=none"
     _, options = optimizer_class_and_options("sgd", optim_args=text, dampening=0.0)
     assert options == {"momentum": 0.9, "nesterov": True, "maximize": False, "foreach": None, "dampening": 0.0}

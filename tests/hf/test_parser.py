@@ -288,16 +288,13 @@ def test_flags_override_the_file_and_the_file_the_defaults(tmp_path):
     assert len(parser.sources) == len(dataclasses.fields(ModelArguments)) + len(dataclasses.fields(TrainingArguments))
 
 
-def test_a_required_flag_may_come_from_the_file_only_once(tmp_path, capsys):
+def test_files_may_hold_required_flags_and_arguments_added_by_hand_and_the_last_one_wins(tmp_path, capsys):
     path = tmp_path / "run.json"
     path.write_text(json.dumps({"model_name": "bert"}))
     parser = HfArgumentParser(ModelArguments)
     (model,) = parser.parse_args_into_dataclasses([f"--config={path}"])
     assert model.model_name == "bert"
     assert "required: --model_name" in refusal(parser, [], capsys)
-
-
-def test_later_files_override_earlier_ones_and_may_hold_arguments_added_by_hand(tmp_path):
     (tmp_path / "a.yaml").write_text("seed: 1\nlearning_rate: 0.1\nnote: from file\n")
     (tmp_path / "b.json").write_text('{"seed": 2, "lr_scheduler_kwargs": {"num_cycles": 2}}')
     parser = HfArgumentParser(TrainingArguments)

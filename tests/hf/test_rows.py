@@ -1,7 +1,5 @@
 """A test for each mainstream feature of transformers' Trainer: changing the option changes the behaviour."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter
@@ -317,8 +315,8 @@ def test_the_arguments_select_the_optimizer_and_its_options(tmp_path, plain):
     assert differ(fit(tmp_path, weight_decay=0.5), plain)
 
 
-@row(59)
-def test_a_given_optimizer_and_scheduler_are_used(tmp_path):
+@row(59, 61)
+def test_a_given_optimizer_and_scheduler_are_used_and_overridden_methods_called(tmp_path):
     model = Classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
@@ -326,9 +324,6 @@ def test_a_given_optimizer_and_scheduler_are_used(tmp_path):
     assert trainer.optimizer is optimizer and trainer.lr_scheduler is schedule
     assert logged(trainer, "learning_rate") == [0.5, 0.25, 0.125]
 
-
-@row(61)
-def test_create_optimizer_and_create_scheduler_are_overridden(tmp_path):
     class Own(Trainer):
         def create_optimizer(self, model=None):
             self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.125)
@@ -618,10 +613,8 @@ def test_the_evaluation_batch_size_changes_the_batches_and_not_the_loss(tmp_path
 
 @row(121)
 def test_prediction_loss_only_computes_no_predictions(tmp_path):
-    def never(prediction):
-        raise AssertionError("there are no predictions")
-
-    assert "eval_loss" in made(tmp_path, prediction_loss_only=True, compute_metrics=never).evaluate(rows(4))
+    trainer = made(tmp_path, prediction_loss_only=True, compute_metrics=lambda prediction: pytest.fail("called"))
+    assert "eval_loss" in trainer.evaluate(rows(4))
     assert made(tmp_path, prediction_loss_only=True).predict(rows(4)).predictions is None
 
 

@@ -163,12 +163,6 @@ def test_a_refused_field_raises_with_its_name_and_the_alternative(name):
         assert instead == fields_of(Seq2SeqTrainingArguments)[name].metadata["help"]
 
 
-def test_a_refused_token_is_not_shown():
-    with pytest.raises(ConfigError, match="hub_token=<HUB_TOKEN> is not supported") as caught:
-        TrainingArguments("out", hub_token="hf_secret")
-    assert "secret" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -393,15 +387,12 @@ def test_strategies_need_not_match_for_the_best_model():
         assert (args.save_strategy, args.metric_for_best_model, args.greater_is_better) == (save, "loss", False)
 
 
-def test_intervals_are_whole_numbers_or_fractions():
+def test_intervals_are_whole_numbers_or_fractions_and_values_become_plain():
     args = TrainingArguments("out", eval_strategy="steps", eval_steps=0.5, save_steps=10.0, logging_steps=1.0)
     assert (args.eval_steps, args.save_steps, args.logging_steps) == (0.5, 10, 1)
     assert type(args.save_steps) is int and type(args.logging_steps) is int
     assert TrainingArguments("out", logging_strategy="no", logging_steps=0).logging_steps == 0
     assert TrainingArguments("out", eval_strategy="steps", eval_steps=0, logging_steps=5).eval_steps == 5
-
-
-def test_values_become_plain_and_strategies_are_their_text():
     args = TrainingArguments("out", eval_strategy=IntervalStrategy.EPOCH)
     assert args.eval_strategy == "epoch" and f"{args.eval_strategy}" == str(args.eval_strategy) == "epoch"
     numpy = pytest.importorskip("numpy")
@@ -617,7 +608,10 @@ def test_a_missing_file_is_refused_and_an_empty_one_means_all_defaults(tmp_path)
     assert TrainingArguments.from_yaml(tmp_path / "empty.yaml") == TrainingArguments()
 
 
-def test_tokens_are_not_written_and_trackers_get_plain_values():
+def test_tokens_are_not_shown_or_written_and_trackers_get_plain_values():
+    with pytest.raises(ConfigError, match="hub_token=<HUB_TOKEN> is not supported") as caught:
+        TrainingArguments("out", hub_token="hf_secret")
+    assert "secret" not in str(caught.value)
     args = WithOwnFields("out", access_token="secret", label_names=["a"])
     assert args.to_dict()["access_token"] == "<ACCESS_TOKEN>"
     assert "secret" not in args.to_yaml() + args.to_json_string() + str(args.to_sanitized_dict())
@@ -647,15 +641,12 @@ class WithOwnConstructor(TrainingArguments):
         super().__init__(output_dir=folder, **kwargs)
 
 
-def test_a_subclass_may_redefine_an_old_name_or_the_constructor():
+def test_a_subclass_may_redefine_an_old_name_or_the_constructor_and_repr_shows_the_set_fields():
     args = WithOldNameAsField("out", warmup_ratio=0.25)
     assert (args.warmup_ratio, args.warmup_steps) == (0.25, 0)
     with pytest.warns(OldNameWarning):
         args = WithOwnConstructor("out", evaluation_strategy="epoch")
     assert (args.output_dir, args.eval_strategy) == ("out", "epoch")
-
-
-def test_replace_changes_one_field_and_repr_shows_the_set_fields():
     args = dataclasses.replace(TrainingArguments("out", seed=1), learning_rate=0.1)
     assert repr(args) == "TrainingArguments(output_dir='out', learning_rate=0.1, seed=1)"
 

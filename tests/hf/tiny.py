@@ -1,7 +1,5 @@
 """Tiny models and data for the tests of `loopwright.hf`."""
 
-from __future__ import annotations
-
 import inspect
 import random
 from collections.abc import Callable
