@@ -41,6 +41,22 @@ def objects(*boxes, classes=(0,), size=(16, 16)):
     }
 
 
+def fit(model, batches, lr, max_lr=None):
+    """Train a model on batches of arguments, and return the losses."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr, total_steps=6 * 45) if max_lr else None
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = model(*batch).loss
+        loss.backward()
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        losses.append(loss.item())
+    return losses
+
+
 @pytest.mark.parametrize("name", list(models.MODELS))
 def test_a_model_that_was_saved_comes_back_the_same(tmp_path, name):
     labels = None if name == "masked_vit" else ["a", "b", "c"]
@@ -213,11 +229,7 @@ def test_a_detector_learns_a_scene_by_heart(num_prototypes):
         for mask, kind in zip(label["masks"], label["class_labels"], strict=True):
             image[kind] += 2.0 * mask
     model = models.create("center_point", num_labels=3, width=8, num_prototypes=num_prototypes)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(80):
-        optimizer.zero_grad()
-        model(images, labels).loss.backward()
-        optimizer.step()
+    fit(model, [(images, labels)] * 80, lr=1e-2)
     found = model.decode(model(images), threshold=0.5)
     assert [each["classes"].sort().values.tolist() for each in found] == [[0, 2], [1]]
     torch.testing.assert_close(found[1]["boxes"][0], torch.tensor([9.0, 8.0, 23.0, 16.0]), atol=1.0, rtol=0.0)
@@ -254,15 +266,9 @@ def test_hidden_patches_are_not_seen_and_only_they_count():
 
 def test_filling_in_is_learned_where_the_visible_patches_tell_the_hidden_ones():
     model = models.create("masked_vit", **SMALL["masked_vit"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(60):
-        images = torch.randn(32, 3, 1, 1).expand(-1, -1, 8, 8)  # each of one colour
-        optimizer.zero_grad()
-        loss = model(images, torch.rand(32, 16) < 0.5).loss
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    # Each image has one colour.
+    batches = ((torch.randn(32, 3, 1, 1).expand(-1, -1, 8, 8), torch.rand(32, 16) < 0.5) for _ in range(60))
+    losses = fit(model, batches, lr=1e-2)
     # The mean image has an error of 1.
     assert losses[0] > 0.9 and max(losses[-5:]) < 0.2
 
@@ -274,14 +280,8 @@ def test_a_conv_net_reads_digits_after_a_few_cpu_seconds():
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     images, labels = images[order], labels[order]
     model = models.create("conv_net", num_labels=10)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=6 * 45)
-    for epoch in range(6):
-        for part in torch.randperm(1437, generator=torch.Generator().manual_seed(epoch)).split(32):
-            optimizer.zero_grad()
-            model(images[part], labels[part]).loss.backward()
-            optimizer.step()
-            schedule.step()
+    orders = [torch.randperm(1437, generator=torch.Generator().manual_seed(epoch)) for epoch in range(6)]
+    fit(model, ((images[part], labels[part]) for each in orders for part in each.split(32)), lr=2e-3, max_lr=2e-3)
     with torch.no_grad():
         guesses = model.eval()(images[1437:]).logits.argmax(dim=1)
     assert (guesses == labels[1437:]).float().mean() >= 0.98

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import csv
+import contextlib
 import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from loopwright.report import ReportServer
 
 LABELS = ["cat", "dog", "owl"]
 # (true, predicted, confidence): 3 cats of which 1 is taken for a dog, 2 dogs, 1 owl taken for a cat.
@@ -30,32 +34,32 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def records(num_updates: int = 40, resumed_at: int | None = None) -> list[dict[str, Any]]:
-    """Return what a run writes: a log and its speed every 10 updates, an evaluation and a save every 20.
+    """Return the records of a run: a log and its speed every 10 updates, an evaluation and a save every 20.
 
     An update takes 0.1 s, of which a quarter is spent waiting for data; an evaluation 2 s, a save 0.5 s.
     """
-    seconds, made = 0.0, []
+    seconds, rows = 0.0, []
 
-    def say(event: str, **fields: Any) -> None:
-        made.append({"event": event, **fields, "seconds": round(seconds, 3), "time": 1_800_000_000 + seconds})
+    def log(event: str, **fields: Any) -> None:
+        rows.append({"event": event, **fields, "seconds": round(seconds, 3), "time": 1_800_000_000 + seconds})
 
-    say("start", update=0, epoch=1, run_id="a", resumed_from=None, tier="T0", seed=42)
+    log("start", update=0, epoch=1, run_id="a", resumed_from=None, tier="T0", seed=42)
     for update in range(10, num_updates + 1, 10):
         seconds += 1.0
-        say("log", update=update, epoch=1, loss=2.0 / update, lr=0.1 / update, gradient_norm=1.0 + update % 20)
+        log("log", update=update, epoch=1, loss=2.0 / update, lr=0.1 / update, gradient_norm=1.0 + update % 20)
         speed = {"samples_per_second": 160.0, "data_wait": 0.25, "peak_memory_bytes": 5e8, "padding_waste": 0.4}
-        say("speed", update=update, epoch=1, tokens_per_second=900.0, **speed)
+        log("speed", update=update, epoch=1, tokens_per_second=900.0, **speed)
         if update % 20 == 0:
             seconds += 2.0
             value = 0.5 + update / 200
             bounds = {"eval_accuracy_low": value - 0.1, "eval_accuracy_high": value + 0.1}
-            say("evaluation", update=update, epoch=1, eval_accuracy=value, eval_loss=1.0 / update, **bounds)
+            log("evaluation", update=update, epoch=1, eval_accuracy=value, eval_loss=1.0 / update, **bounds)
             seconds += 0.5
-            say("checkpoint", update=update, checkpoint=f"step-{update:010d}")
+            log("checkpoint", update=update, checkpoint=f"step-{update:010d}")
         if update == resumed_at:
-            say("start", update=update, epoch=1, run_id="a", resumed_from=f"step-{update:010d}", tier="T0", seed=42)
-    say("end", state="done", message=None)
-    return made
+            log("start", update=update, epoch=1, run_id="a", resumed_from=f"step-{update:010d}", tier="T0", seed=42)
+    log("end", state="done", message=None)
+    return rows
 
 
 def data_plan(task: str, labels: list[str] | None = None, sha: str = "a1") -> dict[str, Any]:
@@ -109,11 +113,8 @@ def make_run(
     write_json(path / "status.json", {"state": state, "update": 40, "epoch": 1, "last_checkpoint": "step-0000000040"})
     write_lines(path / "metrics.jsonl", records() if metrics is None else metrics)
     write_json(path / "data.json", data_plan(task, labels))
-    settings = config or {
-        "learning_rate": (0.1, "flag"),
-        "seed": (42, "default"),
-        "dataloader_num_workers": (0, "default"),
-    }
+    default = {"learning_rate": (0.1, "flag"), "seed": (42, "default"), "dataloader_num_workers": (0, "default")}
+    settings = config or default
     lines = [f"{name}: {json.dumps(value)}  # {source}\n" for name, (value, source) in settings.items()]
     (path / "config.yaml").write_text("".join(lines), encoding="utf-8")
     recorded = {
@@ -140,13 +141,22 @@ def make_run(
     return path
 
 
-def write_suspects(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write suspects.csv as the tasks do."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+def finished_run(path: Path, **changes: Any) -> Path:
+    """Write a finished run of a text classification, and return its folder."""
+    return make_run(path, **{"predictions": classified(), "labels": LABELS, "result": RESULT, **changes})
+
+
+@contextlib.contextmanager
+def served(run: Path) -> Iterator[ReportServer]:
+    """Serve a run's page in a thread."""
+    with ReportServer(run, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 RESULT = {

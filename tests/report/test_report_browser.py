@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from loopwright.report import ReportServer, write_comparison, write_report
-from report.folders import LABELS, RESULT, classified, make_run, records, write_lines
+from loopwright.report import write_comparison, write_report
+from report.folders import LABELS, RESULT, finished_run, make_run, records, served, write_lines
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
@@ -37,18 +37,15 @@ document.body.setAttribute("data-told", JSON.stringify({tip, zoomed, back}));
 """
 
 
-def browse(*words: str) -> str:
-    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
-    return done.stdout
+def browse(*argv: str) -> str:
+    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *argv]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
 
 
 @pytest.fixture
 def run(tmp_path) -> Path:
     """Return a run with every kind of panel."""
-    return make_run(
-        tmp_path / "run-1", predictions=classified(), labels=LABELS, result=RESULT, metrics=records(resumed_at=20)
-    )
+    return finished_run(tmp_path / "run-1", metrics=records(resumed_at=20))
 
 
 def test_the_charts_answer_a_hover_and_a_drag(run):
@@ -79,12 +76,8 @@ def test_the_page_is_light_or_dark_as_the_reader_prefers(run, tmp_path):
     brightness = []
     for scheme in ("1", "0"):
         shot = tmp_path / f"{scheme}.png"
-        browse(
-            f"--blink-settings=preferredColorScheme={scheme}",
-            "--window-size=1200,1600",
-            f"--screenshot={shot}",
-            page.as_uri(),
-        )
+        scheme_flag = f"--blink-settings=preferredColorScheme={scheme}"
+        browse(scheme_flag, "--window-size=1200,1600", f"--screenshot={shot}", page.as_uri())
         with Image.open(shot) as image:
             corner = image.convert("L").getpixel((5, 5))
             num_colours = len(image.convert("RGB").resize((300, 400)).getcolors(1 << 20))
@@ -95,9 +88,7 @@ def test_the_page_is_light_or_dark_as_the_reader_prefers(run, tmp_path):
 
 def test_a_served_page_follows_the_run_without_being_loaded_again(run):
     write_lines(run / "metrics.jsonl", records(20))
-    with ReportServer(run, 0) as server:
-        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        serving.start()
+    with served(run) as server:
         asked = threading.Event()
         page = server.page
 
@@ -111,8 +102,6 @@ def test_a_served_page_follows_the_run_without_being_loaded_again(run):
         growing.start()
         drawn = browse("--virtual-time-budget=12000", "--dump-dom", server.url)
         growing.join()
-        server.shutdown()
-        serving.join()
     assert '"x":[10,20,30,40]' in drawn
 
 

@@ -24,7 +24,17 @@ from loopwright.report.provenance import advice_for, again_panel, data_panel, sp
 from loopwright.report.run_view import RunView, view
 from loopwright.report.summary import card_of
 from loopwright.run_folder import RunFolder
-from report.folders import LABELS, RESULT, classified, data_plan, make_run, records, write_json, write_lines
+from report.folders import (
+    LABELS,
+    RESULT,
+    classified,
+    data_plan,
+    finished_run,
+    make_run,
+    records,
+    write_json,
+    write_lines,
+)
 from tasks.conftest import finished
 
 __all__ = ["finished"]
@@ -60,7 +70,7 @@ class Outside(HTMLParser):
 @pytest.fixture
 def run(tmp_path) -> Path:
     """Return a finished run of a text classification."""
-    return make_run(tmp_path / "run-1", predictions=classified(), labels=LABELS, result=RESULT)
+    return finished_run(tmp_path / "run-1")
 
 
 # ------------------------------------------------------------------------------------------------------- the result
@@ -247,8 +257,7 @@ def test_what_is_in_the_data_cannot_become_part_of_the_page(tmp_path):
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
     metrics = [{"event": "log", "update": 1, f"loss{evil}": 1.0, "loss": 1.0, "seconds": 1.0}]
     metrics += [{"event": "start", "update": 1, "resumed_from": evil, "seconds": 1.0}]
-    labels = [evil, *LABELS]
-    run = make_run(tmp_path / "run", predictions=classified(evil), labels=labels, result=RESULT, metrics=metrics)
+    run = finished_run(tmp_path / "run", predictions=classified(evil), labels=[evil, *LABELS], metrics=metrics)
     text = text_of(run)
     assert "<script>alert" not in text and "<img src=x" not in text
     assert "alert(1)" in text
@@ -303,7 +312,7 @@ def test_a_folder_that_does_not_exist_is_refused(tmp_path):
 
 
 def test_pictures_are_part_of_the_page_and_made_smaller_where_they_do_not_fit(tmp_path):
-    run = make_run(tmp_path / "run", "image-classification", classified(), labels=LABELS, result=RESULT)
+    run = finished_run(tmp_path / "run", task="image-classification")
     (run / "samples").mkdir()
     Image.new("RGB", (40, 30), "red").save(run / "samples" / "train_batch0.png")
     Image.effect_noise((2200, 1400), 90).save(run / "samples" / "worst.png")
@@ -370,13 +379,10 @@ def test_a_live_report_is_written_anew_when_there_is_news_and_time(tmp_path):
 
 
 def test_runs_side_by_side_show_what_differs_and_what_only_one_gets_right(tmp_path, run):
-    other = make_run(
-        tmp_path / "run-2",
-        predictions=[{**row, "prediction": row["reference"]} for row in classified()],
-        labels=LABELS,
-        result={**RESULT, "metrics": {"accuracy": 1.0}},
-        config={"learning_rate": (0.2, "flag"), "seed": (42, "default")},
-    )
+    right = [{**row, "prediction": row["reference"]} for row in classified()]
+    config = {"learning_rate": (0.2, "flag"), "seed": (42, "default")}
+    result = {**RESULT, "metrics": {"accuracy": 1.0}}
+    other = finished_run(tmp_path / "run-2", predictions=right, config=config, result=result)
     write_json(other / "data.json", data_plan("text-classification", LABELS, sha="c3"))
     runs = [look(run), look(other)]
     panels = by_title(panels_of(runs))

@@ -11,7 +11,8 @@ from loopwright.report.blocks import Examples, Facts, Histogram, Lines, Matrix, 
 from loopwright.report.charts import draw_histogram
 from loopwright.report.panels import Findings, read_findings
 from loopwright.report.panels.objects import matches, overlap
-from report.folders import CLASSIFIED, LABELS, classified, write_json, write_lines, write_suspects
+from loopwright.tasks.scoring import write_table
+from report.folders import CLASSIFIED, LABELS, classified, write_json, write_lines
 
 
 def found(folder, predictions, labels=()) -> Findings:
@@ -101,7 +102,7 @@ def test_the_worst_samples_come_with_text_prediction_and_truth_and_twenty_are_en
 
 def test_suspected_labels_are_shown_with_what_the_model_says(tmp_path):
     row = {"position": 1, "prediction": "dog", "reference": "cat", "loss": 3.0, "sure": 0.97, "text": "woof"}
-    write_suspects(tmp_path / "suspects.csv", [row] * 25)
+    write_table(tmp_path / "suspects.csv", [row] * 25)
     table = read_findings(tmp_path, LABELS).suspects
     assert isinstance(table, Table) and len(table.rows) == 20
     assert table.rows[0] == ["1", "cat", "dog", "97 %", "woof"] and "all 25" in table.note
@@ -297,7 +298,7 @@ def test_a_mistake_is_named_by_its_file_and_line(tmp_path):
     rows = [{**row, "place": f"line {row['position'] + 2} of a.csv"} for row in classified()]
     assert found(tmp_path, rows, LABELS).worst.items[0].head.startswith("line 3 of a.csv · loss ")
     suspect = {"position": 1, "place": "line 3 of a.csv", "prediction": "dog", "reference": "cat", "sure": 0.97}
-    write_suspects(tmp_path / "suspects.csv", [{**suspect, "text": "woof"}])
+    write_table(tmp_path / "suspects.csv", [{**suspect, "text": "woof"}])
     assert read_findings(tmp_path, LABELS).suspects.rows == [["line 3 of a.csv", "cat", "dog", "97 %", "woof"]]
 
 

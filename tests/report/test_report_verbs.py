@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -20,7 +18,7 @@ from loopwright.cli import VERBS, main
 from loopwright.errors import InputError
 from loopwright.report import ReportServer
 from loopwright.report.server import HOST, next_free
-from report.folders import LABELS, RESULT, classified, make_run, records, write_lines
+from report.folders import LABELS, RESULT, finished_run, make_run, records, served, write_lines
 
 
 @pytest.fixture
@@ -28,19 +26,7 @@ def run(tmp_path, monkeypatch) -> Path:
     """Return a finished run, in the folder that ids are looked up in."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LOOPWRIGHT_RUNS", raising=False)
-    return make_run(tmp_path / "runs" / "1115-cats-1", predictions=classified(), labels=LABELS, result=RESULT)
-
-
-@contextlib.contextmanager
-def served(run: Path):
-    with ReportServer(run, 0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    return finished_run(tmp_path / "runs" / "1115-cats-1")
 
 
 def get(url: str, **headers: str) -> str:
@@ -63,7 +49,7 @@ def test_report_and_compare_of_several_runs_write_one_page(run, tmp_path, capsys
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("argv", "expected"),
     [
         (["report", "1115-cat-2"], ["error[run.unknown]", "near: 1115-cats-1"]),
         (["report"], ["error[args.value]", "needs a run"]),
@@ -74,10 +60,10 @@ def test_report_and_compare_of_several_runs_write_one_page(run, tmp_path, capsys
     ],
     ids=["unknown-run", "no-run", "unknown-flag", "no-folder", "one-run", "no-port"],
 )
-def test_what_cannot_work_is_refused_with_a_fix(run, capsys, words, told):
-    assert main(words) == 2
+def test_unusable_arguments_are_refused_with_a_fix(run, capsys, argv, expected):
+    assert main(argv) == 2
     error = capsys.readouterr().err
-    assert all(text in error for text in [*told, "fix: "])
+    assert all(text in error for text in [*expected, "fix: "])
 
 
 def test_every_verb_about_a_run_is_a_function_or_a_method_of_one():
