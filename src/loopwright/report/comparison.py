@@ -97,12 +97,9 @@ def sample_table(runs: Sequence[RunView]) -> Table | None:
 def mcnemar(only_first: int, only_other: int) -> float:
     """Return the two-sided p of McNemar's exact test on the samples that only one run gets right."""
     total = only_first + only_other
-    if total == 0:
-        return 1.0
-    few = min(only_first, only_other)
-    logs = [
-        math.lgamma(total + 1) - math.lgamma(k + 1) - math.lgamma(total - k + 1) - total * math.log(2)
-        for k in range(few + 1)
+    logs = [  # by logarithms, since the counts may be large
+        math.lgamma(total + 1) - math.lgamma(few + 1) - math.lgamma(total - few + 1) - total * math.log(2)
+        for few in range(min(only_first, only_other) + 1)
     ]
     return min(1.0, 2 * math.fsum(map(math.exp, logs)))
 

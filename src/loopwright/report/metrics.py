@@ -41,11 +41,9 @@ class TimeSpent:
 
 @dataclass
 class Clock:
-    """The position of the last record, and the recent time per update.
+    """Seconds and update of the last record, and the recent time per update.
 
     Attributes:
-        seconds: of the last record.
-        update: of the last record.
         interval: seconds between the last log and the record before it.
         per_update: seconds per update, from the last log with updates; None before it.
         unsettled: (event, seconds, updates) of evaluations and saves before that log: part of them was training.

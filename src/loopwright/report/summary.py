@@ -185,17 +185,13 @@ def _facts(run: RunView) -> list[tuple[str, str]]:
     status, result = run.status, run.result
     updates = result.get("updates") or status.get("update") or run.metrics.update
     epochs = result.get("epochs") or status.get("epoch")
-    facts = [("updates", f"{updates:,}" if isinstance(updates, int) else str(updates))]
-    if epochs:
-        facts.append(("epochs", number(float(epochs))))
     best = best_update(run)
-    if best is not None:
-        facts.append(("best at update", number(best)))
-    seconds = result.get("seconds") or run.metrics.seconds
-    facts.append(("time", duration(float(seconds))))
     num_resumes = sum(start.get("resumed_from") is not None for start in run.metrics.starts)
-    if num_resumes:
-        facts.append(("resumed", plural(num_resumes, "time")))
+    facts = [("updates", f"{updates:,}" if isinstance(updates, int) else str(updates))]
+    facts += [("epochs", number(float(epochs)))] if epochs else []
+    facts += [("best at update", number(best))] if best is not None else []
+    facts.append(("time", duration(float(result.get("seconds") or run.metrics.seconds))))
+    facts += [("resumed", plural(num_resumes, "time"))] if num_resumes else []
     splits = run.data.get("splits") or {}
     for name in ("train", "validation", "test"):
         if name in splits:

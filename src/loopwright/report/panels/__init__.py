@@ -11,27 +11,15 @@ from typing import Final
 
 from loopwright.report.blocks import Block, Examples, Panel, Table, without_empty
 from loopwright.report.formats import cut, metric, percent, plural
+from loopwright.report.panels import texts
 from loopwright.report.panels.classes import Choices, Labels, LabelSets, Pixels
 from loopwright.report.panels.collectors import ByLength, Collector
 from loopwright.report.panels.objects import CLASSES, Objects, average_precision
 from loopwright.report.panels.sample import Sample, example, is_right, json_lines
-from loopwright.report.panels.texts import (
-    Answers,
-    Language,
-    Losses,
-    Masked,
-    Numbers,
-    Retrieval,
-    Tags,
-    Written,
-    generations,
-)
 
 NUM_WORST: Final = 20
 _NUM_SUSPECTS: Final = 20
-_HIDDEN_COLUMNS: Final = frozenset(
-    ("position", "place", "loss", "confidence", "sure", "rank", "prediction", "reference")
-)
+_HIDDEN_COLUMNS: Final = {"position", "place", "loss", "confidence", "sure", "rank", "prediction", "reference"}
 
 __all__ = ["NUM_WORST", "Findings", "read_findings"]
 
@@ -81,7 +69,7 @@ def read_findings(folder: Path, labels: Sequence[str]) -> Findings:
             verdicts[is_right(sample)] += 1
         except (KeyError, TypeError, ValueError, AttributeError):
             bad += 1
-    generated = without_empty([generations(json_lines(folder / "samples.jsonl"))])
+    generated = without_empty([texts.generations(json_lines(folder / "samples.jsonl"))])
     if collector is not None:
         blocks = without_empty([*collector.blocks(), average_precision(folder / CLASSES)])
         # Figures first, then the samples written during the run, then those of the last evaluation.
@@ -120,16 +108,16 @@ def _collector_for(sample: Sample) -> type[Collector]:
         (Choices, "choices" in sample),
         (Pixels, "pixels" in sample),
         (Objects, isinstance(sample.get("counts"), Mapping)),
-        (Tags, isinstance(sample.get("tokens"), list)),
-        (Answers, "question" in sample),
-        (Retrieval, "rank" in sample and "similarity" in sample),
-        (Masked, isinstance(predicted, list) and "num_tokens" in sample),
+        (texts.Tags, isinstance(sample.get("tokens"), list)),
+        (texts.Answers, "question" in sample),
+        (texts.Retrieval, "rank" in sample and "similarity" in sample),
+        (texts.Masked, isinstance(predicted, list) and "num_tokens" in sample),
         (LabelSets, isinstance(predicted, list)),
-        (Numbers, isinstance(predicted, float) and isinstance(true, (int, float))),
-        (Written, isinstance(predicted, str) and isinstance(true, str) and "source" in sample),
+        (texts.Numbers, isinstance(predicted, float) and isinstance(true, (int, float))),
+        (texts.Written, isinstance(predicted, str) and isinstance(true, str) and "source" in sample),
         (Labels, isinstance(predicted, str) and isinstance(true, str)),
-        (Language, "num_tokens" in sample),
-        (Losses, True),
+        (texts.Language, "num_tokens" in sample),
+        (texts.Losses, True),
     ]
     return next(kind for kind, holds in forms if holds)
 
