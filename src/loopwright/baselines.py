@@ -71,7 +71,6 @@ class MostFrequent:
         self._counts: Counter[Hashable] = Counter()
 
     def learn(self, inputs: Iterable[Any], targets: Any) -> None:
-        """Count the targets; the inputs are ignored."""
         self._counts.update(_hashable(each) for each in _plain(targets))
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
@@ -102,7 +101,6 @@ class WordCounts:
         self._words: dict[Any, NDArray[np.int32]] = {}
 
     def learn(self, inputs: Iterable[Any], targets: Any) -> None:
-        """Count the words of each text under its label."""
         for text, label in zip(inputs, _plain(targets), strict=True):
             self._rows[label] += 1
             if label not in self._words:
@@ -142,13 +140,11 @@ class MeanValue:
         self._count = 0
 
     def learn(self, inputs: Iterable[Any], targets: Any) -> None:
-        """Add the targets; the inputs are ignored."""
         numbers = [float(each) for each in _plain(targets)]
         self._sum = math.fsum([self._sum, *numbers])
         self._count += len(numbers)
 
     def predict(self, inputs: Sequence[Any]) -> list[float]:
-        """Return the mean for each input."""
         _check_learnt(self, self._count > 0)
         return [self._sum / self._count for _ in inputs]
 
@@ -169,7 +165,6 @@ class MostFrequentTags:
         self._of_word: dict[Any, Counter[Any]] = {}
 
     def learn(self, inputs: Iterable[Any], targets: Any) -> None:
-        """Count the tags of each word."""
         for words, tags in zip(inputs, _plain(targets), strict=True):
             for word, tag in zip(_plain(words), _plain(tags), strict=True):
                 if tag == self.ignore_index:
@@ -179,7 +174,6 @@ class MostFrequentTags:
                     self._of_word.setdefault(word, Counter())[tag] += 1
 
     def predict(self, inputs: Sequence[Any]) -> list[list[Any]]:
-        """Return a sequence of tags for each input."""
         _check_learnt(self, bool(self._all))
         usual = _most_frequent(self._all)
         best = {word: _most_frequent(counts) for word, counts in self._of_word.items()}
@@ -201,7 +195,6 @@ class MostFrequentAnswer:
         self._num_unanswered = 0
 
     def learn(self, inputs: Iterable[Any], targets: Iterable[Any]) -> None:
-        """Count the answers; the contexts are ignored."""
         for target in targets:
             given = target["text"] if isinstance(target, Mapping) else target
             texts = [given] if isinstance(given, str) else list(given)
@@ -215,7 +208,6 @@ class MostFrequentAnswer:
             self._answers = Counter(dict(self._answers.most_common(_MOST_KEPT)))
 
     def predict(self, inputs: Sequence[str]) -> list[str]:
-        """Return an answer for each context."""
         _check_learnt(self, self._num_questions > 0)
         if 2 * self._num_unanswered > self._num_questions:
             return ["" for _ in inputs]
@@ -231,7 +223,6 @@ class CopyInput:
     """Predicts the input itself: the baseline of a translation."""
 
     def predict(self, inputs: Sequence[str]) -> list[str]:
-        """Return the inputs."""
         return list(inputs)
 
 

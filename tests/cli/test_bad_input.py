@@ -158,7 +158,7 @@ def test_models_that_cannot_be_used_are_refused_before_anything_is_written(capsy
     cache = tmp_path / "cache"
     (cache / "models--bert-base-uncased").mkdir(parents=True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
-    told = ["error[model.offline]", "'bert-base-uncaesd'", "near names in the cache: bert-base-uncased"]
+    told = ["error[model.offline]", "'bert-base-uncaesd'", "similar names in the cache: bert-base-uncased"]
     check_refused(capsys, [*told, "fix: --model bert-base-uncased"], *words, "--model", "bert-base-uncaesd")
     told = ["error[model.folder]", f"fix: --model {bert}"]
     check_refused(capsys, told, *words, "--model", "./brt")

@@ -164,7 +164,7 @@ def test_check_does_everything_but_train_and_leaves_nothing(capsys, reviews, tmp
         (["train", "text-classification", "--lr", "fast"], ["error[args.value]", "fast"]),
         (["train", "text-classification", "--data", "rewievs.csv"], ["error[data.file]", "fix: --data reviews.csv"]),
         (["train", "text-classification", "--data", "reviews.csv", "--text_column", "txt"], ["error[data.column]"]),
-        (["train", "text-classification", "--data", "reviews.csv", "--label_map", "x"], ["says nothing"]),
+        (["train", "text-classification", "--data", "reviews.csv", "--label_map", "x"], ["has no equals sign"]),
         (["resume", "nowhere"], ["error[run.unknown]", "'nowhere'"]),
         (["predict", "last", "text"], ["error[run.unknown]", "there is no run yet"]),
         (["explain", "sumarization"], ["error[args.task]"]),
@@ -345,12 +345,12 @@ def test_a_folder_that_is_called_like_a_flag_of_the_verb_is_data(capsys, verb):
 def test_a_flag_that_a_task_does_not_follow_is_refused_and_is_not_in_its_help(capsys, reviews):
     words = ["check", "text-classification", "--data", reviews]
     code, _, err = run(capsys, *words, "--resume_from_checkpoint", "checkpoint-5")
-    told = "resume_from_checkpoint='checkpoint-5' is not supported by the tasks: `lw resume RUN` goes on with a run"
+    told = "resume_from_checkpoint='checkpoint-5' is not supported by the tasks: `lw resume RUN` resumes a run"
     assert code == 2 and told in err
     _, out, _ = run(capsys, "train", "text-classification", "--help")
     for name in ("resume_from_checkpoint", "do_train", "eval_delay", "trackio_space_id", "no_remove_unused_columns"):
         assert f"--{name}" not in out
-    assert "unset makes one in runs.\n" in out and "trainer_output" not in out
+    assert "a new one in runs if unset.\n" in out and "trainer_output" not in out
     assert run(capsys, *words, "--files", "--do_train", "--no_remove_unused_columns")[0] == 0
 
 

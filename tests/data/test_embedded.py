@@ -470,7 +470,7 @@ def test_writing_again_writes_the_same_bytes_and_never_over_what_was_edited(tmp_
     assert {name: path.read_bytes() for name, path in write_demo("multiple-choice", tmp_path).items()} == first
     edited = first["train"] + b"one,more,a,b,c,d,0\n"
     (tmp_path / "train.csv").write_bytes(edited)
-    with pytest.raises(DataError, match=r"already holds train\.csv, which"):
+    with pytest.raises(DataError, match=r"already has train\.csv, which"):
         write_demo("multiple-choice", tmp_path)
     assert (tmp_path / "train.csv").read_bytes() == edited
 
@@ -482,7 +482,7 @@ def test_files_of_somebody_else_are_not_overwritten(tmp_path, notes):
     (tmp_path / "train.csv").write_text("mine\n")
     if notes is not None:
         (tmp_path / "demo.json").write_text(notes)
-    with pytest.raises(DataError, match=r"already holds train\.csv.*Give a folder that is new or empty"):
+    with pytest.raises(DataError, match=r"already has train\.csv.*Give a folder that is new or empty"):
         write_demo("text-classification", tmp_path)
     assert (tmp_path / "train.csv").read_text() == "mine\n"
     assert len(list(tmp_path.iterdir())) == 1 + (notes is not None)
@@ -490,7 +490,7 @@ def test_files_of_somebody_else_are_not_overwritten(tmp_path, notes):
 
 @pytest.mark.parametrize(
     ("task", "fix"),
-    [("text-clasification", "did you mean text-classification?"), ("x", "lw tasks says what each is for")],
+    [("text-clasification", "did you mean text-classification?"), ("x", "lw tasks describes each of them")],
 )
 def test_an_unknown_task_gets_the_nearest_name_and_no_folder(tmp_path, task, fix):
     with pytest.raises(InputError) as error:

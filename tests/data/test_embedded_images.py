@@ -253,7 +253,7 @@ def test_a_folder_of_images_that_was_changed_is_not_written_to(tmp_path, change)
     else:
         (image if change == "an edited image" else image.with_name("mine.png")).write_bytes(b"mine")
     before = contents(tmp_path)
-    with pytest.raises(DataError, match="already holds train, which is not what the demo of masked-image-modeling"):
+    with pytest.raises(DataError, match="already has train, which the demo of masked-image-modeling did not write"):
         write_demo("masked-image-modeling", tmp_path)
     assert contents(tmp_path) == before
 
@@ -262,7 +262,7 @@ def test_a_folder_of_images_that_was_changed_is_not_written_to(tmp_path, change)
 def test_images_of_somebody_else_are_not_overwritten(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b"mine")
-    with pytest.raises(DataError, match=f"already holds {Path(name).parts[0]}, which.*new or empty"):
+    with pytest.raises(DataError, match=f"already has {Path(name).parts[0]}, which.*new or empty"):
         write_demo("object-detection", tmp_path)
     assert contents(tmp_path) == {name: b"mine"}
 

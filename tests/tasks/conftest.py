@@ -8,6 +8,7 @@ import pytest
 
 from loopwright import api
 from tasks.reviews import rows, write_csv
+from tasks.runs import train_in
 
 FLAGS = {"lr": 2e-3, "epochs": 2, "batch": 16, "threads": 1, "quiet": True}
 
@@ -31,8 +32,4 @@ def finished(tmp_path_factory) -> api.Run:
     """Return a run that has ended; its folder must be left as it is."""
     folder = tmp_path_factory.mktemp("finished")
     data = write_csv(folder / "reviews.csv", rows())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        run = api.train("text-classification", data=data, output_dir=folder / "run", **FLAGS)
-    return run
+    return train_in(folder, "text-classification", data=data, **FLAGS)

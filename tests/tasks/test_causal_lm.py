@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from loopwright import api
 from loopwright.cli import main
@@ -17,7 +16,8 @@ from loopwright.errors import ConfigError, InputError
 from loopwright.tasks.text import causal_lm
 from loopwright.tasks.text import language_model as language
 from sample_data import SAMPLES
-from tasks.reviews import events, read_lines, write_jsonl
+from tasks.reviews import read_lines, write_jsonl
+from tasks.runs import assert_last_weights_are_the_same, refusal, train_in
 from tasks.texts import FLAGS, lines, tiny_bert, tiny_gpt2, write_text
 
 
@@ -32,9 +32,7 @@ def learnt(tmp_path_factory):
     folder = tmp_path_factory.mktemp("learnt")
     data = write_text(folder / "lines.txt", lines(300))
     flags = {**FLAGS, "block_size": 32, "vocab_size": 320, "epochs": 3, "rehearsal": True}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        return api.train("causal-lm", data=data, output_dir=folder / "run", **flags)
+    return train_in(folder, "causal-lm", data=data, **flags)
 
 
 @pytest.fixture
@@ -43,11 +41,11 @@ def text_file(tmp_path):
 
 
 def test_a_small_model_learns_the_text_and_continues_it(learnt):
-    floors = learnt.result["baselines"]
-    assert set(floors) == {"gzip", "unigram"} and learnt.result["metric"] == "bits_per_byte"
-    assert learnt.metrics["bits_per_byte"] < 0.6 * floors["unigram"]["bits_per_byte"]
+    baselines = learnt.result["baselines"]
+    assert set(baselines) == {"gzip", "unigram"} and learnt.result["metric"] == "bits_per_byte"
+    assert learnt.metrics["bits_per_byte"] < 0.6 * baselines["unigram"]["bits_per_byte"]
     assert learnt.metrics["perplexity"] == pytest.approx(math.exp(learnt.metrics["loss"]), rel=1e-6)
-    assert learnt.metrics["perplexity"] < floors["unigram"]["perplexity"]
+    assert learnt.metrics["perplexity"] < baselines["unigram"]["perplexity"]
     low, high = learnt.result["intervals"]["bits_per_byte"]
     assert low <= learnt.metrics["bits_per_byte"] <= high
     (found,) = learnt.predict(["the cat sat on"])
@@ -167,19 +165,7 @@ def test_accumulated_batches_train_as_one_large_batch_does(text_file, tmp_path):
 
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(gpt2, text_file, tmp_path):
     flags = {**FLAGS, "data": text_file, "model": gpt2, "block_size": 24, "lr_scheduler_type": "constant"}
-    flags |= {"save_strategy": "steps", "save_steps": 5}
-    api.train("causal-lm", output_dir=tmp_path / "part", **{**flags, "max_steps": 7})
-    longer = api.train("causal-lm", output_dir=tmp_path / "longer", **{**flags, "max_steps": 14})
-    moved = (tmp_path / "part").rename(tmp_path / "moved")
-    resumed = api.resume(moved, max_steps=14, quiet=True)
-    # The shorter run was evaluated at its own end too, so its best model may be another: the last weights are compared.
-    last, expected = (
-        load_file(run.folder.checkpoints / "step-0000000014" / "model.safetensors") for run in (resumed, longer)
-    )
-    assert last.keys() == expected.keys() and all(torch.equal(last[name], expected[name]) for name in expected)
-    assert events(resumed.path)[-4:] == events(longer.path)[-4:]
-    for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
-        assert (resumed.path / "model" / name).read_bytes() == (longer.path / "model" / name).read_bytes()
+    assert_last_weights_are_the_same("causal-lm", tmp_path, flags)
 
 
 def test_an_evaluation_keeps_no_logits_of_a_large_vocabulary(tmp_path, text_file, monkeypatch):
@@ -219,7 +205,7 @@ def test_a_tokenizer_without_a_pad_or_an_end_token_will_do(tmp_path, text_file):
     folder = tiny_gpt2(tmp_path / "bare", pad_token=None, eos_token=None, bos_token=None)
     run = api.train("causal-lm", data=text_file, model=folder, **{**FLAGS, "block_size": 24, "max_steps": 2})
     assert run.status == "done" and len(run.predict(["the cat", "the dog sat on"])) == 2
-    with pytest.raises(InputError, match="no text to go on with"):
+    with pytest.raises(InputError, match="no text to continue"):
         run.predict([""])
 
 
@@ -243,14 +229,7 @@ def test_embeddings_are_added_for_the_tokens_of_the_tokenizer(tmp_path, text_fil
 # --------------------------------------------------------------------------------------------------- bad input
 
 
-def refused(code, **flags):
-    """Assert that training is refused with a code, and that nothing is left behind; return the text."""
-    before = sorted(Path().rglob("*"))
-    with pytest.raises(InputError) as caught:
-        api.train("causal-lm", **{**FLAGS, **flags})
-    assert caught.value.code == code
-    assert sorted(Path().rglob("*")) == before
-    return str(caught.value)
+refused = partial(refusal, "causal-lm", FLAGS)
 
 
 def test_a_block_longer_than_the_model_allows_is_refused(gpt2, text_file):

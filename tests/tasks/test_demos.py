@@ -25,14 +25,14 @@ class Short:
         num_rows: of validation.
         metric: what is looked at.
         least: the metric has to be better than this.
-        floor: the trivial method that `least` itself is better than, by its name in the result.
+        baseline: the trivial method that `least` itself is better than, by its name in the result.
     """
 
     flags: str
     num_rows: int
     metric: str
     least: float
-    floor: str
+    baseline: str
 
 
 SHORT = {
@@ -68,7 +68,7 @@ def test_each_demo_is_listed_with_its_seconds(capsys, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", SHORT)
-def test_a_shortened_demo_is_better_than_its_floor(task, capsys):
+def test_a_shortened_demo_is_better_than_its_baseline(task, capsys):
     if get_task(task).demo_model == "minilm" and find_minilm().folder is None:
         pytest.skip(find_minilm().problem)
     short = SHORT[task]
@@ -78,9 +78,9 @@ def test_a_shortened_demo_is_better_than_its_floor(task, capsys):
     assert "best " in capsys.readouterr().out
     result = Run.find("last").result
     reached = result["metrics"][short.metric]
-    floor = result["baselines"][short.floor][short.metric]
+    baseline = result["baselines"][short.baseline][short.metric]
     sign = -1 if short.metric == "bits_per_byte" else 1
-    assert sign * reached > sign * short.least > sign * floor
+    assert sign * reached > sign * short.least > sign * baseline
     if "untrained" in result["baselines"]:  # a model that is good before it is trained has to become better
         assert reached > result["baselines"]["untrained"][short.metric]
     assert_every_panel_has_data(Run.find("last").path)

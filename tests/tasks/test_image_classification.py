@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import signal
 
 import numpy as np
 import pytest
@@ -16,9 +15,9 @@ from loopwright import api, models
 from loopwright.cli import main
 from loopwright.errors import ConfigError, InputError
 from report.demo_panels import assert_every_panel_has_data
-from tasks.forked import run_lines
 from tasks.intervals import assert_loss_has_interval
-from tasks.reviews import events, read_lines
+from tasks.reviews import read_lines
+from tasks.runs import check_kill, train_in
 from tasks.squares import images_in, pixels_of, write_paths, write_squares
 
 TASK = "image-classification"
@@ -35,10 +34,7 @@ def squares(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(squares, tmp_path_factory):
     """Return a run that has ended; its folder must be left as it is."""
-    folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        return api.train(TASK, data=squares, output_dir=folder / "run", **FLAGS)
+    return train_in(tmp_path_factory.mktemp("trained"), TASK, data=squares, **FLAGS)
 
 
 @pytest.fixture(scope="module")
@@ -125,15 +121,7 @@ def test_a_net_goes_on_learning_other_classes_from_an_earlier_run(trained, tmp_p
 def test_a_killed_run_goes_on_where_it_was_moved_to_as_if_nothing_had_been(squares, tmp_path):
     words = ["train", TASK, "--data", squares, "--epochs", 3, "--batch", 8, "--threads", 1, "--lr", 1e-3]
     words += ["--augmentation", "strong", "--ema", 0.9, "--no_rehearsal", "--save_strategy", "steps", "--save_steps", 2]
-    code, said = run_lines([*words, "--out", "killed"], folder=tmp_path, failpoint="after_optimizer_step:7:kill")
-    assert code == -signal.SIGKILL, said
-    moved = (tmp_path / "killed").rename(tmp_path / "moved")
-    code, said = run_lines(["resume", moved, "--workers", 2], [*words, "--out", "whole"], folder=tmp_path)
-    assert code == 0, said
-    whole = tmp_path / "whole"
-    for name in ("model/model.safetensors", "eval/predictions.jsonl", "samples/train_batch0.png"):
-        assert (moved / name).read_bytes() == (whole / name).read_bytes()
-    assert events(moved) == events(whole)
+    check_kill(tmp_path, words, 7, "samples/train_batch0.png", resume=("--workers", 2))
 
 
 # ---------------------------------------------------------------------------------------------------- other models
@@ -211,7 +199,7 @@ def test_a_module_is_handed_over_and_has_to_be_given_again(squares, tmp_path):
     assert len(run.predict(squares / "red", model=module())) == 15
     assert api.resume(run, max_steps=5, model=module(), quiet=True).result["updates"] == 5
     for use in (run.evaluate, lambda: run.resume(max_steps=6), lambda: run.predict(squares / "red")):
-        with pytest.raises(InputError, match="which no file can make again"):
+        with pytest.raises(InputError, match="which no file can recreate"):
             use()
     with pytest.raises(InputError, match="takes the name of a model, got a Sequential"):
         api.train("text-classification", data="x.csv", model=module())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 
 import numpy as np
 import pytest
@@ -14,9 +13,9 @@ from loopwright.cli import main
 from loopwright.errors import ConfigError, InputError
 from loopwright.tasks.vision.masked_modeling import Masking, small_sizes
 from report.demo_panels import assert_every_panel_has_data
-from tasks.forked import run_lines
 from tasks.intervals import assert_loss_has_interval
 from tasks.reviews import events, read_lines
+from tasks.runs import check_kill, train_in
 from tasks.squares import images_in, pixels_of, write_squares
 
 TASK = "masked-image-modeling"
@@ -33,10 +32,7 @@ def squares(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(squares, tmp_path_factory):
     """Return a run that has ended; its folder must be left as it is."""
-    folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        return api.train(TASK, data=squares, output_dir=folder / "run", **FLAGS)
+    return train_in(tmp_path_factory.mktemp("trained"), TASK, data=squares, **FLAGS)
 
 
 def test_a_small_model_is_scored_against_the_mean_image(trained):
@@ -94,14 +90,7 @@ def test_the_exported_model_is_opened_by_name(trained, tmp_path):
 def test_a_killed_run_goes_on_where_it_was_moved_to_as_if_nothing_had_been(squares, tmp_path):
     words = ["train", TASK, "--data", squares, "--epochs", 3, "--batch", 8, "--threads", 1, "--lr", 1e-3]
     words += ["--no_rehearsal", "--save_strategy", "steps", "--save_steps", 2]
-    code, said = run_lines([*words, "--out", "killed"], folder=tmp_path, failpoint="after_optimizer_step:7:kill")
-    assert code == -signal.SIGKILL, said
-    moved = (tmp_path / "killed").rename(tmp_path / "moved")
-    code, said = run_lines(["resume", moved], [*words, "--out", "whole"], folder=tmp_path)
-    assert code == 0, said
-    for name in ("model/model.safetensors", "eval/predictions.jsonl"):
-        assert (moved / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert events(moved) == events(tmp_path / "whole")
+    check_kill(tmp_path, words, 7)
 
 
 @pytest.mark.slow

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from loopwright import api
 from loopwright.errors import ConfigError, InputError
 from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import masked_lm
-from tasks.reviews import events, read_lines
+from tasks.reviews import read_lines
+from tasks.runs import assert_last_weights_are_the_same, refusal, train_in
 from tasks.texts import FLAGS, lines, tiny_bert, tiny_gpt2, write_text
 
 
@@ -41,16 +41,14 @@ def learnt(tmp_path_factory):
         "epochs": 8,
         "rehearsal": True,
     }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        return api.train("masked-lm", data=data, output_dir=folder / "run", **flags)
+    return train_in(folder, "masked-lm", data=data, **flags)
 
 
 def test_a_small_model_learns_to_fill_in_words(learnt):
-    floor = learnt.result["baselines"]["unigram"]
+    baseline = learnt.result["baselines"]["unigram"]
     assert learnt.result["metric"] == "token_accuracy"
-    assert learnt.metrics["token_accuracy"] > floor["token_accuracy"] + 0.15
-    assert learnt.metrics["perplexity"] < floor["perplexity"]
+    assert learnt.metrics["token_accuracy"] > baseline["token_accuracy"] + 0.15
+    assert learnt.metrics["perplexity"] < baseline["perplexity"]
     (found,) = learnt.predict(["the cat sat [MASK] the mat and said naïve"])
     assert found["text"] == "the cat sat on the mat and said naïve"
     assert len(found["masks"]) == 1 and len(found["masks"][0]) == 5
@@ -88,12 +86,7 @@ def test_the_metrics_are_the_same_for_every_batch_size_and_seed(bert, text_file,
     for size, seed in ((3, 2), (32, 3)):
         flags = {**FLAGS, "lr": 0.0, "max_steps": 1, "block_size": 24, "seed": seed}
         run = api.train(
-            "masked-lm",
-            data=text_file,
-            model=bert,
-            line_by_line=line_by_line,
-            per_device_eval_batch_size=size,
-            **flags,
+            "masked-lm", data=text_file, model=bert, line_by_line=line_by_line, per_device_eval_batch_size=size, **flags
         )
         found.append(run.metrics)
         asked.append([each["reference"] for each in read_lines(run.path / "eval" / "predictions.jsonl")])
@@ -104,19 +97,7 @@ def test_the_metrics_are_the_same_for_every_batch_size_and_seed(bert, text_file,
 
 def test_a_stopped_run_goes_on_with_the_masks_it_would_have_had(bert, text_file, tmp_path):
     flags = {**FLAGS, "data": text_file, "model": bert, "block_size": 24, "lr_scheduler_type": "constant"}
-    flags |= {"save_strategy": "steps", "save_steps": 5}
-    api.train("masked-lm", output_dir=tmp_path / "part", **{**flags, "max_steps": 7})
-    longer = api.train("masked-lm", output_dir=tmp_path / "longer", **{**flags, "max_steps": 14})
-    moved = (tmp_path / "part").rename(tmp_path / "moved")
-    resumed = api.resume(moved, max_steps=14, quiet=True)
-    # The shorter run was evaluated at its own end too, so its best model may be another: the last weights are compared.
-    last, expected = (
-        load_file(run.folder.checkpoints / "step-0000000014" / "model.safetensors") for run in (resumed, longer)
-    )
-    assert last.keys() == expected.keys() and all(torch.equal(last[name], expected[name]) for name in expected)
-    assert events(resumed.path)[-4:] == events(longer.path)[-4:]
-    for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
-        assert (resumed.path / "model" / name).read_bytes() == (longer.path / "model" / name).read_bytes()
+    assert_last_weights_are_the_same("masked-lm", tmp_path, flags)
 
 
 def test_blocks_cover_the_text_between_their_special_tokens(bert):
@@ -142,20 +123,13 @@ def test_training_masks_differ_from_batch_to_batch_and_leave_special_tokens_alon
     again = collate(features)
     assert torch.equal(first["labels"], again["labels"]) and torch.equal(first["input_ids"], again["input_ids"])
     assert not torch.equal(first["labels"], second["labels"])
-    is_asked = first["labels"] != language.IGNORED
+    is_asked = first["labels"] != -100
     assert is_asked.any(1).all()  # also of the text of one token
     assert not torch.isin(first["labels"][is_asked], torch.tensor(tokenizer.all_special_ids)).any()
     assert 0.1 < is_asked.sum() / first["attention_mask"].sum() < 0.2
 
 
-def refused(code, **flags):
-    """Assert that training is refused with a code, and that nothing is left behind; return the text."""
-    before = sorted(Path().rglob("*"))
-    with pytest.raises(InputError) as caught:
-        api.train("masked-lm", **{**FLAGS, **flags})
-    assert caught.value.code == code
-    assert sorted(Path().rglob("*")) == before
-    return str(caught.value)
+refused = partial(refusal, "masked-lm", FLAGS)
 
 
 def test_models_that_cannot_be_masked_are_refused(text_file, tmp_path, bert):

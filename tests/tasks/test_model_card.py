@@ -35,7 +35,7 @@ def shown_by(run):
     return page, " ".join(" ".join(page.words).split())
 
 
-def test_the_card_has_the_data_hash_the_metrics_with_their_intervals_the_floors_and_what_chose_it(finished):
+def test_the_card_has_the_data_hash_the_metrics_with_their_intervals_the_baselines_and_what_chose_it(finished):
     card = (finished.path / "model" / "README.md").read_text()
     plan = json.loads((finished.path / "data.json").read_text())
     result = finished.result
@@ -43,9 +43,9 @@ def test_the_card_has_the_data_hash_the_metrics_with_their_intervals_the_floors_
     low, high = result["intervals"]["accuracy"]
     value = f"{result['metrics']['accuracy']:.4f} ±{(high - low) / 2:.3f}"
     assert f"| accuracy | {value} | {low:.4f} to {high:.4f} |" in card
-    for name, floors in result["baselines"].items():
-        for metric, floor in floors.items():
-            assert f"| {name} (baseline): {metric} | {floor:.4f} | |" in card
+    for name, baselines in result["baselines"].items():
+        for metric, baseline in baselines.items():
+            assert f"| {name} (baseline): {metric} | {baseline:.4f} | |" in card
     assert f"The best model by {result['metric']} (more is better) on the validation data" in card
     assert "labels: neg, pos" in card and "no test data was given" in card
     assert str(finished.path) not in card

@@ -12,7 +12,8 @@ from loopwright.errors import InputError
 from loopwright.tasks.text.groups import GroupCollator
 from sample_data import SAMPLES
 from tasks.conftest import FLAGS
-from tasks.reviews import events, read_lines, write_csv, write_jsonl
+from tasks.reviews import read_lines, write_csv, write_jsonl
+from tasks.runs import check_resume, train_in
 
 COLOURS = ("red", "blue", "green", "pink")
 SWAG = SAMPLES / "swag" / "sample.json"
@@ -46,9 +47,7 @@ def learnt(tmp_path_factory):
     """Return a run on SWAG's columns that has ended."""
     folder = tmp_path_factory.mktemp("choices")
     data = write_csv(folder / "swag.csv", rows())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        return api.train("multiple-choice", data=data, output_dir=folder / "run", **{**FLAGS, "epochs": 5})
+    return train_in(folder, "multiple-choice", data=data, **{**FLAGS, "epochs": 5})
 
 
 def test_the_right_ending_is_learnt_and_predicted(learnt):
@@ -99,16 +98,10 @@ def test_rows_are_predicted_alike_whatever_else_is_in_their_batch(learnt):
 
 def test_lists_that_differ_in_length_are_trained_resumed_and_evaluated(tmp_path):
     data = write_jsonl(tmp_path / "lists.jsonl", as_lists(rows(64)))
-    flags = {**FLAGS, "data": data, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
-    part = api.train("multiple-choice", output_dir=tmp_path / "part", **{**flags, "epochs": 1})
-    assert 0.25 < part.result["baselines"]["chance"]["accuracy"] < 1 / 3
-    longer = api.train("multiple-choice", output_dir=tmp_path / "longer", **flags)
-    moved = part.path.rename(tmp_path / "moved")
-    resumed = api.resume(moved, epochs=2, quiet=True)
-    weights = [(run.path / "model" / "model.safetensors").read_bytes() for run in (resumed, longer)]
-    assert weights[0] == weights[1]
-    assert resumed.metrics == longer.metrics == resumed.evaluate()
-    assert events(moved) == events(longer.path)
+    flags = {**FLAGS, "data": data}
+    result, resumed, _ = check_resume("multiple-choice", tmp_path, {"epochs": 1}, {"epochs": 2}, **flags)
+    assert 0.25 < result["baselines"]["chance"]["accuracy"] < 1 / 3
+    assert resumed.metrics == resumed.evaluate()
     other = resumed.evaluate(write_jsonl(tmp_path / "other.jsonl", as_lists(rows(12, seed=4))))
     assert set(other) == {"accuracy", "loss"}
 
@@ -166,7 +159,7 @@ def test_a_batch_is_filled_up_with_copies_that_are_marked():
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        ({"choices": ["so red"], "answer": 0}, "1 choice: there is nothing to choose"),
+        ({"choices": ["so red"], "answer": 0}, "1 choice: at least two are needed"),
         ({"choices": ["so red", "so blue"], "answer": 3}, "has 2 choices, and its label is 3"),
     ],
     ids=["one choice", "label beyond the choices"],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +21,9 @@ from loopwright.tasks.vision.predicted_objects import count_hits, f1_of, in_file
 from report.demo_panels import assert_every_panel_has_data
 from sample_data import SAMPLES
 from tasks.boxes import FIRST_ID, NAMES, write_boxes, write_sample
-from tasks.forked import run_lines
 from tasks.intervals import assert_loss_has_interval
-from tasks.reviews import events, read_lines
+from tasks.reviews import read_lines
+from tasks.runs import check_kill
 
 TASK = "object-detection"
 FLAGS = {"lr": 5e-3, "batch": 4, "threads": 1, "flip": False, "augmentation": "light", "quiet": True}
@@ -91,7 +90,7 @@ def reference_precision(annotations: Path, predictions: Path, kind: str) -> tupl
 # ------------------------------------------------------------------------------------------------------ end to end
 
 
-def test_a_small_model_finds_objects_where_nothing_is_the_floor(trained):
+def test_a_small_model_finds_objects_where_nothing_is_the_baseline(trained):
     assert trained.status == "done"
     assert set(trained.metrics) == {"map", "map_50", "map_75", "map_small", "mar_100", "loss"}
     assert trained.metrics["map_50"] >= 0.5 and trained.metrics["map"] >= 0.15
@@ -177,15 +176,7 @@ def test_an_exported_model_is_opened_by_models_load(trained, boxes, tmp_path):
 def test_a_killed_run_goes_on_where_it_was_moved_to_as_if_nothing_had_been(boxes, tmp_path):
     words = ["train", TASK, "--data", boxes, "--epochs", 2, "--batch", 8, "--threads", 1, "--lr", 1e-3]
     words += ["--augmentation", "strong", "--no_rehearsal", "--save_strategy", "steps", "--save_steps", 2]
-    code, said = run_lines([*words, "--out", "killed"], folder=tmp_path, failpoint="after_optimizer_step:6:kill")
-    assert code == -signal.SIGKILL, said
-    moved = (tmp_path / "killed").rename(tmp_path / "moved")
-    code, said = run_lines(["resume", moved, "--workers", 2], [*words, "--out", "whole"], folder=tmp_path)
-    assert code == 0, said
-    whole = tmp_path / "whole"
-    for name in ("model/model.safetensors", "eval/predictions.jsonl", "eval/classes.json", "samples/train_batch0.png"):
-        assert (moved / name).read_bytes() == (whole / name).read_bytes()
-    assert events(moved) == events(whole)
+    check_kill(tmp_path, words, 6, "eval/classes.json", "samples/train_batch0.png", resume=("--workers", 2))
 
 
 # ----------------------------------------------------------------------------------------------------------- models
@@ -253,7 +244,7 @@ def test_a_module_with_a_decode_of_its_own_is_trained_and_one_without_is_refused
     # 56 x 40 pixels are fitted into 32 x 23: a pixel of the square is 1.75 of the file across, and 40 / 23 down.
     expected = [14.0, 8 * 40 / 23, 42.0, 40.0]
     assert found["objects"] == [{"label": "red", "score": 0.9, "box": pytest.approx(expected, abs=0.01)}]
-    with pytest.raises(InputError, match="Linear does not say which objects it found") as caught:
+    with pytest.raises(InputError, match="Linear has no known way to return the objects") as caught:
         api.train(TASK, data=boxes, model=nn.Linear(2, 2), **SHORT)
     assert caught.value.code == "model.task" and "decode(outputs, threshold" in caught.value.fix
 
@@ -384,18 +375,10 @@ def test_a_killed_run_goes_on_and_finds_objects_in_them(task, tmp_path):
     data = write_sample(SAMPLES / "COCO", tmp_path / "data")
     words = ["train", task, "--train_file", data, "--validation_file", data, "--keep_duplicates", "--batch", 1]
     words += ["--epochs", 3, "--image_size", 64, "--threads", 1, "--no_rehearsal", "--lr", 1e-3, "--workers", 0]
-    code, said = run_lines([*words, "--out", "killed"], folder=tmp_path, failpoint="after_optimizer_step:4:kill")
-    assert code == -signal.SIGKILL, said
-    moved = (tmp_path / "killed").rename(tmp_path / "moved")
+    moved = tmp_path / "moved"
     used = ["predict", moved, data.parent, "--threshold", 0.01, "--overlays", "drawn", "--out", "found.jsonl"]
-    code, said = run_lines(
-        ["resume", moved], used, ["evaluate", moved, "--json"], [*words, "--out", "whole"], folder=tmp_path
-    )
-    assert code == 0, said
-    whole = tmp_path / "whole"
-    for name in ("model/model.safetensors", "eval/predictions.jsonl", "eval/classes.json"):
-        assert (moved / name).read_bytes() == (whole / name).read_bytes()
-    assert events(moved) == events(whole)
+    then = (used, ["evaluate", moved, "--json"])
+    whole = check_kill(tmp_path, words, 4, "eval/classes.json", then=then)
     found = read_lines(tmp_path / "found.jsonl")
     assert len(found) == 2 and all(Path(each["overlay"]).is_file() for each in found)
     names = json.loads((whole / "eval" / "classes.json").read_text())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import random
+from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +22,9 @@ from loopwright.tasks.text.question_features import SpanCollator, WindowDataset,
 from sample_data import SAMPLES
 from tasks.conftest import FLAGS
 from tasks.intervals import assert_loss_has_interval
-from tasks.reviews import events, read_lines, write_jsonl
+from tasks.reviews import read_lines, write_jsonl
+from tasks.runs import check_resume, refusal, train_in
+from tasks.texts import save_bert
 
 TASK = QuestionAnswering()
 
@@ -54,12 +56,9 @@ def questions(count=64, seed=0, length=40, unanswered=0.0):
 def answered(tmp_path_factory):
     """Return a run that has ended, with contexts that need several features; its folder must be left as it is."""
     folder = tmp_path_factory.mktemp("answered")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        data = write_jsonl(folder / "questions.jsonl", questions(150, length=24))
-        flags = {**FLAGS, "epochs": 3, "lr": 3e-3, "max_length": 32, "stride": 8, "n_best": 5}
-        return api.train("question-answering", data=data, output_dir=folder / "run", **flags)
+    data = write_jsonl(folder / "questions.jsonl", questions(150, length=24))
+    flags = {**FLAGS, "epochs": 3, "lr": 3e-3, "max_length": 32, "stride": 8, "n_best": 5}
+    return train_in(folder, "question-answering", data=data, **flags)
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +73,8 @@ def tokenizer():
 def test_a_small_model_finds_the_answer_over_all_features_of_a_row(answered):
     assert answered.status == "done"
     assert set(answered.metrics) == {"exact_match", "f1", "loss"}
-    floor = answered.result["baselines"]["frequent answer"]
-    assert answered.metrics["f1"] >= max(80, floor["f1"] + 25)
+    baseline = answered.result["baselines"]["frequent answer"]
+    assert answered.metrics["f1"] >= max(80, baseline["f1"] + 25)
     low, high = answered.result["intervals"]["f1"]
     assert low <= answered.metrics["f1"] <= high
     assert_loss_has_interval(answered)
@@ -125,14 +124,8 @@ def test_a_file_pairs_and_a_tab_are_predicted_alike(answered, tmp_path):
 
 def test_a_stopped_run_goes_on_elsewhere_as_if_it_had_not_been(tmp_path):
     data = write_jsonl(tmp_path / "questions.jsonl", questions(24, length=24))
-    flags = {**FLAGS, "data": data, "epochs": 1, "max_length": 32, "stride": 8, "lr_scheduler_type": "constant"}
-    flags |= {"save_strategy": "steps", "save_steps": 2}
-    api.train("question-answering", output_dir=tmp_path / "part", **flags)
-    longer = api.train("question-answering", output_dir=tmp_path / "longer", **{**flags, "epochs": 2})
-    resumed = api.resume((tmp_path / "part").rename(tmp_path / "moved"), epochs=2, quiet=True)
-    weights = [(run.path / "model" / "model.safetensors").read_bytes() for run in (resumed, longer)]
-    assert weights[0] == weights[1]
-    assert resumed.metrics == longer.metrics and events(resumed.path) == events(longer.path)
+    flags = {**FLAGS, "data": data, "max_length": 32, "stride": 8}
+    check_resume("question-answering", tmp_path, {"epochs": 1}, {"epochs": 2}, **flags)
 
 
 def test_limits_count_rows_and_not_features(tmp_path):
@@ -198,13 +191,9 @@ def test_an_encoder_decoder_generates_the_answer_with_the_same_scores(tmp_path, 
 
 
 def test_adapters_of_a_model_that_marks_spans_are_trained_and_merged(tmp_path, tokenizer):
-    from transformers import AutoModelForQuestionAnswering, BertConfig, BertModel
+    from transformers import AutoModelForQuestionAnswering
 
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
-    )
-    BertModel(config).save_pretrained(tmp_path / "bert")
-    tokenizer.save_pretrained(tmp_path / "bert")
+    save_bert(tmp_path / "bert", "BertModel", tokenizer, max_position_embeddings=512)
     data = write_jsonl(tmp_path / "questions.jsonl", questions(16, length=8))
     run = api.train("question-answering", data=data, model=tmp_path / "bert", lora=True, **{**FLAGS, "epochs": 1})
     weights = AutoModelForQuestionAnswering.from_pretrained(run.path / "model").state_dict()
@@ -380,14 +369,7 @@ def test_the_order_of_features_and_the_number_of_processes_change_no_score(is_v2
 # ------------------------------------------------------------------------------------------------------- bad input
 
 
-def refused(code, **flags):
-    """Assert that training is refused with a code, and that nothing is left behind; return the text."""
-    before = sorted(Path().rglob("*"))
-    with pytest.raises(InputError) as caught:
-        api.train("question-answering", **{**FLAGS, **flags})
-    assert caught.value.code == code
-    assert sorted(Path().rglob("*")) == before
-    return str(caught.value)
+refused = partial(refusal, "question-answering", FLAGS)
 
 
 def test_lengths_that_do_not_fit_are_refused(tmp_path):
@@ -421,13 +403,8 @@ def test_an_answer_that_the_context_does_not_have_is_refused(tmp_path):
 
 
 def test_answers_are_not_generated_without_a_model_that_can(tmp_path):
-    from transformers import BertConfig, BertForQuestionAnswering
 
     data = write_jsonl(tmp_path / "questions.jsonl", questions(10))
     assert "encoder-decoder" in refused("args.value", data=data, answer_by="generation")
-    config = BertConfig(
-        vocab_size=400, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
-    )
-    BertForQuestionAnswering(config).save_pretrained(tmp_path / "bert")
-    train_tokenizer(["a b"], 300).save_pretrained(tmp_path / "bert")
+    save_bert(tmp_path / "bert", "BertForQuestionAnswering", train_tokenizer(["a b"], 300), vocab_size=400)
     assert "Seq2SeqLM" in refused("model.task", data=data, model=tmp_path / "bert", answer_by="generation")

@@ -77,7 +77,7 @@ def test_a_table_has_the_columns_of_all_rows(tmp_path):
     assert (tmp_path / "t.csv").read_text() == 'a,b\n1,\n2,"x, y"\n'
 
 
-def test_floors_are_learnt_and_scored_on_the_rows_that_the_run_takes(tmp_path, capsys):
+def test_baselines_are_learnt_and_scored_on_the_rows_that_the_run_takes(tmp_path, capsys):
     labels = {"train": ["neg"] * 20 + ["pos"] * 40, "validation": ["pos"] * 4 + ["neg"] * 16}
     for split, column in labels.items():
         rows = [{"text": f"{label} {split} number {number}", "label": label} for number, label in enumerate(column)]

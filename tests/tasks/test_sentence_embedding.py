@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from loopwright import api, cli
-from loopwright.errors import ConfigError, InputError
+from loopwright.errors import ConfigError
 from loopwright.tasks import get_task
 from loopwright.tasks.text.pools import PoolScorer
 from sample_data import SAMPLES
 from tasks.conftest import FLAGS
 from tasks.intervals import assert_loss_has_interval
-from tasks.reviews import events, read_lines, write_csv, write_jsonl
+from tasks.reviews import read_lines, write_csv, write_jsonl
+from tasks.runs import check_resume, refusal, train_in
+from tasks.texts import save_bert, small_tokenizer
 
 STSB = SAMPLES / "STS-B"
 
@@ -68,9 +71,7 @@ def learnt(tmp_path_factory):
     """Return a run on pairs without scores that has ended."""
     folder = tmp_path_factory.mktemp("pairs")
     data = write_csv(folder / "pairs.csv", pairs())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        return api.train("sentence-embedding", data=data, output_dir=folder / "run", **{**FLAGS, "epochs": 5})
+    return train_in(folder, "sentence-embedding", data=data, **{**FLAGS, "epochs": 5})
 
 
 def test_partners_are_found_among_all_of_the_validation(learnt):
@@ -157,18 +158,12 @@ def test_metrics_do_not_depend_on_the_batch(learnt):
 
 def test_scores_are_learnt_resumed_exactly_and_evaluated_elsewhere(tmp_path):
     data = write_csv(tmp_path / "scores.csv", scored())
-    flags = {**FLAGS, "data": data, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
-    part = api.train("sentence-embedding", output_dir=tmp_path / "part", **{**flags, "epochs": 1})
-    longer = api.train("sentence-embedding", output_dir=tmp_path / "longer", **flags)
+    flags = {**FLAGS, "data": data}
+    _, resumed, longer = check_resume("sentence-embedding", tmp_path, {"epochs": 1}, {"epochs": 2}, **flags)
     assert set(longer.metrics) == {"spearmanr", "pearsonr", "loss"}
     assert longer.result["baselines"]["word-overlap"]["spearmanr"] > 0.8
     assert_loss_has_interval(longer)
-    moved = part.path.rename(tmp_path / "moved")
-    resumed = api.resume(moved, epochs=2, quiet=True)
-    weights = [(run.path / "model" / "model.safetensors").read_bytes() for run in (resumed, longer)]
-    assert weights[0] == weights[1]
-    assert resumed.metrics == longer.metrics == resumed.evaluate()
-    assert events(moved) == events(longer.path)
+    assert resumed.metrics == resumed.evaluate()
     # The range of scores is that of the run, not of the file.
     job = api.load_run(resumed.folder)
     assert (job.args.objective, job.args.lowest_score, job.args.highest_score) == ("scores", 0.0, 5.0)
@@ -201,22 +196,9 @@ def test_scores_are_read_as_cosines():
 
 def test_a_given_model_is_scored_before_training_and_its_unused_pooler_stays(tmp_path):
     from safetensors.torch import load_file
-    from transformers import BertConfig, BertForSequenceClassification
 
-    from loopwright.tasks.text.models import train_tokenizer
-
-    tokenizer = train_tokenizer([" ".join(row.values()) for row in pairs(40)], 300, max_length=64)
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=64,
-    )
-    folder = tmp_path / "classifier"
-    BertForSequenceClassification(config).save_pretrained(folder)  # its head is left out
-    tokenizer.save_pretrained(folder)
+    tokenizer = small_tokenizer((" ".join(row.values()) for row in pairs(40)), 300)
+    folder = save_bert(tmp_path / "classifier", "BertForSequenceClassification", tokenizer)  # its head is left out
     data = write_csv(tmp_path / "pairs.csv", pairs(40))
     run = api.train("sentence-embedding", data=data, model=folder, **{**FLAGS, "lr": 0.0, "epochs": 1})
     untrained = run.result["baselines"]["untrained"]
@@ -300,12 +282,7 @@ def test_the_same_text_is_no_rival_in_the_loss():
 # ----------------------------------------------------------------------------------------------------- bad input
 
 
-def refused(code, **flags):
-    """Assert that training is refused with a code; return the text."""
-    with pytest.raises(InputError) as caught:
-        api.train("sentence-embedding", **{**FLAGS, **flags})
-    assert caught.value.code == code
-    return str(caught.value)
+refused = partial(refusal, "sentence-embedding", FLAGS)
 
 
 def test_settings_with_which_nothing_is_learnt_are_refused(tmp_path):

@@ -98,7 +98,7 @@ def test_a_model_that_cannot_write_samples_is_trained_all_the_same(tmp_path, gpt
     weights = [(each.path / "model" / "model.safetensors").read_bytes() for each in (expected, run)]
     assert weights[0] == weights[1]
     log = (run.path / "log.txt").read_text()
-    assert log.count(f"no samples of what the model writes ({type(error).__name__}: {error}): the run goes on") == 1
+    assert log.count(f"no samples of the model's output ({type(error).__name__}: {error}): the run continues") == 1
     assert log.count(f"no pictures and samples at the end ({type(error).__name__}: {error})") == 1
 
 
@@ -117,7 +117,7 @@ def test_writing_samples_leaves_every_module_in_its_mode(tmp_path, gpt2):
 
 
 def test_a_negative_number_of_samples_is_refused(tmp_path, gpt2):
-    with pytest.raises(ConfigError, match="num_samples must not be negative, got -1"):
+    with pytest.raises(ConfigError, match="num_samples must be at least 0, got -1"):
         train(tmp_path, "run", gpt2, num_samples=-1)
 
 

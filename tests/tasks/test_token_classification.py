@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from loopwright.tasks.text.token_classification import Collator, Encoder, TokenC
 from sample_data import SAMPLES
 from tasks.conftest import FLAGS
 from tasks.intervals import assert_loss_has_interval
-from tasks.reviews import events, read_lines, write_jsonl
+from tasks.reviews import read_lines, write_jsonl
+from tasks.runs import check_resume, refusal, train_in
+from tasks.texts import save_bert, small_tokenizer
 
 TASK = TokenClassification()
 
@@ -64,18 +67,10 @@ def conll(row: dict) -> str:
 
 def tiny_tagger(folder, names, **options):
     """Write a BERT tagger of a few thousand weights with a tokenizer, and return its folder."""
-    from transformers import BertConfig, BertForTokenClassification
-
-    from loopwright.tasks.text.models import train_tokenizer
-
-    tokenizer = train_tokenizer([" ".join(row["words"]) for row in sentences()], 400, max_length=64)
     labels = dict(enumerate(names))
-    config = BertConfig(
-        vocab_size=len(tokenizer), id2label=labels, label2id={n: i for i, n in labels.items()}, **TINY, **options
-    )
-    BertForTokenClassification(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    tokenizer = small_tokenizer(" ".join(row["words"]) for row in sentences())
+    numbers = {name: number for number, name in labels.items()}
+    return save_bert(folder, "BertForTokenClassification", tokenizer, id2label=labels, label2id=numbers, **options)
 
 
 def build(path, data, **flags) -> Job:
@@ -96,10 +91,7 @@ def run(tmp_path_factory) -> api.Run:
     """Return a run that has ended; its folder must be left as it is."""
     folder = tmp_path_factory.mktemp("names")
     file = write_jsonl(folder / "names.jsonl", sentences())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        return api.train(TASK_NAME, data=file, output_dir=folder / "run", **{**FLAGS, "epochs": 4})
+    return train_in(folder, TASK_NAME, data=file, **{**FLAGS, "epochs": 4})
 
 
 # ------------------------------------------------------------------------------------------------- end to end
@@ -182,15 +174,8 @@ def test_a_moved_run_on_conll_goes_on_as_if_it_had_not_stopped(tmp_path):
     data = tmp_path / "names.conll"
     data.write_text("-DOCSTART- -X- O\n\n" + "\n\n".join(map(conll, sentences())) + "\n")
     model = tiny_tagger(tmp_path / "bert", ["A", "B"], hidden_dropout_prob=0.1)
-    flags = {**FLAGS, "data": data, "model": model, "epochs": 1, "save_strategy": "steps", "save_steps": 2}
-    flags |= {"lr_scheduler_type": "constant", "label_all_tokens": True, "rehearsal": False}
-    api.train(TASK_NAME, output_dir=tmp_path / "part", **flags)
-    longer = api.train(TASK_NAME, output_dir=tmp_path / "longer", **{**flags, "epochs": 2})
-    moved = (tmp_path / "part").rename(tmp_path / "moved")
-    resumed = api.resume(moved, epochs=2, quiet=True)
-    for name in ("model.safetensors", "config.json"):
-        assert (resumed.path / "model" / name).read_bytes() == (longer.path / "model" / name).read_bytes()
-    assert resumed.metrics == longer.metrics and events(resumed.path) == events(longer.path)
+    flags = {**FLAGS, "data": data, "model": model, "label_all_tokens": True, "rehearsal": False}
+    _, resumed, longer = check_resume(TASK_NAME, tmp_path, {"epochs": 1}, {"epochs": 2}, "model/config.json", **flags)
     assert resumed.predict(["Ada saw London"]) == longer.predict(["Ada saw London"])
 
 
@@ -377,14 +362,7 @@ def test_entities_are_read_as_the_metric_reads_them():
 # --------------------------------------------------------------------------------------------------- bad input
 
 
-def refused(code, **flags) -> str:
-    """Assert that training is refused with a code, and that nothing is left behind; return the text."""
-    before = sorted(Path().rglob("*"))
-    with pytest.raises(InputError) as caught:
-        api.train(TASK_NAME, **{**FLAGS, **flags})
-    assert caught.value.code == code
-    assert sorted(Path().rglob("*")) == before
-    return str(caught.value)
+refused = partial(refusal, TASK_NAME, FLAGS)
 
 
 def test_a_sentence_with_a_tag_too_few_is_refused(tmp_path):
@@ -414,7 +392,7 @@ def test_a_tokenizer_that_cannot_tell_words_is_refused(data, tmp_path):
     )
     CanineForTokenClassification(config).save_pretrained(folder)
     CanineTokenizer().save_pretrained(folder)
-    assert "which word a token belongs to" in refused("model.tokenizer", data=data, model=folder)
+    assert "cannot map its tokens" in refused("model.tokenizer", data=data, model=folder)
 
 
 def test_more_tokens_than_the_model_has_positions_for_are_refused(data, tmp_path):

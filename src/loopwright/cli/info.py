@@ -56,8 +56,8 @@ def explain(argv: list[str]) -> int:
         return DONE if argv else INPUT
     task = get_task(argv[0])
     print_line(f"{task.name}: {task.summary}\n")
-    for line in task.explanation:
-        print_line(hanging("  ", line))
+    for topic, text in task.explanation.items():
+        print_line(hanging(f"  {topic:<9} ", text))
     print_line(f"\n  example: {task.example}\n")
     print_line(create_parser(task).format_help())
     return DONE

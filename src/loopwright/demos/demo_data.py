@@ -17,17 +17,11 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class DemoFiles:
-    """The files of a demo, before they are written.
+    """The files of a demo, before they are written."""
 
-    Attributes:
-        files: contents by path, with "/" between the parts.
-        splits: the file or folder of "train" and of "validation".
-        notes: what `demo.json` says about them.
-    """
-
-    files: dict[str, bytes]
-    splits: dict[str, str]
-    notes: dict[str, Any]
+    files: dict[str, bytes]  # contents by path, with "/" between the parts
+    splits: dict[str, str]  # the file or folder of "train" and of "validation"
+    notes: dict[str, Any]  # for demo.json
 
 
 @dataclass(frozen=True)
@@ -106,14 +100,7 @@ def is_held_out(name: str, share: float) -> bool:
 def split_by_name(
     named: list[tuple[str, Row]], share: float, most: tuple[int, int], key: str
 ) -> tuple[list[Row], list[Row]]:
-    """Return shuffled rows for training and validation, split by name, with limits.
-
-    Args:
-        named: the rows, each with a name; rows of one name stay together.
-        share: the fraction of names to hold out.
-        most: the maximum number of rows for training and for validation.
-        key: a column with distinct values.
-    """
+    """Return shuffled rows for training and validation, split by name, at most so many; `key` is a unique column."""
     train = [row for name, row in named if not is_held_out(name, share)]
     validation = [row for name, row in named if is_held_out(name, share)]
     return mixed(train, key)[: most[0]], mixed(validation, key)[: most[1]]

@@ -35,7 +35,7 @@ def check_folder(folder: Path, task: str) -> None:
     ]
     if foreign:
         raise DataError(
-            f"{folder} already holds {', '.join(foreign)}, which is not what the demo of {task} writes there. Give a "
+            f"{folder} already has {', '.join(foreign)}, which the demo of {task} did not write. Give a "
             "folder that is new or empty."
         )
 
@@ -47,10 +47,6 @@ def place_files(folder: Path, files: Files, notes: Mapping[str, Any]) -> None:
 
     A folder of files appears atomically; an existing one is kept. Its files are not synced one by one: the digest
     reveals damage from a power cut at the next call.
-
-    Args:
-        folder: created if missing.
-        files: contents by path relative to the folder, with "/" between the parts.
     """
     entries: dict[str, dict[str, bytes]] = {}
     for name, content in files.items():

@@ -6,15 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import count
 
-from loopwright.demos.demo_data import (
-    Row,
-    first_paragraph,
-    is_held_out,
-    mixed,
-    rank,
-    shuffled,
-    split_by_name,
-)
+from loopwright.demos.demo_data import Row, first_paragraph, is_held_out, mixed, rank, shuffled, split_by_name
 from loopwright.demos.stdlib_docs import Doc, Parameter, StdlibDocs
 
 # The rows to keep for training and validation, and the fraction of names to hold out for that.

@@ -70,21 +70,13 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Doc:
-    """One docstring, its location and its subject. Functions with a default value need no docstring.
+    """One docstring, its location and its subject. Functions with a default value need no docstring."""
 
-    Attributes:
-        module: the public name of the module: "email.message".
-        name: the name inside the module: "Message.get_payload"; empty for the module itself.
-        kind: what is described.
-        parameters: of a function, without `self`, `cls`, `*args` and `**kwargs`.
-        text: the docstring without indentation, outer blank lines and control characters; may be empty.
-    """
-
-    module: str
-    name: str
+    module: str  # its public name: "email.message"
+    name: str  # inside the module: "Message.get_payload"; empty for the module itself
     kind: Literal["module", "class", "function"]
-    parameters: tuple[Parameter, ...]
-    text: str
+    parameters: tuple[Parameter, ...]  # without `self`, `cls`, `*args` and `**kwargs`
+    text: str  # without indentation, outer blank lines and control characters; may be empty
 
     @property
     def short_name(self) -> str:
@@ -100,19 +92,12 @@ class Doc:
 
 @dataclass(frozen=True)
 class StdlibDocs:
-    """All docs in the order of modules and lines, and the pages of `help()` by their names.
-
-    Attributes:
-        docs: the docstrings, and functions with a default value but without a docstring.
-        topics: the pages of the language reference that `help("topics")` lists.
-        python: their version of Python.
-        sources: a fingerprint of the source files.
-    """
+    """All docs in the order of modules and lines, and the pages of `help()` by their names."""
 
     docs: tuple[Doc, ...]
-    topics: dict[str, str]
+    topics: dict[str, str]  # the pages of the language reference that `help("topics")` lists
     python: str
-    sources: str
+    sources: str  # a fingerprint of the source files
 
 
 def demo(task: str, make: Callable[[StdlibDocs], tuple[list[Row], list[Row]]], kind: str) -> DemoData:
@@ -272,7 +257,7 @@ def _write_cache(path: Path, found: StdlibDocs) -> None:
         write_atomically(path, json.dumps(head).encode() + b"\n" + body)
     except OSError as error:
         _logger.warning(
-            "The docs of the standard library are read anew each time: %s cannot be written (%s).", path, error
+            "The docs of the standard library are parsed again each time: %s cannot be written (%s).", path, error
         )
 
 

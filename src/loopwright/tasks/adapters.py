@@ -40,8 +40,10 @@ def freeze(model: Any, what: str) -> int:
         shown = list(names.values())
         raise InputError(
             "args.value",
-            f"--freeze {what} leaves nothing to train" if chosen else f"--freeze {what} fits no weight of the model",
-            saw=[f"its weights are {', '.join(shown[:3])}, ... {shown[-1]}"],
+            f"--freeze {what} leaves nothing to train"
+            if chosen
+            else f"--freeze {what} matches no parameter of the model",
+            saw=[f"its parameters are {', '.join(shown[:3])}, ... {shown[-1]}"],
             fix="--freeze 2   or   --freeze backbone   or   patterns such as 'bert.encoder.layer.0.*'",
         )
     return sum(parameter.numel() for parameter in {id(one): one for one in chosen}.values())
@@ -100,9 +102,6 @@ def set_dropout(model: Any, share: float) -> None:
     """Set the dropout probability wherever a model has or could have dropout, and in its config.
 
     Layerdrop and drop path, which drop whole layers, stay unchanged.
-
-    Raises:
-        InputError: the model has no dropout.
     """
     from torch import nn
 
@@ -121,7 +120,7 @@ def set_dropout(model: Any, share: float) -> None:
     if not is_found:
         raise InputError(
             "args.value",
-            f"--dropout {share} has nothing to set: the model has no dropout",
+            f"--dropout {share} has no effect: the model has no dropout",
             saw=[f"it is a {type(model).__name__}"],
             fix="leave --dropout out",
         )
@@ -142,16 +141,7 @@ def _dropouts(owner: Any) -> list[str]:
 
 
 def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
-    """Return a model that trains only low-rank adapters and its head.
-
-    Args:
-        model: a transformers model.
-        args: with `lora_rank`, `lora_alpha`, `lora_dropout` and `lora_target`.
-        kind: peft's name of the task, such as "SEQ_CLS"; its head is trained too.
-
-    Raises:
-        InputError: peft is not installed, or no layer has such a name.
-    """
+    """Return a model that trains only low-rank adapters and its head."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
@@ -174,12 +164,14 @@ def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
         targets = " ".join(args.lora_target)
         raise InputError(
             "args.value",
-            f"--lora_target {targets} fits no layer of the model" if targets else "--lora fits no layer of the model",
+            f"--lora_target {targets} matches no layer of the model"
+            if targets
+            else "--lora matches no layer of the model",
             saw=[str(error)[:200], f"its layers are {', '.join(layers[:12])}, ..."],
             fix=(
                 "leave --lora_target out: every linear layer gets an adapter"
                 if targets
-                else "leave --lora out   or   train a model of transformers"
+                else "leave --lora out   or   train a transformers model"
             ),
         ) from error
 

@@ -1,12 +1,13 @@
-"""The flags of every task: about the model and the data, and those of `TrainingArguments` with their short names.
+"""The flags of every task: model, data, and those of `TrainingArguments` with their short names. No torch.
 
-A value comes from a flag, else from a file, else from the task, else from its field. Making these imports no torch.
+A value comes from a flag, else from a file, else from the task, else from its field.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
 
 from loopwright.config import TrainingArguments
@@ -24,7 +25,7 @@ NOT_FOLLOWED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "label_smoothing_factor": ((0.0,), "the loss is the model's own"),
     "data_seed": ((None,), "set --seed"),
     "prediction_loss_only": ((False,), "leave it out"),
-    "resume_from_checkpoint": ((None,), "`lw resume RUN` goes on with a run"),
+    "resume_from_checkpoint": ((None,), "`lw resume RUN` resumes a run"),
     "logging_dir": ((None,), "trackers write into the folder trackers of the run"),
     "torch_compile_backend": ((None, "inductor"), "--torch_compile compiles with inductor"),
     "torch_compile_mode": ((None,), "leave it out"),
@@ -45,16 +46,27 @@ NO_EFFECT: Final = frozenset(
 )
 # `--help` texts of arguments that mean something else here than in a script.
 OWN_HELP: Final[Mapping[str, str]] = {
-    "output_dir": "Folder of the run; unset makes one in runs.",
-    "metric_for_best_model": "Metric that says which model is best; unset is the task's first one.",
-    "greater_is_better": "Whether more is better; unset is what the task says of the metric.",
-    "run_name": "Name of the run, for trackers; unset is its id.",
-    "learning_rate": "Peak learning rate; unset is 0.001 without --model, for a model from scratch.",
+    "output_dir": "Folder of the run; a new one in runs if unset.",
+    "metric_for_best_model": "Metric that selects the best model; the task's first one if unset.",
+    "greater_is_better": "Whether a larger metric is better; the task knows its own if unset.",
+    "run_name": "Name of the run in trackers; its id if unset.",
+    "learning_rate": "Peak learning rate; 0.001 for a model from scratch if unset.",
+}
+
+
+_BOUNDS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "at_least": operator.ge,
+    "above": operator.gt,
+    "at_most": operator.le,
+    "below": operator.lt,
 }
 
 
 def flag(default: T, help_text: str, **metadata: Any) -> T:
-    """Declare a flag of a task, with its default and its `--help` text."""
+    """Declare a flag of a task: its default, its `--help` text, its `choices`, and its bounds.
+
+    Bounds are `at_least`, `at_most`, `above` and `below`; None is always allowed.
+    """
     return field(default=default, metadata={"help": help_text, **metadata})
 
 
@@ -64,32 +76,22 @@ def flag_list(help_text: str) -> list[str]:
 
 
 class ShortName(OldName):
-    """Another name of a field, as good as its own: no notice is given.
-
-    Args:
-        new: the field.
-        hint: the type of its values.
-        spread: from a value to the values of several fields, where one name means more than one.
-    """
+    """Another name of a field, as good as its own: no notice is given."""
 
     def __init__(self, new: str, hint: Any, spread: Callable[[Any], dict[str, Any]] | None = None) -> None:
         super().__init__(new, hint)
         self._spread = spread
 
     def translate(self, value: Any, given: Mapping[str, Any], stacklevel: int) -> dict[str, Any]:
-        """Return the fields that are meant.
-
-        Raises:
-            ConfigError: a field is given under both names, with two values.
-        """
+        """Return the fields that are meant."""
         if value is None:
             return {}
         meant = {str(self.new): value} if self._spread is None else self._spread(value)
         for name, each in meant.items():
             if name in given and given[name] != each:
                 raise ConfigError(
-                    f"{self.name}={value!r} and {name}={given[name]!r} contradict each other, and the first is another "
-                    f"name of the second: give only {name}"
+                    f"{self.name}={value!r} and {name}={given[name]!r} contradict each other: the first is another "
+                    f"name for the second, so give only {name}"
                 )
         return meant
 
@@ -118,76 +120,79 @@ class TaskTrainingArguments(TrainingArguments):
 
 @dataclass
 class TaskArguments(metaclass=AcceptsOldNames):
-    """What every task takes beside `TrainingArguments`; a task derives from it to add its own.
-
-    Attributes:
-        auto: the training arguments that were given as "auto" and are still to be found; no flag of its own.
-    """
+    """The flags of every task besides `TrainingArguments`; a task derives from it to add its own."""
 
     task: str = flag("", "The task; the first word after the verb.", is_hidden=True)
 
-    model: str | None = flag(None, "Model: a folder, a run, or a Hub id; unset trains a small one from scratch.")
+    model: str | None = flag(None, "Model: a folder, a run, or a Hub id; a small one is trained from scratch if unset.")
     data: str | None = flag(None, "Data: a file, a folder with train and validation files, or a Hub id.")
     train_file: str | None = flag(None, "File of the training data, instead of --data.")
-    validation_file: str | None = flag(None, "File of the validation data; unset splits the training data.")
+    validation_file: str | None = flag(None, "File of the validation data; the training data is split if unset.")
     test_file: str | None = flag(None, "File of the test data, evaluated once at the end.")
-    validation_ratio: float = flag(0.2, "Share of the training data that is validated on where there is no file of it.")
-    keep_duplicates: bool = flag(False, "Leave rows of the validation data where they are if training has them too.")
-    label_map: list[str] = flag_list("Labels to be read as others: positive=pos negative=neg.")
-    unknown_labels: str = flag("refuse", "What is done about labels that training has not.", choices=("refuse", "drop"))
-    missing_values: str = flag("refuse", "What is done about rows without a value.", choices=("refuse", "drop"))
-    file_kind: str | None = flag(None, "Kind of the files, where their names do not say it: csv, json, jsonl, txt, ...")
-    delimiter: str | None = flag(None, "What stands between two fields of a csv file; unset looks at it.")
-    allow_changed_data: bool = flag(False, "Go on with data that has changed since the run began.")
-    max_train_samples: int | None = flag(None, "Train on so many rows at most.")
-    max_eval_samples: int | None = flag(None, "Evaluate on so many rows at most.")
+    validation_ratio: float = flag(
+        0.2, "Fraction of the training data held out for validation if no file is given.", above=0, below=1
+    )
+    keep_duplicates: bool = flag(False, "Keep validation rows that are also in the training data.")
+    label_map: list[str] = flag_list("Labels to read as others: positive=pos negative=neg.")
+    unknown_labels: str = flag(
+        "refuse", "What to do with labels that the training data does not have.", choices=("refuse", "drop")
+    )
+    missing_values: str = flag("refuse", "What to do with rows that lack a value.", choices=("refuse", "drop"))
+    file_kind: str | None = flag(None, "Format of the files if their names do not tell: csv, json, jsonl, txt, ...")
+    delimiter: str | None = flag(None, "Delimiter of a csv file; detected if unset.")
+    allow_changed_data: bool = flag(False, "Resume even if the data has changed since the run began.")
+    max_train_samples: int | None = flag(None, "Maximum number of rows to train on.", at_least=1)
+    max_eval_samples: int | None = flag(None, "Maximum number of rows to evaluate on.", at_least=1)
 
     freeze: str | None = flag(
-        None, "What stays as it is: N (the embeddings and the lowest N layers), backbone, or patterns of names."
+        None, "What to freeze: N (the embeddings and the lowest N layers), backbone, or patterns of parameter names."
     )
-    dropout: float | None = flag(None, "Dropout everywhere in the model while it is trained; unset is the model's own.")
+    dropout: float | None = flag(
+        None, "Dropout everywhere in the model while it trains; the model's own if unset.", at_least=0, below=1
+    )
     lora: bool = flag(False, "Train low-rank adapters instead of all weights (extra: lora).")
-    lora_rank: int = flag(8, "Rank of the adapters.")
+    lora_rank: int = flag(8, "Rank of the adapters.", at_least=1)
     lora_alpha: int = flag(16, "Scale of the adapters.")
     lora_dropout: float = flag(0.0, "Dropout of the adapters.")
-    lora_target: list[str] = flag_list("Names of the layers that get adapters; unset is every linear one.")
+    lora_target: list[str] = flag_list("Names of the layers that get adapters; every linear layer if unset.")
 
     time: str | None = flag(
-        None, "Train as long as that: 90s, 30m, 2h, 1h30m, 1:30:00, instead of --epochs or --max_steps."
+        None, "Train for this long: 90s, 30m, 2h, 1h30m, 1:30:00; instead of --epochs or --max_steps."
     )
-    eval_on_train: bool = flag(False, "After each epoch tell the metrics on the training data too.")
-    early_stopping_patience: int | None = flag(None, "End after so many epochs without improvement of the metric.")
-    early_stopping_threshold: float = flag(0.0, "How much counts as an improvement.")
-    effective_batch: int | None = flag(None, "Samples of an update; --batch auto keeps to it. Unset is the task's own.")
-    oom: str = flag(
-        "split", "When memory runs out: run the update in smaller parts, or stop.", choices=("split", "stop")
+    eval_on_train: bool = flag(False, "Also report the metrics on the training data after each epoch.")
+    early_stopping_patience: int | None = flag(
+        None, "Stop after this many epochs without an improvement of the metric.", at_least=1
     )
-    seeds: int = flag(1, "Train so many times, with --seed and the seeds after it: a run each, and their spread.")
-    rehearsal: bool = flag(True, "Before the first update try an update, an evaluation, a save and a load.")
-    profile: int | None = flag(None, "Profile so many updates: where their time goes, the top operators, a trace.")
-    threads: int | None = flag(None, "CPU threads; a resumed run takes as many as before.")
-    auto: list[str] = field(default_factory=list, init=False)
+    early_stopping_threshold: float = flag(0.0, "Smallest change of the metric that counts as an improvement.")
+    effective_batch: int | None = flag(
+        None, "Samples per update, which --batch auto keeps; the task's default if unset.", at_least=1
+    )
+    oom: str = flag("split", "If memory runs out: run the update in smaller parts, or stop.", choices=("split", "stop"))
+    seeds: int = flag(
+        1, "Train this many runs, with --seed and the seeds after it, and report their spread.", at_least=1
+    )
+    rehearsal: bool = flag(True, "Try an update, an evaluation, a save and a load before the first update.")
+    profile: int | None = flag(
+        None, "Profile this many updates: where their time goes, the top operators, a trace.", at_least=1
+    )
+    threads: int | None = flag(None, "CPU threads; a resumed run uses as many as before.", at_least=1)
+    auto: list[str] = field(default_factory=list, init=False)  # arguments given as "auto" and not yet chosen; no flag
 
     model_name_or_path = ShortName("model", str)
     dataset_name = ShortName("data", str)
 
     def __post_init__(self) -> None:
-        if not 0 < self.validation_ratio < 1:
-            raise must_be("validation_ratio", "between 0 and 1", self.validation_ratio)
-        if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise must_be("dropout", "at least 0 and below 1", self.dropout)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            bounds = {name: each.metadata[name] for name in _BOUNDS if name in each.metadata}
+            if value is not None and not all(_BOUNDS[name](value, bound) for name, bound in bounds.items()):
+                raise must_be(each.name, _expected(bounds), value)
         if self.time is not None:
             seconds_of(self.time)
-        for name in (
-            "max_train_samples",
-            "max_eval_samples",
-            "early_stopping_patience",
-            "threads",
-            "lora_rank",
-            "effective_batch",
-            "profile",
-            "seeds",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise must_be(name, "at least 1", value)
+
+
+def _expected(bounds: Mapping[str, float]) -> str:
+    if len(bounds) == 2 and {"above", "at_most"} & set(bounds):
+        word, joint = ("between", "and") if "above" in bounds else ("from", "to")
+        return f"{word} {f' {joint} '.join(map(str, bounds.values()))}"
+    return " and ".join(f"{name.replace('_', ' ')} {bound}" for name, bound in bounds.items())

@@ -43,18 +43,11 @@ COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Origin:
-    """The source of a model.
+    """The source of a model."""
 
-    Attributes:
-        path: a folder or a Hub id; None builds a small model for the data.
-        is_run: whether it is the `model` folder of a run to resume: its tokenizer and config are used, and the weights
-            come from a checkpoint unless they are there.
-        module: a module passed in Python, for a task with `takes_modules`; it overrides the path.
-    """
-
-    path: str | None
-    is_run: bool = False
-    module: Any = None
+    path: str | None  # a folder or a Hub id; None builds a small model for the data
+    is_run: bool = False  # the `model` folder of a run, whose weights come from a checkpoint unless they are there
+    module: Any = None  # passed in Python, for a task with `takes_modules`; it overrides the path
 
     def load_weights(self, module: Any) -> Any:
         """Return a plain module, with the weights of a finished run that `Task.save` wrote, if there are any."""
@@ -67,33 +60,18 @@ class Origin:
 
 @dataclass
 class Job:
-    """The state of one run: `Task.build` makes it, and `datasets` are added if data is needed.
-
-    Attributes:
-        task: the task.
-        data: the plan of the data, and its rows.
-        args: the task's settings.
-        training: the training arguments.
-        model: the model.
-        processor: the tokenizer, saved beside the model.
-        collate_fn: from features to a batch with "position", the index of each sample in its dataset.
-        notes: lines for the start block.
-        new_weights: the names of weights that are in no file.
-        adapter_kind: peft's name of this job, if it differs from the task's `adapter_kind`.
-        train_dataset: training rows, as features by position.
-        eval_dataset: evaluation rows.
-    """
+    """The state of one run: `Task.build` makes it, and the datasets are added if data is needed."""
 
     task: Task
     data: RunData
     args: Any
     training: TaskTrainingArguments
     model: Any
-    processor: Any
-    collate_fn: Callable[[Sequence[Any]], Any]
-    notes: list[str] = field(default_factory=list)
-    new_weights: list[str] = field(default_factory=list)
-    adapter_kind: str | None = None
+    processor: Any  # the tokenizer or image processor, saved beside the model
+    collate_fn: Callable[[Sequence[Any]], Any]  # from features to a batch with "position", the indices of its samples
+    notes: list[str] = field(default_factory=list)  # lines for the start block
+    new_weights: list[str] = field(default_factory=list)  # the names of weights that are in no file
+    adapter_kind: str | None = None  # peft's name of this job, if it differs from the task's
     train_dataset: Any = None
     eval_dataset: Any = None
 
@@ -102,45 +80,34 @@ class Job:
         """The plan of the data."""
         return self.data.plan
 
+    @property
+    def label_names(self) -> Sequence[str]:
+        """The names of the labels by number."""
+        assert self.plan.labels is not None, "the schema has labels"
+        return self.plan.labels.names
+
 
 class Task(ABC):
-    """One task: its data, its model and its scores.
-
-    Attributes:
-        name: on the command line.
-        summary: its line in the table of `lw tasks`.
-        roles: the values of a row, each read from a column.
-        split_by: the roles whose content splits rows into training and validation; all inputs if empty.
-        explanation: the lines of `lw explain` about its data.
-        example: a command line that works.
-        arguments: the dataclass of its flags.
-        defaults: its defaults for `TrainingArguments` and its own flags.
-        adapter_kind: peft's name of the task.
-        needs: modules that must be installed, each with the extra that has it; checked before anything is read.
-        prediction_flags: names of its own flags that `predict` and `evaluate` accept, such as "num_beams".
-        takes_modules: whether a model may be an `nn.Module`, passed in or made by "package.module:function".
-        demo: the flags of its demo.
-        demo_variants: the flags that differ in demos on other data, by the name of the variant.
-        demo_model: "minilm", or "" for a model from scratch.
-        demo_note: what the demo shows, and how long it takes.
-    """
+    """One task: its data, its model and its scores."""
 
     name: ClassVar[str]
-    summary: ClassVar[str]
-    roles: ClassVar[tuple[Role, ...]] = ()
-    split_by: ClassVar[tuple[str, ...]] = ()
-    explanation: ClassVar[tuple[str, ...]] = ()
-    example: ClassVar[str]
-    arguments: ClassVar[type[TaskArguments]] = TaskArguments
-    defaults: ClassVar[Mapping[str, Any]] = COMMON_DEFAULTS
-    adapter_kind: ClassVar[str | None] = None
+    summary: ClassVar[str]  # its line in the table of `lw tasks`
+    explanation: ClassVar[Mapping[str, str]] = MappingProxyType({})  # for `lw explain`: a text by topic
+    example: ClassVar[str]  # a command line that works
+    roles: ClassVar[tuple[Role, ...]] = ()  # the values of a row, each read from a column
+    split_by: ClassVar[tuple[str, ...]] = ()  # the roles whose content splits rows; all inputs if empty
+    arguments: ClassVar[type[TaskArguments]] = TaskArguments  # the dataclass of its flags
+    defaults: ClassVar[Mapping[str, Any]] = COMMON_DEFAULTS  # for `TrainingArguments` and its own flags
+    adapter_kind: ClassVar[str | None] = None  # peft's name of the task
+    # Modules that must be installed, each with the extra that has it; checked before anything is read.
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({"transformers": "text"})
-    prediction_flags: ClassVar[tuple[str, ...]] = ()
-    takes_modules: ClassVar[bool] = False
-    demo: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    demo_variants: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
-    demo_model: ClassVar[str] = ""
-    demo_note: ClassVar[str] = ""
+    not_inputs: ClassVar[tuple[str, ...]] = ("position",)  # the keys of a batch that the model does not take
+    prediction_flags: ClassVar[tuple[str, ...]] = ()  # its own flags that `predict` and `evaluate` accept
+    takes_modules: ClassVar[bool] = False  # a model may be an `nn.Module`, passed in or "package.module:function"
+    demo: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # the flags of its demo
+    demo_variants: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})  # other flags for other data
+    demo_model: ClassVar[str] = ""  # "minilm", or a model from scratch
+    demo_note: ClassVar[str] = ""  # what the demo shows, and how long it takes
 
     # --- before torch is imported -------------------------------------------------------------------------------
 
@@ -151,11 +118,7 @@ class Task(ABC):
     def schema_of_model(self, schema: Schema, plan: DataPlan) -> Schema:
         """Return the schema that other files must match for a trained model; called before evaluation or prediction.
 
-        Override it if an optional role becomes required once a model has been trained with it.
-
-        Args:
-            schema: of these rows.
-            plan: of the data that the model was trained on.
+        Override it if an optional role becomes required once a model has been trained with it, by the `plan`.
         """
         return schema
 
@@ -168,11 +131,7 @@ class Task(ABC):
         return named
 
     def check_installed(self) -> None:
-        """Check that the required packages are installed.
-
-        Raises:
-            InputError: a package is missing; it says how to install it.
-        """
+        """Check that the required packages are installed."""
         for module, extra in self.needs.items():
             if find_spec(module) is None:
                 raise InputError(
@@ -182,11 +141,7 @@ class Task(ABC):
                 )
 
     def preflight(self, args: Any, say: Callable[[Any], None] | None = None) -> DataPlan:
-        """Open and check the data files, and return the run's data plan; does not import torch.
-
-        Raises:
-            InputError: the data cannot be trained on; it says why and how to fix it.
-        """
+        """Open and check the data files, and return the run's data plan; does not import torch."""
         return preflight(
             self.schema(args),
             data=args.data,
@@ -231,10 +186,10 @@ class Task(ABC):
         Raises:
             DataError: there are none.
         """
-        raise DataError(f"{self.name} has no demo data as rows")
+        raise DataError(f"{self.name} has no demo data")
 
     def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> DemoFiles:
-        """Return the files of the demo: those of its rows. Override it if the data is not rows, or has variants."""
+        """Return the files of the demo, made from its rows. Override it for data that is not rows or has variants."""
         return self.demo_data().files()
 
     def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,11 +200,7 @@ class Task(ABC):
     # --- with torch ---------------------------------------------------------------------------------------------
 
     def check_model(self, name: str) -> None:
-        """Refuse a model that cannot be opened; called with the result of `find_model`, before anything is created.
-
-        Raises:
-            InputError: it says why and how to fix it.
-        """
+        """Refuse a model that cannot be opened; called with the result of `find_model`, before anything is created."""
         from loopwright.tasks.text.models import load_config
 
         load_config(name)
@@ -260,9 +211,6 @@ class Task(ABC):
 
         Settings chosen from the data, such as `max_length`, are written into `args`: config.yaml keeps them. For the
         model of a run (`origin.is_run`) the data is not inspected.
-
-        Raises:
-            InputError: the model does not fit; it says why and how to fix it.
         """
 
     @abstractmethod
@@ -295,7 +243,7 @@ class Task(ABC):
         return text
 
     def model_card_lines(self, job: Job) -> list[str]:
-        """Return what the model card says about the model's inputs."""
+        """Return a description of the model's inputs for the model card."""
         return []
 
     def callbacks(self, job: Job, run: RunFolder) -> list[Any]:
@@ -307,10 +255,7 @@ class Task(ABC):
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
         """Return (name, text) pairs that describe a sample of a training batch; called for a few of the first batch.
 
-        Args:
-            job: of the run.
-            batch: with "input_ids": (samples, tokens), or (samples, texts, tokens).
-            index: of the sample in the batch.
+        The batch has "input_ids": (samples, tokens), or (samples, texts, tokens).
         """
         from loopwright.tasks.text.samples import target_of, tokens_of
 
@@ -326,11 +271,7 @@ class Task(ABC):
         """Return some texts that the model writes now, for the report; called after each evaluation.
 
         It leaves the weights, the mode and the generators unchanged. A sample has "start" and "written", or "source",
-        "written" and "true".
-
-        Args:
-            job: of the run.
-            samples: the first ones of the evaluation, as returned by the scorer.
+        "written" and "true". `samples` are the first ones of the evaluation, as returned by the scorer.
         """
         return []
 
@@ -340,8 +281,8 @@ class Task(ABC):
         return outputs.loss, outputs
 
     def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the model inputs of a batch: everything but the positions."""
-        return {name: value for name, value in batch.items() if name != "position"}
+        """Return the model inputs of a batch."""
+        return {name: value for name, value in batch.items() if name not in self.not_inputs}
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
         """Return the number of items that the batch loss averages over; None if these are its samples."""
@@ -390,20 +331,14 @@ class Task(ABC):
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return a scored sample as it is written to files, with names instead of numbers.
 
-        Args:
-            job: of the run.
-            sample: as returned by the scorer.
-            row: of the sample, by role; None if the dataset has no `rows`.
+        `sample` is as returned by the scorer; `row` is None if the dataset has no `rows`.
         """
         return dict(sample)
 
     def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
         """Write pictures and tables into the run folder, and return the files; called at the end of a run.
 
-        Args:
-            job: of the run; its model is unsharded and has the best weights.
-            run: the run folder; `eval/predictions.jsonl` exists.
-            worst: the worst samples, as returned by `readable`.
+        The model is unsharded and has the best weights, `eval/predictions.jsonl` exists, and `worst` is `readable`.
         """
         return []
 
@@ -447,5 +382,5 @@ def label_map(words: Sequence[str]) -> dict[str, str]:
     pairs = [word.partition("=") for word in words]
     for word, (_, equals, _) in zip(words, pairs, strict=True):
         if not equals:
-            raise InputError("args.value", f"--label_map {word!r} says nothing", fix="--label_map positive=pos")
+            raise InputError("args.value", f"--label_map {word!r} has no equals sign", fix="--label_map positive=pos")
     return {old.strip(): new.strip() for old, _, new in pairs}

@@ -19,9 +19,6 @@ def settle_weights(args: Any, data: RunData) -> list[str]:
 
     A balanced weight is proportional to 1 / sqrt(share of the training pixels): a class with a hundredth of the pixels
     of another counts ten times as much per pixel. Their mean is 1.
-
-    Raises:
-        InputError: they are not numbers, or not one per class.
     """
     assert data.plan.labels is not None, "the schema has a mask"
     names, given = data.plan.labels.names, list(args.class_weights)
@@ -56,15 +53,11 @@ def pixels_by_class(args: Any, data: RunData, split: str) -> list[int]:
 
 
 def check_weights(args: Any) -> None:
-    """Refuse weights that the loss would ignore.
-
-    Raises:
-        InputError: it names the losses that use weights.
-    """
+    """Refuse weights that the loss would ignore."""
     if args.class_weights and args.loss in (MODEL_LOSS, "dice"):
         raise InputError(
             "args.value",
-            f"--loss {args.loss} takes no --class_weights",
+            f"--loss {args.loss} does not use --class_weights",
             fix="--loss ce   or   leave --class_weights out",
         )
 

@@ -111,23 +111,14 @@ def _tell(waiting: Any, total: int, index: int) -> None:
 
 
 def check_inputs(plan: DataPlan, own: DataPlan, named: set[str]) -> None:
-    """Refuse to use a run's label column as an input because no other column is left.
-
-    Args:
-        plan: of the rows to predict or evaluate.
-        own: of the run's own data.
-        named: the roles whose columns the user has named.
-
-    Raises:
-        InputError: the file lacks the column of a role.
-    """
+    """Refuse to use a run's label column as an input because no other column is left."""
     others = {column: role for role, column in own.columns.items() if isinstance(column, str)}
     for role, column in plan.columns.items():
         taken = others.get(column, role) if isinstance(column, str) else role
         if taken != role and taken not in plan.columns and role not in named:
             raise InputError(
                 "data.column",
-                f"the column for {role} cannot be guessed: {Path(plan.files[0].path).name} has none beside {column!r}, "
-                f"which is the {taken} of the run",
+                f"the column for {role} cannot be inferred: besides {column!r}, which is the {taken} of the run, "
+                f"{Path(plan.files[0].path).name} has none",
                 fix=f"--{role}_column NAME, with a file that has it",
             )

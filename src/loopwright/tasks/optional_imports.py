@@ -18,18 +18,12 @@ def is_object_name(name: str) -> bool:
 
 
 def import_object(name: str, flag: str) -> Any:
-    """Import "package.module:function"; modules in the current folder are found too.
-
-    Args:
-        name: the value of the flag.
-        flag: its name, for errors.
-
-    Raises:
-        InputError: there is no such module, or it lacks the name.
-    """
+    """Import "package.module:function"; modules in the current folder are found too."""
     module_name, _, attribute = name.partition(":")
     if not is_object_name(name):
-        raise InputError("args.value", f"--{flag} {name} names no function", fix=f"--{flag} package.module:function")
+        raise InputError(
+            "args.value", f"--{flag} {name} does not name a function", fix=f"--{flag} package.module:function"
+        )
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
@@ -38,8 +32,8 @@ def import_object(name: str, flag: str) -> Any:
         raise InputError(
             "args.value",
             f"--{flag} {name}: the module {module_name} cannot be imported",
-            saw=[str(error), f"looked in {here} and in what is installed"],
-            fix="run it in the folder that the module lies in, or install it",
+            saw=[str(error), f"looked in {here} and in the installed packages"],
+            fix="run it in the folder of the module, or install it",
         ) from error
     finally:
         sys.path.remove(here)
@@ -49,6 +43,6 @@ def import_object(name: str, flag: str) -> Any:
             "args.value",
             f"--{flag} {name}: {module_name} has no {attribute}",
             saw=[f"it is {module.__file__}"],
-            fix=f"--{flag} {module_name}:{near[0]}" if near else f"--{flag} with a name that is in it",
+            fix=f"--{flag} {module_name}:{near[0]}" if near else f"--{flag} with a name that the module defines",
         )
     return getattr(module, attribute)

@@ -94,7 +94,7 @@ def get_task(name: str) -> Task:
             "args.task",
             f"{name!r} is not a task",
             saw=[f"the tasks are {', '.join(names)}"],
-            fix=f"did you mean {near[0]}?" if near else "lw tasks says what each is for",
+            fix=f"did you mean {near[0]}?" if near else "lw tasks describes each of them",
         )
     return _load(name, offered[name])
 

@@ -74,10 +74,6 @@ class MetricScorer(Scorer):
 
     A sample is a dict; "position" is its index in the evaluated data. The metric's columns are read from the keys of
     the same names in the singular ("prediction", "reference").
-
-    Args:
-        make: makes the metric.
-        directions: for each of its results, whether higher is better.
     """
 
     def __init__(self, make: Any, directions: Mapping[str, bool]) -> None:
@@ -86,7 +82,6 @@ class MetricScorer(Scorer):
         self.directions = directions
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add the samples to the metric."""
         if not samples:
             return []
         metric: Metric = self._metric.metric if isinstance(self._metric, Bootstrap) else self._metric
@@ -98,20 +93,16 @@ class MetricScorer(Scorer):
         return samples
 
     def compute(self) -> dict[str, float]:
-        """Return the metric's results."""
         return {name: float(value) for name, value in self._metric.compute().items()}
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return the bootstrap intervals, if the metric has them."""
         return self._metric.interval() if isinstance(self._metric, Bootstrap) else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the metric's state."""
         state: dict[str, Any] = self._metric.state_dict()
         return state
 
     def merge_state(self, state: Mapping[str, Any]) -> None:
-        """Merge the state of another process."""
         other = self._wrapped()
         other.load_state_dict(state)
         self._metric.merge(other)
@@ -129,32 +120,25 @@ class JointScorer(Scorer):
         self.directions = {name: is_more for part in parts for name, is_more in part.directions.items()}
 
     def check_loss(self, samples: Sequence[Mapping[str, Any]], loss: float) -> None:
-        """Let each part check the samples against the loss."""
         for part in self._parts:
             part.check_loss(samples, loss)
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add the samples to each part; return the last part's result."""
         return [part.add(samples) for part in self._parts][-1]
 
     def finish(self) -> list[dict[str, Any]]:
-        """Finish each part; return the last part's result."""
         return [part.finish() for part in self._parts][-1]
 
     def compute(self) -> dict[str, float]:
-        """Return the results of all parts."""
         return {name: value for part in self._parts for name, value in part.compute().items()}
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return the intervals of all parts."""
         return {name: bounds for part in self._parts for name, bounds in part.intervals().items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the parts."""
         return {"parts": [part.state_dict() for part in self._parts]}
 
     def merge_state(self, state: Mapping[str, Any]) -> None:
-        """Merge the states of another process's parts."""
         for part, other in zip(self._parts, state["parts"], strict=True):
             part.merge_state(other)
 
@@ -185,7 +169,6 @@ class LossInterval(Scorer):
             self._is_whole = False
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add the losses of the samples."""
         if samples:
             sums, weights = zip(*map(self._term, samples), strict=True)
             positions = [sample["position"] for sample in samples]
@@ -195,20 +178,16 @@ class LossInterval(Scorer):
         return samples
 
     def compute(self) -> dict[str, float]:
-        """Return nothing."""
         return {}
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return the interval of the loss, if it has one."""
         found = self._losses.interval() if self._is_whole else {}
         return {name: (low * _UNITS_OF_WEIGHT, high * _UNITS_OF_WEIGHT) for name, (low, high) in found.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums of the losses."""
         return {"losses": self._losses.state_dict(), "is_whole": self._is_whole}
 
     def merge_state(self, state: Mapping[str, Any]) -> None:
-        """Merge the sums of another process."""
         other = Bootstrap(MeanLoss())
         other.load_state_dict(state["losses"])
         self._losses.merge(other)
@@ -245,12 +224,7 @@ class Examples:
 
 
 class Top:
-    """The samples with the largest values of a key; ties go to the lower position, whatever the batch order.
-
-    Args:
-        size: how many to keep.
-        key: of the samples; samples without it are skipped.
-    """
+    """The samples with the largest values of a key; ties go to the lower position, whatever the batch order."""
 
     def __init__(self, size: int, key: str) -> None:
         self._size = size
@@ -274,11 +248,7 @@ class Top:
 
 
 class PredictionFile:
-    """Streams predictions to a file as JSON lines; the file is renamed into place when it is complete.
-
-    Args:
-        path: the file, whose folder is created; None writes nothing.
-    """
+    """Streams predictions as JSON lines to a file, renamed into place when it is complete; None writes nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

@@ -17,9 +17,6 @@ class AverageWeights(TrainerCallback):
 
     At update n the decay is at most (1 + n) / (10 + n), so that a short run's average forgets its start. Batch norm
     statistics are averaged too.
-
-    Args:
-        decay: the weight of the old average at each update.
     """
 
     asks_alike = True  # it requests nothing

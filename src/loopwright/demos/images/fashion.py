@@ -17,10 +17,7 @@ from loopwright.demos.images.labelled_images import LabelledImages
 from loopwright.errors import DataError
 
 FOLDER = Path("/usr/share/datasets/fashion-mnist")
-_NAMES = (
-    *("T-shirt", "trouser", "pullover", "dress", "coat"),
-    *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
-)
+_NAMES = (*("T-shirt", "trouser", "pullover", "dress", "coat"), *("sandal", "shirt", "sneaker", "bag", "ankle boot"))
 # The file names identify the part; t10k are the 10,000 held out.
 _PARTS = ("train", "t10k")
 _IMAGES, _LABELS = "{}-images-idx3-ubyte.gz", "{}-labels-idx1-ubyte.gz"
@@ -33,7 +30,7 @@ def load_fashion(folder: str | Path = FOLDER) -> LabelledImages:
     if missing:
         raise DataError(
             f"{place} has no {missing[0]}. Install Debian's package dataset-fashion-mnist, give the folder that holds "
-            "the four gz files of Fashion-MNIST, or take the demo without a variant."
+            "the four gz files of Fashion-MNIST, or use the demo without a variant."
         )
     parts = [(read_idx(place / _IMAGES.format(part)), read_idx(place / _LABELS.format(part))) for part in _PARTS]
     for part, (images, labels) in zip(_PARTS, parts, strict=True):
@@ -58,7 +55,7 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
     num_dimensions = content[3] if len(content) > 3 else 0
     start = 4 + 4 * num_dimensions
     if content[:3] != b"\0\0\x08" or len(content) < start:
-        raise DataError(f"{path} is no IDX file of bytes: it begins with {content[:4].hex(' ')}, expected 00 00 08")
+        raise DataError(f"{path} is not an IDX file of bytes: it begins with {content[:4].hex(' ')}, expected 00 00 08")
     shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4))
     values = np.frombuffer(content, np.uint8, offset=start)
     if values.size != np.prod(shape, dtype=np.int64):

@@ -37,16 +37,7 @@ def run_lengths(mask: npt.NDArray[np.bool_]) -> list[int]:
 
 
 def class_folders(variant: str | None, source: str | Path | None) -> DemoFiles:
-    """Return `train/<class>/<number>.png` and `validation/...`; the numbering continues across the splits.
-
-    Args:
-        variant: None for digits, or "fashion".
-        source: for "fashion", the folder of its four gz files; None for Debian's location.
-
-    Raises:
-        InputError: Pillow is not installed.
-        DataError: the files of "fashion" are missing or damaged.
-    """
+    """Return `train/<class>/<number>.png` and `validation/...`; the numbering continues across the splits."""
     pillow(purpose=_PURPOSE)
     found = load_fashion(FOLDER if source is None else source) if variant == "fashion" else load_digits()
     digits = max(4, len(str(len(found.images) - 1)))

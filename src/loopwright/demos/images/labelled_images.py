@@ -10,18 +10,11 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """Images of one size, each of one class; the first ones are for training, the rest for validation.
+    """Images of one size, each of one class; the first ones are for training, the rest for validation."""
 
-    Attributes:
-        images: uint8, shape (n, H, W); light ink on black.
-        labels: class ids, shape (n,).
-        names: the names of the classes, by id.
-        num_train: the number of training images.
-    """
-
-    images: npt.NDArray[np.uint8]
-    labels: npt.NDArray[np.int64]
-    names: tuple[str, ...]
+    images: npt.NDArray[np.uint8]  # (n, H, W): light ink on black
+    labels: npt.NDArray[np.int64]  # (n,): class ids
+    names: tuple[str, ...]  # by id
     num_train: int
     source: str
     licence: str

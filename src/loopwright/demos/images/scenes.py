@@ -43,17 +43,11 @@ Rectangle = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class DigitScene:
-    """An image and its digits. No two overlap, so every mask is complete.
+    """An image and its digits. No two overlap, so every mask is complete."""
 
-    Attributes:
-        image: uint8, shape (64, 64, 3).
-        masks: the pixels of each digit: bool, shape (n, 64, 64).
-        classes: the digits, from 0 to 9.
-    """
-
-    image: Pixels
-    masks: npt.NDArray[np.bool_]
-    classes: tuple[int, ...]
+    image: Pixels  # (64, 64, 3)
+    masks: npt.NDArray[np.bool_]  # (n, 64, 64): the pixels of each digit
+    classes: tuple[int, ...]  # the digits, from 0 to 9
 
     @cached_property
     def boxes(self) -> list[tuple[int, int, int, int]]:
@@ -75,17 +69,11 @@ class DigitScene:
 
 @dataclass(frozen=True)
 class SceneParts:
-    """The components of scenes, and their sources.
+    """The components of scenes, and their sources."""
 
-    Attributes:
-        digits: the digits of either split, uint8, shape (n, 8, 8).
-        labels: their classes.
-        backgrounds: the photos of either split, or their halves.
-    """
-
-    digits: dict[str, Pixels]
+    digits: dict[str, Pixels]  # by split: (n, 8, 8)
     labels: dict[str, npt.NDArray[np.int64]]
-    backgrounds: dict[str, list[Pixels]]
+    backgrounds: dict[str, list[Pixels]]  # by split: photos, or their halves
     source: str
     licence: str
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loopwright.metrics.question_answering import answer_scores
-from loopwright.tasks.scoring import MetricScorer, Scorer
+from loopwright.tasks.scoring import MetricScorer
 
 _SURE = 0.9  # confidence above which an answer that shares no word with the references makes them suspect
 _NO_SPAN = 1e4  # no-answer score of a row without any possible span
@@ -21,17 +21,11 @@ _NO_SPAN = 1e4  # no-answer score of a row without any possible span
 
 @dataclass(frozen=True)
 class AnswerRules:
-    """How to choose the answer of a row.
-
-    Attributes:
-        n_best: how many answers are kept.
-        may_be_unanswered: whether a question may have no answer (SQuAD 2).
-        threshold: the margin by which the no-answer score must exceed the best span's.
-    """
+    """How to choose the answer of a row."""
 
     n_best: int
-    may_be_unanswered: bool
-    threshold: float
+    may_be_unanswered: bool  # as in SQuAD 2
+    threshold: float  # the margin by which the no-answer score must exceed the best span's
 
     def is_unanswered(self, no_answer_score: float) -> bool:
         """Whether a question is left unanswered."""
@@ -71,9 +65,6 @@ def best_answers(windows: Sequence[Mapping[str, Any]], rules: AnswerRules) -> tu
     A span found in several windows counts once, with its best score. Its surrounding whitespace is cut off. The shares
     of the answers add up to 1, including no answer if that is allowed. The no-answer score is the minimum over the
     windows: one window with an answer is enough.
-
-    Returns:
-        A list of {"text", "score", "start", "end"}, best first; and the margin.
     """
     context = windows[0]["context"]
     scores: dict[tuple[int, int], float] = {}
@@ -137,21 +128,18 @@ class AnsweredRows(MetricScorer):
     """Scores rows by their answers."""
 
     def compute(self) -> dict[str, float]:
-        """Return the scores, without the counts of each kind of question."""
         return {name: value for name, value in super().compute().items() if not name.endswith("total")}
 
 
-class AnswerScorer(Scorer):
+class AnswerScorer(AnsweredRows):
     """Scores rows once all of their windows are there."""
 
-    def __init__(self, rows: AnsweredRows, rules: AnswerRules) -> None:
-        self.directions = rows.directions
-        self._rows = rows
+    def __init__(self, make: Any, directions: Mapping[str, bool], rules: AnswerRules) -> None:
+        super().__init__(make, directions)
         self._rules = rules
         self._collector = WindowCollector()
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add windows; return the rows that are complete."""
         return self._score(self._collector.add(samples))
 
     def finish(self) -> list[dict[str, Any]]:
@@ -167,24 +155,8 @@ class AnswerScorer(Scorer):
         complete = self._collector.add(windows)
         return self._score([*complete, *self._collector.take_rest()])
 
-    def compute(self) -> dict[str, float]:
-        """Return the metric's results."""
-        return self._rows.compute()
-
-    def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return the intervals of the metric's results."""
-        return self._rows.intervals()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the scored rows; called after `finish`, so that no window is pending."""
-        return self._rows.state_dict()
-
-    def merge_state(self, state: Mapping[str, Any]) -> None:
-        """Merge the rows scored by another process."""
-        self._rows.merge_state(state)
-
     def _score(self, rows: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-        return self._rows.add([scored_row(windows, self._rules) for windows in rows])
+        return super().add([scored_row(windows, self._rules) for windows in rows])
 
 
 def _without_blanks(context: str, start: int, end: int) -> tuple[int, int]:

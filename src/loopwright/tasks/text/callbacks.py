@@ -67,7 +67,7 @@ class SamplesAtEvaluations(TrainerCallback):
                 release_memory(trainer.device)
             if not self._has_told:
                 self._has_told = True
-                text = f"no samples of what the model writes ({_first_line(error)}): the run goes on"
+                text = f"no samples of the model's output ({_first_line(error)}): the run continues"
                 trainer.notify("samples.failed", text, error=error)
 
 

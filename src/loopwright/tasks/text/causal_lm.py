@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from loopwright.baselines import compressed_bits_per_byte
-from loopwright.config.choices import must_be
 from loopwright.errors import ConfigError, InputError
 from loopwright.metrics import load as load_metric
 from loopwright.run_folder import RunFolder
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
-from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows
+from loopwright.tasks.base import Job, Origin, Rows
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.scoring import MetricScorer, Scorer
 from loopwright.tasks.text import language_model as language
@@ -39,21 +37,15 @@ _SHOWN_TEMPERATURE = 0.7  # greedy decoding repeats itself
 class CausalArguments(language.LanguageArguments):
     """The flags of causal-lm."""
 
-    max_new_tokens: int = flag(64, "Tokens that `predict` adds to a text at most.")
-    packing: bool = flag(False, "With --line_by_line: several rows in one block, each of which sees only itself.")
-    temperature: float = flag(0.0, "How freely `predict` chooses tokens; 0 takes the likeliest.")
-    num_samples: int = flag(3, "Texts that are continued at each evaluation, for the report; 0 for none.")
+    max_new_tokens: int = flag(64, "predict: maximum number of tokens to add to a text.", at_least=1)
+    packing: bool = flag(False, "With --line_by_line: pack several rows into a block; none attends to another.")
+    temperature: float = flag(0.0, "predict: sampling temperature; 0 takes the likeliest token.", at_least=0)
+    num_samples: int = flag(3, "Texts to continue at each evaluation, for the report.", at_least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_new_tokens < 1:
-            raise must_be("max_new_tokens", "at least 1", self.max_new_tokens)
         if self.packing and not self.line_by_line:
-            raise ConfigError("packing is for rows by themselves, and blocks are full already: add --line_by_line")
-        if self.temperature < 0:
-            raise ConfigError(f"temperature must not be negative, got {self.temperature}")
-        if self.num_samples < 0:
-            raise ConfigError(f"num_samples must not be negative, got {self.num_samples}")
+            raise ConfigError("packing is for separate rows, and blocks are full already: add --line_by_line")
 
 
 class CausalLanguageModel(language.LanguageTask):
@@ -61,35 +53,33 @@ class CausalLanguageModel(language.LanguageTask):
 
     name = "causal-lm"
     summary = "a model that continues texts, from scratch or fine-tuned"
-    explanation = (
-        "data      txt (a row is a line, or --text_unit paragraph), csv, tsv, json, jsonl or parquet: a column of text",
-        "blocks    all rows are joined, with an end token after each, and cut into blocks of --block_size tokens;",
-        "          nothing is dropped, and each token is asked for once. --line_by_line: each row by itself;",
-        "          with --packing several rows share a block, and none sees another",
-        "model     --model FOLDER, or from scratch: a small GPT-2 with byte pairs trained on the data (--vocab_size)",
-        "metric    bits per byte (less is better; to be compared with gzip) and perplexity per token",
-        "predict   continues a text by --max_new_tokens tokens; --temperature 0 takes the likeliest",
-    )
+    explanation = {
+        "data": "txt (a row is a line, or a paragraph with --text_unit paragraph), or csv, tsv, json, jsonl or "
+        "parquet with a column of texts.",
+        "blocks": "All rows are joined, with an end token after each, and cut into blocks of --block_size tokens. "
+        "Nothing is dropped, and each token is predicted once. --line_by_line keeps rows separate; with --packing "
+        "several share a block without attending to each other.",
+        "model": "--model FOLDER, or from scratch a small GPT-2 with byte pairs trained on the data (--vocab_size).",
+        "metric": "Bits per byte (lower is better; compare it with gzip) and perplexity per token.",
+        "predict": "Continues a text by --max_new_tokens tokens; --temperature 0 takes the likeliest.",
+    }
     example = "lw train causal-lm --data book.txt --epochs 3 --batch 16 --lr 1e-3"
     arguments = CausalArguments
-    defaults = MappingProxyType(
-        {
-            **COMMON_DEFAULTS,
-            "learning_rate": 5e-4,
-            "per_device_train_batch_size": 8,
-            "per_device_eval_batch_size": 8,
-            "validation_ratio": 0.1,
-        }
-    )
+    defaults = {**language.DEFAULTS, "per_device_train_batch_size": 8, "per_device_eval_batch_size": 8}
     adapter_kind = "CAUSAL_LM"
     prediction_flags = ("max_new_tokens", "temperature")
-    demo = MappingProxyType(
-        {"block_size": 128, "vocab_size": 1024, "epochs": 1, "batch": 16, "lr": 3e-3, "warmup_steps": 0.1, "threads": 1}
-    )
+    demo = {
+        "block_size": 128,
+        "vocab_size": 1024,
+        "epochs": 1,
+        "batch": 16,
+        "lr": 3e-3,
+        "warmup_steps": 0.1,
+        "threads": 1,
+    }
     demo_note = "a small GPT-2 learns Python's docstrings from scratch: bits per byte 2.48 (gzip 2.55), 75 s"
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Return gzip's bits per byte on the validation data, and the unigram scores."""
         data, tokenizer = job.data, job.processor
         found = language.unigram(data, _encoder(tokenizer), len(tokenizer))
         texts = (f"{row['text']}\n" for rows in data.batches("validation") for row in rows)
@@ -99,7 +89,6 @@ class CausalLanguageModel(language.LanguageTask):
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load a model, or build a small one and its tokenizer."""
         notes: list[str] = []
         if origin.path is None:
             tokenizer = train_tokenizer(language.training_texts(data), language.choose_vocabulary(args, data))
@@ -120,7 +109,6 @@ class CausalLanguageModel(language.LanguageTask):
     def create_dataset(
         self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
     ) -> Any:
-        """Return blocks or single rows; for `predict`, the texts to continue."""
         tokenizer, size = job.processor, job.args.block_size
         if not is_labelled:
             most = text.longest_allowed(tokenizer, job.model.config) or size
@@ -133,7 +121,6 @@ class CausalLanguageModel(language.LanguageTask):
         return BlockDataset(tokenizer, stream, size)
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the mean loss over tokens; in an evaluation also the loss of each."""
         import torch
 
         inputs, labels = self._inputs(job, batch), batch["labels"]
@@ -144,7 +131,7 @@ class CausalLanguageModel(language.LanguageTask):
             inputs,
             labels,
             language.num_embeddings(job.model),
-            lambda logits, wanted: {"losses": language.token_losses(logits, wanted)},
+            lambda logits, wanted: {"losses": text.token_losses(logits, wanted)},
         )
         return language.mean_of(outputs, labels), outputs
 
@@ -160,17 +147,14 @@ class CausalLanguageModel(language.LanguageTask):
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return a scorer of bits per byte, perplexity and loss over all tokens."""
         return MetricScorer(lambda: load_metric("bits_per_byte"), {"bits_per_byte": False, "perplexity": False})
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return the sums, tokens and bytes of each block or row."""
         samples = language.sample_sums(batch, outputs)
         sizes = batch["num_bytes"].tolist()
         return [{**sample, "num_byte": size} for sample, size in zip(samples, sizes, strict=True)]
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return tokens, bytes, loss and bits per byte."""
         size = sample["num_byte"]
         return {
             "position": sample["position"],
@@ -181,15 +165,13 @@ class CausalLanguageModel(language.LanguageTask):
         }
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return each text with the model's continuation."""
         added = _continued(job, model, batch, job.args.max_new_tokens, job.args.temperature)
         return [{"text": given + each, "continuation": each} for given, each in zip(batch["text"], added, strict=True)]
 
     # --- for the report -----------------------------------------------------------------------------------------
 
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
-        """Return the tokens, and the number of targets among them."""
-        num_asked = int((batch["labels"][index] != language.IGNORED).sum())
+        num_asked = int((batch["labels"][index] != text.IGNORED).sum())
         fields = [("text", tokens_of(job, batch, index)), ("asked for", f"{num_asked} next tokens")]
         if "sequence_ids" in batch:
             num_texts = int(batch["sequence_ids"][index].max()) + 1
@@ -230,7 +212,6 @@ class CausalLanguageModel(language.LanguageTask):
         return [{"start": start, "written": each} for start, each in zip(starts, added, strict=True)]
 
     def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
-        """Add the best model's texts to the samples of the evaluations."""
         drawn = super().illustrate(job, run, worst)
         add_samples(run.evaluation / SAMPLES, None, self.written_samples(job, []))
         return drawn
@@ -256,16 +237,7 @@ def _continued(job: Job, model: Any, batch: Mapping[str, Any], most: int, temper
 
 
 class BlockDataset:
-    """Blocks of a stream; the target of each token, including the last, is the next one.
-
-    Args:
-        tokenizer: of the model.
-        stream: with a start token, so that each token of the text is a target.
-        size: tokens of a block.
-
-    Attributes:
-        rows: the texts of the blocks.
-    """
+    """Blocks of a stream; the target of each token, including the last, is the next one."""
 
     def __init__(self, tokenizer: Any, stream: language.TokenStream, size: int) -> None:
         self._ids = stream.ids
@@ -290,15 +262,7 @@ class BlockDataset:
 
 
 class PackedLines:
-    """Separate rows, several packed into one block if they fit.
-
-    Args:
-        lines: the rows as features.
-        size: tokens of a block.
-
-    Attributes:
-        rows: the texts of the blocks.
-    """
+    """Separate rows, several packed into one block if they fit."""
 
     def __init__(self, lines: RowDataset, size: int) -> None:
         from loopwright.data.buckets import sample_lengths
@@ -333,65 +297,49 @@ class PackedRows:
         return {"text": "\n".join(self._rows[each]["text"] for each in self._groups[index])}
 
 
+@dataclass(frozen=True)
 class LineEncoder:
     """Encodes a row in loader workers, with a `start` token, cut to `size` tokens."""
 
-    def __init__(self, encode: language.RowEncoder, start: int | None, size: int) -> None:
-        self._encode = encode
-        self._start = start
-        self._size = size
+    encode: language.RowEncoder
+    start: int | None
+    size: int
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return tokens, targets, and the bytes of the targets."""
-        ((ids, sizes),) = self._encode([row["text"]])
-        if self._start is not None:
-            ids, sizes = np.append(self._start, ids), np.append(0, sizes)
+        ((ids, sizes),) = self.encode([row["text"]])
+        if self.start is not None:
+            ids, sizes = np.append(self.start, ids), np.append(0, sizes)
         if len(ids) < 2:  # a single token without a predecessor: nothing to predict
-            return {"input_ids": ids, "labels": np.full(len(ids), language.IGNORED), "num_bytes": 0}
-        ids, sizes = ids[: self._size + 1], sizes[: self._size + 1]
+            return {"input_ids": ids, "labels": np.full(len(ids), text.IGNORED), "num_bytes": 0}
+        ids, sizes = ids[: self.size + 1], sizes[: self.size + 1]
         return {"input_ids": ids[:-1], "labels": ids[1:], "num_bytes": int(sizes[1:].sum())}
 
 
+@dataclass(frozen=True)
 class PromptEncoder:
     """Encodes a prompt with a `start` token; a long one keeps only its last `room` tokens."""
 
-    def __init__(self, tokenizer: Any, start: int | None, room: int) -> None:
-        self._tokenizer = tokenizer
-        self._start = start
-        self._room = room
+    tokenizer: Any
+    start: int | None
+    room: int
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tokens and the text."""
-        ids = self._tokenizer(row["text"], add_special_tokens=False, verbose=False)["input_ids"]
-        ids = [*([] if self._start is None else [self._start]), *ids][-self._room :]
+        ids = self.tokenizer(row["text"], add_special_tokens=False, verbose=False)["input_ids"]
+        ids = [*([] if self.start is None else [self.start]), *ids][-self.room :]
         if not ids:
             raise InputError(
                 "args.value",
-                "there is no text to go on with, and the tokenizer has no token to begin one",
+                "there is no text to continue, and the tokenizer has no start token",
                 fix="give a text of at least one word",
             )
         return {"input_ids": ids, "text": row["text"]}
 
 
 def train_tokenizer(texts: Any, vocabulary: int) -> Any:
-    """Train a lossless byte-level BPE tokenizer with one special token, the end of a text."""
-    import os
-    from itertools import islice
-
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    """Train a tokenizer of byte pairs with one special token, the end of a text."""
     from transformers import PreTrainedTokenizerFast
 
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[END_TOKEN],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(islice(texts, 50_000), trainer)
+    tokenizer = text.train_byte_pairs(texts, vocabulary, [END_TOKEN], prefix_space=False)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=END_TOKEN, eos_token=END_TOKEN, pad_token=END_TOKEN
     )
@@ -431,7 +379,7 @@ def _check_causal(path: str, model: Any) -> None:
     if change[:-1].max() > 1e-4 * change[-1]:
         raise InputError(
             "model.task",
-            f"{path} sees the tokens that it is asked for: it is no causal language model",
+            f"{path} attends to later tokens: it is not a causal language model",
             saw=[f"it was saved as {', '.join(model.config.architectures or ['no known class'])}"],
             fix="train it with masked-lm   or   --model with another kind, such as a GPT-2",
         )

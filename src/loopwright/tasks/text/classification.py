@@ -4,41 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from loopwright.baselines import MeanValue, MostFrequent, WordCounts, score
+from loopwright.baselines import MeanValue, MostFrequent, WordCounts
 from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
 from loopwright.sources import DataPlan, Labels, Role, Schema
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
-from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
+from loopwright.tasks.scoring import (
+    JointScorer,
+    LossInterval,
+    MetricScorer,
+    Scorer,
+    mark_suspects,
+    samples_of,
+    score_baselines,
+)
 from loopwright.tasks.text import models as text
 
 if TYPE_CHECKING:
     from loopwright.demos import DemoData
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
-_SURE = 0.9  # confidence above which a contradicted label is suspected
-_PROBLEM_TYPES = {
-    "class": "single_label_classification",
-    "multi": "multi_label_classification",
-    "float": "regression",
-}
+_PROBLEM_TYPES = {"class": "single_label_classification", "multi": "multi_label_classification", "float": "regression"}
 # The columns of GLUE's tasks: the text and, if there is one, the second text.
+_PAIR = ("sentence1", "sentence2")
 _GLUE_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "cola": ("sentence",),
-        "sst2": ("sentence",),
-        "mrpc": ("sentence1", "sentence2"),
+        **dict.fromkeys(("cola", "sst2"), ("sentence",)),
+        **dict.fromkeys(("mrpc", "stsb", "rte", "wnli"), _PAIR),
         "qqp": ("question1", "question2"),
-        "stsb": ("sentence1", "sentence2"),
         "mnli": ("premise", "hypothesis"),
         "qnli": ("question", "sentence"),
-        "rte": ("sentence1", "sentence2"),
-        "wnli": ("sentence1", "sentence2"),
     }
 )
 
@@ -47,15 +48,15 @@ _GLUE_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 class TextClassificationArguments(TaskArguments):
     """The flags of text-classification."""
 
-    text_column: str | None = flag(None, "Column of the text; guessed where there is no doubt.")
+    text_column: str | None = flag(None, "Column of the text; inferred if unset.")
     text_pair_column: str | None = flag(None, "Column of the second text of a pair.")
-    label_column: str | None = flag(None, "Column of the label.")
+    label_column: str | None = flag(None, "Column of the label; inferred if unset.")
     label_kind: str | None = flag(
-        None, "What labels are: class, multi or float; unset looks at them.", choices=("class", "multi", "float")
+        None, "Kind of the labels: class, multi or float; inferred if unset.", choices=("class", "multi", "float")
     )
-    label_separator: str = flag("|", "What stands between the classes of a row that has several.")
-    glue: str | None = flag(None, "Columns and metrics of this task of GLUE.", choices=tuple(_GLUE_COLUMNS))
-    max_length: int | None = flag(None, "Tokens of a text that are kept; unset looks at the data.")
+    label_separator: str = flag("|", "Separator of the classes of a row that has several.")
+    glue: str | None = flag(None, "Use the columns and metrics of this GLUE task.", choices=tuple(_GLUE_COLUMNS))
+    max_length: int | None = flag(None, "Maximum number of tokens of a text; chosen from the data if unset.")
 
     task_name = ShortName("glue", str)
     max_seq_length = ShortName("max_length", int)
@@ -79,34 +80,32 @@ class TextClassification(Task):
             is_input=False,
         ),
     )
-    explanation = (
-        "data      csv, tsv, json, jsonl or parquet: a column of text, a column of labels; for pairs two of text",
-        "labels    words or whole numbers: classes; lists, or words with | between them: several classes per row;",
-        "          numbers with a point: a number to predict (--label_kind says it outright)",
-        "columns   --text_column --text_pair_column --label_column; guessed where there is no doubt",
-        "GLUE      --glue mrpc (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli): its columns and metrics",
-        "metric    accuracy and F1 (macro for more than two classes); F1 micro; Pearson's correlation",
-    )
+    explanation = {
+        "data": "csv, tsv, json, jsonl or parquet with a column of texts and a column of labels. For pairs of texts, "
+        "two columns.",
+        "labels": "Words or whole numbers are classes. Lists, or words separated by |, are several classes per row. "
+        "Numbers with a decimal point are values to predict. --label_kind overrides this.",
+        "columns": "--text_column, --text_pair_column and --label_column; inferred if they are clear.",
+        "GLUE": "--glue mrpc (or cola, sst2, qqp, stsb, mnli, qnli, rte, wnli) uses its columns and metrics.",
+        "metric": "Accuracy and F1 (macro-averaged for more than two classes). For several classes per row "
+        "micro-averaged F1, for values Pearson's and Spearman's correlation.",
+    }
     example = "lw train text-classification --data reviews.csv --model ./minilm --epochs 3 --batch 16 --lr 5e-5"
     arguments = TextClassificationArguments
-    defaults = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 16})
+    defaults = {**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 16}
     adapter_kind = "SEQ_CLS"
-    demo = MappingProxyType(
-        {"freeze": "4", "max_length": 24, "epochs": 2, "batch": 16, "lr": 5e-4, "warmup_steps": 0.1, "threads": 1}
-    )
+    demo = {"freeze": "4", "max_length": 24, "epochs": 2, "batch": 16, "lr": 5e-4, "warmup_steps": 0.1, "threads": 1}
     demo_model = "minilm"
     demo_note = "which of 12 parts of Python's library a docstring is from: accuracy 0.79 (chance 0.08), 55 s"
 
     # --- data ---------------------------------------------------------------------------------------------------
 
     def demo_data(self) -> DemoData:
-        """Return rows of docstrings."""
         from loopwright.demos import stdlib_docs, text_rows
 
         return stdlib_docs.demo(self.name, text_rows.area_rows, "csv")
 
     def schema(self, args: Any) -> Schema:
-        """Return the roles; a GLUE task has its own column names."""
         schema = super().schema(args)
         if args.glue is None:
             return schema
@@ -114,13 +113,11 @@ class TextClassification(Task):
         return schema.with_names({role: (column,) for role, column in roles})
 
     def schema_of_model(self, schema: Schema, plan: DataPlan) -> Schema:
-        """Require the second text if the model was trained on pairs."""
         is_pair = "text_pair" in plan.columns
         roles = (replace(role, is_required=is_pair) if role.name == "text_pair" else role for role in schema.roles)
         return replace(schema, roles=tuple(roles))
 
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
-        """Return a row per text; for pairs, a row per two texts, or per text with a tab in it."""
         if "text_pair" not in plan.columns:
             return [{"text": each} for each in texts]
         fix = "give two texts for each pair, or one with a tab between them"
@@ -128,67 +125,50 @@ class TextClassification(Task):
         return [{"text": first, "text_pair": second} for first, second in pairs]
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Score the most frequent class and word counts, or the mean of numbers."""
-        data, labels = job.data, _labels(job.plan)
+        labels = _labels(job.plan)
         rivals: dict[str, Any] = {"majority": MostFrequent()}
         if labels.kind == "float":
             rivals = {"mean": MeanValue()}
         elif labels.kind == "class":
             rivals["word-count"] = WordCounts()
-        for rows in data.batches("train"):
-            for rival in rivals.values():
-                rival.learn(_texts(rows), _targets(labels, rows))
-        found = {}
-        for name, rival in rivals.items():
-            pairs = ((_texts(rows), _targets(labels, rows)) for rows in data.batches("validation"))
-            scores = score(rival, pairs, _create_metric(labels.kind, len(labels.names), job.args.glue))
-            found[name] = {key: float(value) for key, value in scores.items() if value == value}
-        return found
+
+        def inputs(row: Mapping[str, Any]) -> Any:
+            pair = _pair(row)
+            return pair[0] if len(pair) == 1 else pair
+
+        def target(row: Mapping[str, Any]) -> Any:
+            found = _target(labels, row["label"])
+            return list(map(int, found)) if labels.kind == "multi" else found
+
+        create = partial(_create_metric, labels.kind, len(labels.names), job.args.glue)
+        return score_baselines(job.data, rivals, inputs, target, create)
 
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load or build a classifier with one output per label."""
         from loopwright.data.collators import DataCollatorWithPadding
 
         labels = _labels(data.plan)
-        names = list(labels.names) or ["value"]
-        changes = {
-            "num_labels": len(names),
-            "id2label": dict(enumerate(names)),
-            "label2id": {name: number for number, name in enumerate(names)},
-            "problem_type": _PROBLEM_TYPES[labels.kind],
-        }
-        if origin.path is None:
-            tokenizer = text.train_tokenizer(_flat_texts(data))
-            loaded = text.small_encoder(AUTO_CLASS, tokenizer, **changes)
-        else:
-            tokenizer = text.load_tokenizer(origin.path)
-            loaded = text.load_model(origin, AUTO_CLASS, **changes)
-        text.match_pad_token(loaded.model, tokenizer)
-        notes = []
+        changes = text.label_config(labels.names or ["value"])
+        loaded = text.load_or_build(
+            origin, AUTO_CLASS, _flat_texts(data), problem_type=_PROBLEM_TYPES[labels.kind], **changes
+        )
+        tokenizer, notes = loaded.tokenizer, []
         if not origin.is_run:
-            limit = text.longest_allowed(tokenizer, loaded.model.config)
-            lengths = text.choose_length(
-                args.max_length, lambda row: len(tokenizer(*_pair(row))["input_ids"]), data.rows("train"), limit
-            )
-            args.max_length = lengths.max_length
-            notes.append(lengths.note)
-        multiple = 8 if training.fp16 or training.bf16 else None
-        collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=multiple)
+            rows = data.rows("train")
+            notes.append(text.settle_length(args, loaded, rows, lambda row: len(tokenizer(*_pair(row))["input_ids"])))
+        collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=text.padding_multiple(training))
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
 
     def create_dataset(
         self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
     ) -> Any:
-        """Return the tokenised rows, with their labels."""
         labels = _labels(job.plan) if is_labelled else None
         return RowDataset(rows, Encoder(job.processor, job.args.max_length, labels), limit)
 
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return a scorer for the kind of labels or the GLUE task."""
         kind, num_labels, glue = _labels(job.plan).kind, len(_labels(job.plan).names), job.args.glue
         directions = {name: True for name in _result_names(kind, glue)}
         if "mse" in directions:
@@ -197,30 +177,24 @@ class TextClassification(Task):
         return JointScorer([scorer, LossInterval()])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return prediction, label, loss and the confidence in a different label, if high."""
         from torch.nn import functional
 
         logits, labels, kind = outputs.logits.float(), batch["labels"], _labels(job.plan).kind
         if kind == "float":
-            values = logits.squeeze(-1)
-            losses = (values - labels.float()).square()
-            columns = {"prediction": values, "reference": labels, "loss": losses}
-            return _samples(batch, columns)
-        if kind == "multi":
+            predicted = logits.squeeze(-1)
+            losses = (predicted - labels.float()).square()
+        elif kind == "multi":
             losses = functional.binary_cross_entropy_with_logits(logits, labels.float(), reduction="none").mean(-1)
-            columns = {"prediction": (logits > 0).long(), "reference": labels.long(), "loss": losses}
-            return _samples(batch, columns)
-        losses = functional.cross_entropy(logits, labels, reduction="none")
-        confidence, predicted = logits.softmax(-1).max(-1)
-        columns = {"prediction": predicted, "reference": labels, "loss": losses, "confidence": confidence}
-        samples = _samples(batch, columns)
-        for sample in samples:
-            if sample["prediction"] != sample["reference"] and sample["confidence"] >= _SURE:
-                sample["sure"] = sample["confidence"]
-        return samples
+            predicted, labels = (logits > 0).long(), labels.long()
+        else:
+            losses = functional.cross_entropy(logits, labels, reduction="none")
+            confidence, predicted = logits.softmax(-1).max(-1)
+        columns = {"position": batch["position"], "prediction": predicted, "reference": labels, "loss": losses}
+        if kind != "class":
+            return samples_of(**columns)
+        return mark_suspects(samples_of(**columns, confidence=confidence))
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the sample with the names of its labels."""
         labels, shown = _labels(job.plan), dict(sample)
         names = labels.names
         if labels.kind == "class":
@@ -231,7 +205,6 @@ class TextClassification(Task):
         return shown
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the label and its score, the labels and their scores, or the number of each row."""
         logits = model(**self.model_inputs(batch)).logits.float()
         kind, names = _labels(job.plan).kind, _labels(job.plan).names
         if kind == "float":
@@ -249,19 +222,18 @@ class TextClassification(Task):
         return [{"label": names[number], "score": round(share, 6)} for number, share in pairs]
 
 
+@dataclass(frozen=True)
 class Encoder:
     """Encodes a row in loader workers; `labels` is None for rows without labels."""
 
-    def __init__(self, tokenizer: Any, max_length: int, labels: Any) -> None:
-        self._tokenizer = tokenizer
-        self._max_length = max_length
-        self._labels = labels
+    tokenizer: Any
+    max_length: int
+    labels: Labels | None
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tokens of the texts, and the label."""
-        features = dict(self._tokenizer(*_pair(row), truncation=True, max_length=self._max_length))
-        if self._labels is not None:
-            features["labels"] = _target(self._labels, row["label"])
+        features = dict(self.tokenizer(*_pair(row), truncation=True, max_length=self.max_length))
+        if self.labels is not None:
+            features["labels"] = _target(self.labels, row["label"])
         return features
 
 
@@ -279,25 +251,10 @@ def _target(labels: Labels, label: Any) -> Any:
     return [float(number in label) for number in range(len(labels.names))] if labels.kind == "multi" else label
 
 
-def _texts(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    return [pair[0] if len(pair) == 1 else pair for pair in map(_pair, rows)]
-
-
-def _targets(labels: Labels, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    targets = [_target(labels, row["label"]) for row in rows]
-    return [[int(each) for each in target] for target in targets] if labels.kind == "multi" else targets
-
-
 def _flat_texts(data: RunData) -> Iterator[str]:
     for rows in data.batches("train"):
         for row in rows:
             yield from _pair(row)
-
-
-def _samples(batch: Mapping[str, Any], columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return one dict per sample from columns that are still on the device."""
-    lists = {"position": batch["position"].tolist(), **{name: column.tolist() for name, column in columns.items()}}
-    return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
 
 
 def _create_metric(kind: str, num_labels: int, glue: str | None) -> Metric:

@@ -8,13 +8,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwright.config.choices import must_be
 from loopwright.errors import InputError
 from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
@@ -25,7 +23,7 @@ from loopwright.sources.values import UnusableValueError, as_text
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
-from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
+from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer, samples_of
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.groups import GroupCollator
 from loopwright.tasks.text.pools import PoolScorer
@@ -44,30 +42,23 @@ _WORD_DIMENSIONS = 512
 class SentenceEmbeddingArguments(TaskArguments):
     """The flags of sentence-embedding."""
 
-    text_column: str | None = flag(None, "Column of the first text; guessed where there is no doubt.")
-    text_pair_column: str | None = flag(None, "Column of the text that belongs to it, or is compared with it.")
-    score_column: str | None = flag(None, "Column of how alike the two are; without one, each pair belongs together.")
+    text_column: str | None = flag(None, "Column of the first text; inferred if unset.")
+    text_pair_column: str | None = flag(None, "Column of the text that belongs to it or is compared with it.")
+    score_column: str | None = flag(None, "Column of their similarity; without it, all pairs belong together.")
     objective: str | None = flag(
         None,
-        "What is learnt: scores (the cosine is the score), or negatives (each text is nearest to its partner among "
-        "those of the batch); unset looks for a column of scores.",
+        "What to learn: scores (the cosine is the score), or negatives (each text is nearest to its partner among "
+        "those of the batch); scores if unset and the data has them.",
         choices=("scores", "negatives"),
     )
-    temperature: float = flag(0.05, "What cosines are divided by in the loss of negatives.")
-    lowest_score: float | None = flag(None, "The score of texts that have nothing in common; unset looks at the data.")
-    highest_score: float | None = flag(None, "The score of texts that mean the same; unset looks at the data.")
-    pool_size: int = flag(5_000, "Rows among whose partners the right one has to be found in evaluation.")
-    max_length: int | None = flag(None, "Tokens of a text that are kept; unset looks at the data.")
-    candidates: str | None = flag(None, "File of texts: `predict` tells which of them is nearest to each input.")
+    temperature: float = flag(0.05, "Divisor of the cosines in the loss of negatives.", above=0)
+    lowest_score: float | None = flag(None, "Score of texts that have nothing in common; from the data if unset.")
+    highest_score: float | None = flag(None, "Score of texts that mean the same; from the data if unset.")
+    pool_size: int = flag(5_000, "Rows among which each text has to find its partner in an evaluation.", at_least=2)
+    max_length: int | None = flag(None, "Maximum number of tokens of a text; chosen from the data if unset.")
+    candidates: str | None = flag(None, "predict: a file of texts, of which the nearest to each input is returned.")
 
     max_seq_length = ShortName("max_length", int)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.temperature <= 0:
-            raise must_be("temperature", "above 0", self.temperature)
-        if self.pool_size < 2:
-            raise must_be("pool_size", "at least 2", self.pool_size)
 
 
 @dataclass(frozen=True)
@@ -91,7 +82,7 @@ class SentenceEmbedding(Task):
     """Fine-tunes one encoder for both texts of a pair."""
 
     name = "sentence-embedding"
-    summary = "vectors that are near for texts that belong together"
+    summary = "vectors that are close for texts that belong together"
     roles = (
         Role("text", names=("text", "sentence1", "query", "anchor", "question", "text1", "premise")),
         Role("text_pair", names=(*text.TEXT_PAIR_NAMES, "positive", "answer", "document", "passage")),
@@ -103,39 +94,37 @@ class SentenceEmbedding(Task):
             is_input=False,
         ),
     )
-    explanation = (
-        "data      csv, tsv, json, jsonl or parquet: two columns of text, with or without a column of scores",
-        "scores    the cosine of the two vectors becomes the score (STS-B's 0 to 5 is read as 0 to 1);",
-        "          metric: Spearman's correlation",
-        "pairs     without scores each text has to be nearest to its own partner among those of the batch: larger",
-        "          batches learn more; metric: mean reciprocal rank, recall@1, @5 and @10 among --pool_size rows",
-        "columns   --text_column --text_pair_column --score_column; guessed where there is no doubt",
-        "vector    the mean over the tokens of the last layer, of length 1; transformers' AutoModel opens the encoder",
-        "predict   a text: its vector; two with a tab between: their cosine; more with tabs: which is nearest to the",
-        "          first; a file: a column of texts, and one of partners or of lists called candidates if compared;",
-        "          --candidates FILE: the nearest of the texts in a file to each input",
-    )
+    explanation = {
+        "data": "csv, tsv, json, jsonl or parquet with two columns of texts, with or without a column of scores.",
+        "scores": "With scores, the cosine of the two vectors learns the score; STS-B's 0 to 5 becomes 0 to 1. The "
+        "metric is Spearman's correlation.",
+        "pairs": "Without scores, each text learns to be nearest to its partner among those of the batch, so larger "
+        "batches learn more. The metrics are the mean reciprocal rank and recall@1, @5, @10 among --pool_size rows.",
+        "columns": "--text_column, --text_pair_column and --score_column; inferred if they are clear.",
+        "vector": "The mean over the last layer's tokens, normalised to length 1. transformers' AutoModel opens the "
+        "encoder.",
+        "predict": "For a text, its vector; for two texts with a tab between them, their cosine; for more, the one "
+        "nearest to the first. A file has a column of texts and, to compare, a column of partners or of lists named "
+        "candidates. --candidates FILE finds the nearest text of a file for each input.",
+    }
     example = "lw train sentence-embedding --data pairs.csv --model ./minilm --epochs 2 --batch 64 --lr 5e-5"
     arguments = SentenceEmbeddingArguments
-    defaults = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 32})
+    defaults = {**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 32}
     adapter_kind = "FEATURE_EXTRACTION"
+    not_inputs = ("position", "is_text", "labels")
     prediction_flags = ("candidates",)
-    demo = MappingProxyType(
-        {"freeze": "4", "max_length": 32, "epochs": 1, "batch": 32, "lr": 3e-4, "warmup_steps": 0.1, "threads": 1}
-    )
+    demo = {"freeze": "4", "max_length": 32, "epochs": 1, "batch": 32, "lr": 3e-4, "warmup_steps": 0.1, "threads": 1}
     demo_model = "minilm"
     demo_note = "the paragraph about a function among 500: recall@1 0.63, mrr 0.73 (untrained 0.53, 0.65), 105 s"
 
     # --- data ---------------------------------------------------------------------------------------------------
 
     def demo_data(self) -> DemoData:
-        """Return rows of docstrings."""
         from loopwright.demos import function_rows, stdlib_docs
 
         return stdlib_docs.demo(self.name, function_rows.pair_rows, "csv")
 
     def schema(self, args: Any) -> Schema:
-        """Return the roles, with or without a score if that is set."""
         roles: tuple[Role, ...] = self.roles
         if args.objective == "negatives":
             roles = tuple(role for role in roles if role.name != "score")
@@ -149,7 +138,6 @@ class SentenceEmbedding(Task):
         return {role: column for role, column in named.items() if role != "score" or args.objective != "negatives"}
 
     def preflight(self, args: Any, say: Any = None) -> DataPlan:
-        """Check the data files, and that scores differ."""
         plan = super().preflight(args, say)
         if plan.label_range is not None and plan.label_range[0] == plan.label_range[1]:
             raise InputError(
@@ -161,7 +149,6 @@ class SentenceEmbedding(Task):
         return plan
 
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
-        """Return a row per text; a tab separates two texts to compare."""
         rows: list[dict[str, Any]] = []
         for each in texts:
             first, *others = each.split("\t")
@@ -171,7 +158,6 @@ class SentenceEmbedding(Task):
         return rows
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Score common words and, unless that is too slow, the untrained model."""
         data, args, words = job.data, job.args, WordVectors()
         for rows in data.batches("train"):
             words.learn(each for row in rows for each in _pair(row))
@@ -190,31 +176,25 @@ class SentenceEmbedding(Task):
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load or build an encoder."""
         notes = []
         if not origin.is_run:
             self._settle(data.plan, args, training)
             notes.append(_objective_note(args))
-        if origin.path is None:
-            tokenizer = text.train_tokenizer(
-                each for rows in data.batches("train") for row in rows for each in _pair(row)
-            )
-            loaded = text.small_encoder(AUTO_CLASS, tokenizer)
-            model, new = loaded.model, loaded.new
-        else:
-            model, tokenizer, new = _load(origin)
-        text.match_pad_token(model, tokenizer)
+        if origin.path is not None:
+            _check_encoder(origin.path)
+        texts = (each for rows in data.batches("train") for row in rows for each in _pair(row))
+        loaded = text.load_or_build(origin, AUTO_CLASS, texts)
+        tokenizer = loaded.tokenizer
+        if origin.path is not None:
+            _freeze_pooler(loaded)
+
+        def count(row: Mapping[str, Any]) -> int:
+            return max(map(len, tokenizer(list(_pair(row)))["input_ids"]))
+
         if not origin.is_run:
-            lengths = text.choose_length(
-                args.max_length,
-                lambda row: max(map(len, tokenizer(list(_pair(row)))["input_ids"])),
-                data.rows("train"),
-                text.longest_allowed(tokenizer, model.config),
-            )
-            args.max_length = lengths.max_length
-            notes.append(lengths.note)
-        collator = GroupCollator(tokenizer, 8 if training.fp16 or training.bf16 else None)
-        return Job(self, data, args, training, model, tokenizer, collator, notes, new)
+            notes.append(text.settle_length(args, loaded, data.rows("train"), count))
+        collator = GroupCollator(tokenizer, text.padding_multiple(training))
+        return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
 
     def _settle(self, plan: DataPlan, args: Any, training: TaskTrainingArguments) -> None:
         """Write the objective and the range of scores into the settings."""
@@ -223,8 +203,8 @@ class SentenceEmbedding(Task):
             if training.train_batch_size < 2:
                 raise InputError(
                     "args.value",
-                    "--batch 1 leaves a text nothing but its own partner, so nothing is learnt",
-                    saw=["without scores, the partners of the other rows of a batch are what is wrong"],
+                    "--batch 1 leaves nothing to learn: a text is compared with its own partner alone",
+                    saw=["without scores, the partners of the other rows of a batch are the wrong answers"],
                     fix="--batch 32",
                 )
             return
@@ -245,17 +225,13 @@ class SentenceEmbedding(Task):
     def create_dataset(
         self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
     ) -> Any:
-        """Return the tokenised rows: both texts of a pair, or one text to embed."""
         has_score = is_labelled and job.args.objective == "scores"
         return RowDataset(rows, Encoder(job.processor, job.args.max_length, is_labelled, has_score), limit)
 
     def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all texts of a batch in one flat batch."""
-        skipped = ("position", "is_text", "labels")
-        return {name: value.flatten(0, 1) for name, value in batch.items() if name not in skipped}
+        return {name: value.flatten(0, 1) for name, value in super().model_inputs(batch).items()}
 
     def why_not_cut(self, job: Job) -> str | None:
-        """Return why pairs stay together: each is contrasted with all others of its batch."""
         if job.args.objective == "scores":
             return None
         return "the loss compares each pair with all others of its batch, so that a part of it is another loss"
@@ -283,7 +259,6 @@ class SentenceEmbedding(Task):
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return a scorer of score correlations, or of ranks within a pool."""
         from torch import distributed
 
         from loopwright.engine.processes import gather_objects, is_distributed
@@ -294,14 +269,12 @@ class SentenceEmbedding(Task):
         return PoolScorer(job.args.pool_size, job.args.temperature, gather_objects, rank)
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return cosine and score of each pair with its loss; or the two vectors, for the pools."""
         positions = batch["position"].tolist()
         if job.args.objective == "scores":
             cosines = (outputs[:, 0] * outputs[:, 1]).sum(-1)
             losses = (cosines - _targets(job.args, batch["labels"])).square()
-            columns = zip(positions, cosines.tolist(), batch["labels"].tolist(), losses.tolist(), strict=True)
-            names = ("position", "prediction", "reference", "loss")
-            return [dict(zip(names, values, strict=True)) for values in columns]
+            columns = {"position": positions, "prediction": cosines, "reference": batch["labels"], "loss": losses}
+            return samples_of(**columns)
         vectors = outputs.cpu().numpy()
         ids, masks = batch["input_ids"].tolist(), batch["attention_mask"].tolist()
         return [
@@ -315,11 +288,9 @@ class SentenceEmbedding(Task):
         ]
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the vector of each text."""
         return [{"embedding": vector} for vector in self._vectors(model, batch)[:, 0].tolist()]
 
     def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
-        """Yield the vector of each text, its cosine with another text, or the nearest of its candidates."""
         size = job.training.eval_batch_size
         if job.args.candidates is not None:
             yield from self._nearest(job, rows, _texts_of_file(job.args.candidates))
@@ -346,43 +317,39 @@ class SentenceEmbedding(Task):
                 yield {**best[0], "next": best[1:]}
 
 
+@dataclass(frozen=True)
 class Encoder:
     """Encodes a row in loader workers: a pair, with or without a score, or a single text."""
 
-    def __init__(self, tokenizer: Any, max_length: int, is_pair: bool, has_score: bool) -> None:
-        self._tokenizer = tokenizer
-        self._max_length = max_length
-        self._is_pair = is_pair
-        self._has_score = has_score
+    tokenizer: Any
+    max_length: int
+    is_pair: bool
+    has_score: bool
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tokens of each text, and the score."""
-        texts = list(_pair(row)) if self._is_pair else [row["text"]]
-        features = dict(
-            self._tokenizer(texts, truncation=True, max_length=self._max_length, return_attention_mask=True)
-        )
-        if self._has_score:
+        texts = list(_pair(row)) if self.is_pair else [row["text"]]
+        features = dict(self.tokenizer(texts, truncation=True, max_length=self.max_length, return_attention_mask=True))
+        if self.has_score:
             features["labels"] = float(row["score"])
         return features
 
 
+@dataclass(frozen=True)
 class Embedder:
     """A model in evaluation mode that embeds texts outside a run."""
 
-    def __init__(self, model: Any, tokenizer: Any, max_length: int) -> None:
-        self._model = model
-        self._tokenizer = tokenizer
-        self._max_length = max_length
+    model: Any
+    tokenizer: Any
+    max_length: int
 
     def __call__(self, texts: Sequence[str]) -> NDArray[Any]:
-        """Return a vector per text."""
         import torch
 
-        inputs = self._tokenizer(
-            list(texts), truncation=True, max_length=self._max_length, padding=True, return_tensors="pt"
+        inputs = self.tokenizer(
+            list(texts), truncation=True, max_length=self.max_length, padding=True, return_tensors="pt"
         )
         with torch.inference_mode():
-            found = _pooled(self._model, {name: value.to(self._model.device) for name, value in inputs.items()})
+            found = _pooled(self.model, {name: value.to(self.model.device) for name, value in inputs.items()})
         return np.asarray(found.cpu().numpy())
 
 
@@ -400,7 +367,6 @@ class WordVectors:
             self._num_texts += 1
 
     def __call__(self, texts: Sequence[str]) -> NDArray[Any]:
-        """Return a vector per text."""
         vectors = np.zeros((len(texts), _WORD_DIMENSIONS), dtype=np.float32)
         for row, each in enumerate(texts):
             for place in self._places(each):
@@ -415,22 +381,21 @@ class WordVectors:
 # ------------------------------------------------------------------------------------------------------- vectors
 
 
-def _load(origin: Origin) -> tuple[Any, Any, list[str]]:
-    """Return the encoder of an origin, its tokenizer, and the names of its new weights; refuse other models."""
-    path = str(origin.path)
+def _check_encoder(path: str) -> None:
     if text.load_config(path).is_encoder_decoder:
         raise InputError(
             "model.task",
-            f"{path} is a model that reads one text and writes another, not an encoder",
+            f"{path} is an encoder-decoder, not an encoder",
             fix="--model with an encoder, such as a BERT",
         )
-    tokenizer = text.load_tokenizer(path)
-    loaded = text.load_model(origin, AUTO_CLASS)
-    # The mean does not use the pooler, and a part without gradients must not be trained.
+
+
+def _freeze_pooler(loaded: text.Loaded) -> None:
+    """Freeze the pooler: the mean does not use it, and a part without gradients must not be trained."""
     for name, parameter in loaded.model.named_parameters():
         if name.startswith("pooler."):
             parameter.requires_grad_(False)
-    return loaded.model, tokenizer, [name for name in loaded.new if not name.startswith("pooler.")]
+    loaded.new = [name for name in loaded.new if not name.startswith("pooler.")]
 
 
 def _pooled(model: Any, inputs: Mapping[str, Any]) -> Any:
@@ -502,14 +467,14 @@ def _texts_of_file(path: str) -> list[str]:
             "data.value", f"--candidates {path}: {error}", fix="a txt file with a text per line"
         ) from error
     if not any(each.strip() for each in texts):
-        raise InputError("data.empty", f"--candidates {path} has no text in it", fix="a txt file with a text per line")
+        raise InputError("data.empty", f"--candidates {path} contains no text", fix="a txt file with a text per line")
     return [each for each in texts if each.strip()]
 
 
 def _objective_note(args: Any) -> str:
     if args.objective == "scores":
         return f"the cosine of two texts learns their score, from {args.lowest_score:g} to {args.highest_score:g}"
-    return "each text learns to find its partner among those of the batch"
+    return "each text is trained to find its partner within the batch"
 
 
 def _correlations() -> Metric:

@@ -21,7 +21,6 @@ class GroupCollator(PadsToBuckets):
         self._pad = DataCollatorForMultipleChoice(tokenizer, pad_to_multiple_of=pad_to_multiple_of)
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the batch."""
         import torch
 
         counts = torch.tensor([len(sample["input_ids"]) for sample in features])

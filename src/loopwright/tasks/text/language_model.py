@@ -1,4 +1,4 @@
-"""Shared code of causal-lm and masked-lm: flags, the text as one token stream, blocks, batches, scores, floors.
+"""Shared code of causal-lm and masked-lm: flags, the text as one token stream, blocks, batches, scores, baselines.
 
 Rows follow one another in one stream, with an end token after each. The stream is cut into blocks once, so nothing is
 dropped: the last block is shorter. Bytes are counted along with the tokens; an end token counts as one byte, for its
@@ -9,23 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from loopwright.config.choices import must_be
 from loopwright.errors import ConfigError, InputError
 from loopwright.sources import Role
 from loopwright.tasks.arguments import ShortName, TaskArguments, flag
-from loopwright.tasks.base import Rows, Task
+from loopwright.tasks.base import COMMON_DEFAULTS, Rows, Task
 from loopwright.tasks.data import RunData
 from loopwright.tasks.text import models as text
 
 if TYPE_CHECKING:
     from loopwright.demos import DemoData
 
-IGNORED = -100
+DEFAULTS = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 5e-4, "validation_ratio": 0.1})
 _ROWS_AT_ONCE = 1_000
 _MOST_LOGITS = 2**26  # maximum logits that an evaluation holds at a time
 _SMALL_BLOCK = 128
@@ -40,23 +40,23 @@ Numbers = npt.NDArray[np.int64]
 class LanguageArguments(TaskArguments):
     """The flags of both tasks."""
 
-    text_column: str | None = flag(None, "Column of the text; guessed where there is no doubt.")
+    text_column: str | None = flag(None, "Column of the text; inferred if unset.")
     text_unit: str = flag("line", "What a row of a txt file is.", choices=("line", "paragraph"))
-    line_by_line: bool = flag(False, "Each row by itself, cut to --block_size; unset joins all rows and cuts blocks.")
-    block_size: int | None = flag(None, "Tokens of a block; unset is what the model takes, 1024 at most.")
-    vocab_size: int | None = flag(None, "Tokens of the vocabulary that is made where there is no --model.")
+    line_by_line: bool = flag(False, "Keep rows separate, cut to --block_size, instead of joining them into blocks.")
+    block_size: int | None = flag(
+        None, "Tokens of a block; what the model allows, but at most 1024, if unset.", at_least=4
+    )
+    vocab_size: int | None = flag(
+        None, "Vocabulary size of a model from scratch, 300 or more; chosen from the data if unset.", at_least=300
+    )
 
     max_length = ShortName("block_size", int)
     max_seq_length = ShortName("block_size", int)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.block_size is not None and self.block_size < 4:
-            raise must_be("block_size", "at least 4", self.block_size)
-        if self.vocab_size is not None and self.vocab_size < 300:
-            raise must_be("vocab_size", "at least 300 (the bytes and some more)", self.vocab_size)
         if self.vocab_size is not None and self.model is not None:
-            raise ConfigError("vocab_size is for a model from scratch, and --model has a vocabulary: leave it out")
+            raise ConfigError("vocab_size is for a model from scratch, but --model has a vocabulary: leave it out")
 
 
 class LanguageTask(Task):
@@ -66,7 +66,6 @@ class LanguageTask(Task):
     arguments = LanguageArguments
 
     def demo_data(self) -> DemoData:
-        """Return rows of docstrings."""
         from loopwright.demos import stdlib_docs, text_rows
 
         return stdlib_docs.demo(self.name, text_rows.language_rows, "jsonl")
@@ -76,21 +75,14 @@ class LanguageTask(Task):
         return {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
-        """Return the number of targets."""
-        return float((batch["labels"] != IGNORED).sum())
+        return text.num_targets(batch)
 
 
 # -------------------------------------------------------------------------------------------------------- tokens
 
 
 class RowEncoder:
-    """Tokenises texts, with an end token after each.
-
-    Args:
-        tokenizer: of the model.
-        end: the end token; None puts a line break into the text.
-        counts_bytes: whether to count the bytes of each token.
-    """
+    """Tokenises texts, with an end token after each, or with a line break if there is no such token."""
 
     def __init__(self, tokenizer: Any, end: int | None, *, counts_bytes: bool) -> None:
         self._tokenizer = tokenizer
@@ -144,17 +136,7 @@ class TokenStream:
 
 
 def read_stream(rows: Rows, limit: int | None, encode: RowEncoder, start: int | None = None) -> TokenStream:
-    """Tokenise rows into one stream.
-
-    Args:
-        rows: by number.
-        limit: the maximum number of rows.
-        encode: tokenises.
-        start: a token that the stream begins with.
-
-    Raises:
-        InputError: there is no text in the rows.
-    """
+    """Tokenise rows into one stream."""
     ids = [np.array([] if start is None else [start], np.int32)]
     sizes = [np.zeros(len(ids[0]), np.int32)]
     has_text = False
@@ -194,31 +176,21 @@ class BlockRows:
 
 
 class PaddingCollator:
-    """Collates samples of any lengths. No pad token is needed: padding is masked.
-
-    Args:
-        side: the padding side for `predict`; training samples are padded on the right.
-        before: called with padded arrays (input_ids, attention_mask, others) to change them in place, for samples
-            without labels.
-        pad_id: the padding token.
-
-    Attributes:
-        bucket_lengths: ascending; training samples are padded to the next of these.
-    """
+    """Collates samples of any lengths. No pad token is needed: padding is masked."""
 
     bucket_lengths: Sequence[int] | None = None
 
     def __init__(
         self,
         side: str = "right",
-        before: Callable[[dict[str, Numbers]], None] | None = None,
+        before: Callable[[dict[str, Numbers]], None] | None = None,  # changes the arrays of unlabelled training samples
         pad_id: int | None = None,
     ) -> None:
         self._side = side
         self._before = before
         self._fills = {
             "input_ids": pad_id or 0,
-            "labels": IGNORED,
+            "labels": text.IGNORED,
             "special_tokens_mask": 1,
             "position_ids": 0,
             "sequence_ids": -1,
@@ -275,11 +247,7 @@ def _padded(values: Sequence[Any], width: int, fill: int, is_left: bool) -> Numb
 
 
 def load_tokenizer(path: str) -> Any:
-    """Return the tokenizer of a folder or a Hub id, with or without a pad token.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Return the tokenizer of a folder or a Hub id, with or without a pad token."""
     from transformers import AutoTokenizer
 
     try:
@@ -297,7 +265,7 @@ def match_vocabulary(model: Any, tokenizer: Any) -> list[str]:
         return []
     with text.quiet():
         model.resize_token_embeddings(len(tokenizer))
-    return [f"embeddings: {rows:,} -> {len(tokenizer):,}, as many as the tokenizer has tokens"]
+    return [f"embeddings: {rows:,} -> {len(tokenizer):,}, to match the tokenizer"]
 
 
 def training_texts(data: RunData) -> Iterator[str]:
@@ -319,25 +287,8 @@ def choose_vocabulary(args: Any, data: RunData) -> int:
 def choose_block(
     args: Any, data: RunData, count_tokens: Callable[[Mapping[str, Any]], int], limit: int | None, largest: int
 ) -> list[str]:
-    """Choose the tokens of a block or a line, write them into the settings, and return notes.
-
-    Args:
-        args: the settings.
-        data: of the run.
-        count_tokens: of a single row.
-        limit: of the model; None if unknown.
-        largest: the largest block chosen by default.
-
-    Raises:
-        InputError: the requested size exceeds the model's limit.
-    """
-    if args.block_size is not None and limit is not None and args.block_size > limit:
-        raise InputError(
-            "model.length",
-            f"--block_size {args.block_size} is longer than the model allows",
-            saw=[f"it has positions for {limit} tokens"],
-            fix=f"--block_size {limit}",
-        )
+    """Choose the tokens of a block or a line, write them into the settings, and return notes."""
+    text.check_length("block_size", args.block_size, limit)
     if args.line_by_line:
         lengths = text.choose_length(args.block_size, count_tokens, data.rows("train"), limit or largest, "block_size")
         args.block_size = max(4, lengths.max_length)
@@ -355,21 +306,14 @@ def small_largest(args: Any) -> int:
 # -------------------------------------------------------------------------------------------------------- scoring
 
 
-def token_losses(logits: Any, labels: Any) -> Any:
-    """Return the loss of each token in nats, 0 for tokens that are not targets."""
-    from torch.nn import functional
-
-    return functional.cross_entropy(logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
-
-
 def training_loss(logits: Any, labels: Any) -> Any:
     """Return the mean loss of the target tokens."""
     from torch.nn import functional
 
     total = functional.cross_entropy(
-        logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+        logits.float().flatten(0, 1), labels.flatten(), ignore_index=text.IGNORED, reduction="sum"
     )
-    return total / (labels != IGNORED).sum().clamp(min=1)
+    return total / (labels != text.IGNORED).sum().clamp(min=1)
 
 
 def scored_in_slices(
@@ -379,15 +323,7 @@ def scored_in_slices(
     num_outputs: int,
     score: Callable[[Any, Any], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Apply `score` to logits and labels a few rows at a time, so that logits never exist for a whole batch.
-
-    Args:
-        forward: from inputs to logits.
-        inputs: of a batch.
-        labels: of the batch.
-        num_outputs: size of the vocabulary.
-        score: from logits and labels of some rows to small tensors with as many rows.
-    """
+    """Apply `score` to logits and labels a few rows at a time, so that logits never exist for a whole batch."""
     import torch
 
     num_rows, width = labels.shape
@@ -406,13 +342,13 @@ def num_embeddings(model: Any) -> int:
 
 def mean_of(outputs: Mapping[str, Any], labels: Any) -> Any:
     """Return the mean loss of a batch from the losses of its tokens."""
-    return (outputs["losses"].double().sum() / (labels != IGNORED).sum().clamp(min=1)).float()
+    return (outputs["losses"].double().sum() / (labels != text.IGNORED).sum().clamp(min=1)).float()
 
 
 def sample_sums(batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return position, loss sum, token count and mean loss of each sample."""
     sums = outputs["losses"].double().sum(-1).tolist()
-    counts = (batch["labels"] != IGNORED).sum(-1).tolist()
+    counts = (batch["labels"] != text.IGNORED).sum(-1).tolist()
     positions = batch["position"].tolist()
     return [
         {"position": position, "sum": total, "count": count, "loss": total / count if count else None}
@@ -420,21 +356,11 @@ def sample_sums(batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[di
     ]
 
 
-# --------------------------------------------------------------------------------------------------------- floors
+# ------------------------------------------------------------------------------------------------------------ baselines
 
 
 def unigram(data: RunData, encode: RowEncoder, vocabulary: int, skipped: Sequence[int] = ()) -> dict[str, float]:
-    """Score the token frequencies of the training data on the validation data.
-
-    Args:
-        data: of the run.
-        encode: tokenises.
-        vocabulary: its size; counts are smoothed by adding one.
-        skipped: tokens that do not count.
-
-    Returns:
-        perplexity, bits_per_byte, and token_accuracy of always predicting the most frequent one.
-    """
+    """Score the token frequencies of the training data, smoothed by adding one, on the validation data."""
     counts = {}
     num_bytes = 0
     for split in ("train", "validation"):

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from loopwright.config.choices import must_be
 from loopwright.errors import InputError
 from loopwright.metrics import load as load_metric
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
-from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows
+from loopwright.tasks.base import Job, Origin, Rows
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.scoring import JointScorer, MetricScorer, Scorer
 from loopwright.tasks.text import language_model as language
@@ -37,12 +35,7 @@ _WRITTEN_MASK = "[MASK]"
 class MaskedArguments(language.LanguageArguments):
     """The flags of masked-lm."""
 
-    mlm_probability: float = flag(0.15, "Share of the tokens that are asked for.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.mlm_probability < 1:
-            raise must_be("mlm_probability", "between 0 and 1", self.mlm_probability)
+    mlm_probability: float = flag(0.15, "Fraction of the tokens to predict.", above=0, below=1)
 
 
 class MaskedLanguageModel(language.LanguageTask):
@@ -50,43 +43,27 @@ class MaskedLanguageModel(language.LanguageTask):
 
     name = "masked-lm"
     summary = "a model that fills in masked tokens, from scratch or fine-tuned"
-    explanation = (
-        "data      txt (a row is a line, or --text_unit paragraph), csv, tsv, json, jsonl or parquet: a column of text",
-        "blocks    all rows are joined, with a separator after each, and cut into blocks of --block_size tokens;",
-        "          nothing is dropped. --line_by_line: each row by itself",
-        "masks     --mlm_probability of the tokens are asked for: 80 % masked, 10 % another token, 10 % as they are;",
-        "          others in each epoch, always the same in evaluations",
-        "model     --model FOLDER, or from scratch: a small ModernBERT with byte pairs trained on the data",
-        "metric    accuracy on the tokens that are asked for, and perplexity over them",
-        "predict   fills each [MASK] of a text",
-    )
+    explanation = {
+        "data": "txt (a row is a line, or a paragraph with --text_unit paragraph), or csv, tsv, json, jsonl or "
+        "parquet with a column of texts.",
+        "blocks": "All rows are joined, with a separator after each, and cut into blocks of --block_size tokens. "
+        "Nothing is dropped. --line_by_line keeps rows separate.",
+        "masks": "--mlm_probability of the tokens are predicted: 80 % masked, 10 % replaced by another token, 10 % "
+        "unchanged; new ones in each epoch, always the same in evaluations.",
+        "model": "--model FOLDER, or from scratch a small ModernBERT with byte pairs trained on the data.",
+        "metric": "Accuracy and perplexity over the predicted tokens.",
+        "predict": "Fills each [MASK] of a text.",
+    }
     example = "lw train masked-lm --data book.txt --epochs 3 --batch 16 --lr 1e-3"
     arguments = MaskedArguments
-    defaults = MappingProxyType(
-        {
-            **COMMON_DEFAULTS,
-            "learning_rate": 5e-4,
-            "per_device_train_batch_size": 16,
-            "per_device_eval_batch_size": 16,
-            "validation_ratio": 0.1,
-        }
-    )
-    demo = MappingProxyType(
-        {
-            "block_size": 128,
-            "vocab_size": 300,
-            "mlm_probability": 0.2,
-            "max_steps": 700,
-            "batch": 16,
-            "lr": 2e-3,
-            "warmup_steps": 0.1,
-            "threads": 1,
-        }
-    )
+    defaults = {**language.DEFAULTS, "per_device_train_batch_size": 16, "per_device_eval_batch_size": 16}
+    demo = {
+        **{"block_size": 128, "vocab_size": 300, "mlm_probability": 0.2, "max_steps": 700, "batch": 16, "lr": 2e-3},
+        **{"warmup_steps": 0.1, "threads": 1},
+    }
     demo_note = "a small ModernBERT fills in letters of Python's docstrings: accuracy 0.45 (unigram 0.09), 120 s"
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Score the token frequencies."""
         tokenizer = job.processor
         found = language.unigram(job.data, _encoder(tokenizer), len(tokenizer), tokenizer.all_special_ids)
         return {"unigram": {name: found[name] for name in ("token_accuracy", "perplexity") if name in found}}
@@ -94,7 +71,6 @@ class MaskedLanguageModel(language.LanguageTask):
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load a model, or build a small one and its tokenizer."""
         notes: list[str] = []
         if origin.path is None:
             tokenizer = train_tokenizer(language.training_texts(data), language.choose_vocabulary(args, data))
@@ -116,7 +92,6 @@ class MaskedLanguageModel(language.LanguageTask):
     def create_dataset(
         self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
     ) -> Any:
-        """Return blocks or single rows; training samples are masked by the collator."""
         tokenizer, size = job.processor, job.args.block_size
         if not is_labelled:
             return RowDataset(rows, PromptEncoder(tokenizer, size), limit)
@@ -127,7 +102,6 @@ class MaskedLanguageModel(language.LanguageTask):
         return MaskedDataset(BlockDataset(tokenizer, stream, size), masking)
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the mean loss over the target tokens; in an evaluation also each token's loss and prediction."""
         import torch
 
         inputs, labels = self.model_inputs(batch), batch["labels"]
@@ -138,17 +112,13 @@ class MaskedLanguageModel(language.LanguageTask):
             inputs,
             labels,
             language.num_embeddings(job.model),
-            lambda logits, wanted: {
-                "losses": language.token_losses(logits, wanted),
-                "predictions": logits.argmax(-1),
-            },
+            lambda logits, wanted: {"losses": text.token_losses(logits, wanted), "predictions": logits.argmax(-1)},
         )
         return language.mean_of(outputs, labels), outputs
 
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return a scorer of accuracy, perplexity and loss over the target tokens."""
         return JointScorer(
             [
                 MetricScorer(lambda: load_metric("token_accuracy"), {"token_accuracy": True}),
@@ -157,21 +127,18 @@ class MaskedLanguageModel(language.LanguageTask):
         )
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return the sums of each block or row, and its target tokens with their predictions."""
         samples = language.sample_sums(batch, outputs)
         labels, predictions = batch["labels"].cpu().numpy(), outputs["predictions"].cpu().numpy()
         for sample, wanted, predicted in zip(samples, labels, predictions, strict=True):
-            is_asked = wanted != language.IGNORED
+            is_asked = wanted != text.IGNORED
             sample |= {"prediction": predicted[is_asked].tolist(), "reference": wanted[is_asked].tolist()}
         return samples
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the loss, and the target and predicted tokens as texts."""
         tokens = {name: [job.processor.decode([each]) for each in sample[name]] for name in ("prediction", "reference")}
         return {"position": sample["position"], "loss": sample["loss"], "num_tokens": sample["count"], **tokens}
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return each text with its masks filled, and the likeliest tokens for each mask."""
         tokenizer = job.processor
         logits = model(**self.model_inputs(batch)).logits
         is_mask = batch["input_ids"] == tokenizer.mask_token_id
@@ -192,23 +159,16 @@ class MaskedLanguageModel(language.LanguageTask):
         return found
 
     def example_input(self, job: Job, text: str) -> str:
-        """Return the text with a mask in place of its last word."""
         return " ".join([*text.split()[:-1], job.processor.mask_token])
 
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
-        """Return the tokens with their masks, and the targets."""
-        wanted = [token for token in batch["labels"][index].tolist() if token != language.IGNORED]
+        wanted = [token for token in batch["labels"][index].tolist() if token != text.IGNORED]
         asked = " · ".join(job.processor.decode([token]) for token in wanted)
         return [("text", tokens_of(job, batch, index)), (f"{len(wanted)} asked for", asked)]
 
 
 class Masking:
-    """Chooses the target tokens and their replacements.
-
-    Args:
-        tokenizer: with a mask token.
-        probability: of a token to be a target; each sample has at least one.
-    """
+    """Chooses the target tokens and their replacements."""
 
     def __init__(self, tokenizer: Any, probability: float) -> None:
         self._mask_id = int(tokenizer.mask_token_id)
@@ -238,7 +198,7 @@ class Masking:
 
         recipe = Recipe(self._probability, _MASK_SHARE, _RANDOM_SHARE, self._mask_id, self._vocabulary)
         masked, labels = mask_tokens(ids, is_special, None, recipe, draws)
-        is_without = (labels == language.IGNORED).all(1) & ~is_special.all(1)
+        is_without = (labels == text.IGNORED).all(1) & ~is_special.all(1)
         for row in np.flatnonzero(is_without):
             places = np.flatnonzero(~is_special[row])
             place = places[draws.tokens(len(places), np.ones(1, np.bool_))[0]]
@@ -247,15 +207,7 @@ class Masking:
 
 
 class MaskedDataset:
-    """Evaluation samples with their masks, or training samples without.
-
-    Args:
-        dataset: of unmasked samples.
-        masking: None for training.
-
-    Attributes:
-        rows: the texts of the samples.
-    """
+    """Evaluation samples with their masks, or training samples without."""
 
     def __init__(self, dataset: Any, masking: Masking | None) -> None:
         self._dataset = dataset
@@ -271,16 +223,7 @@ class MaskedDataset:
 
 
 class BlockDataset:
-    """Blocks of a stream, each with the tokenizer's special tokens around it.
-
-    Args:
-        tokenizer: of the model.
-        stream: of tokens.
-        size: tokens of a block, with the special ones.
-
-    Attributes:
-        rows: the texts of the blocks.
-    """
+    """Blocks of a stream, each with the tokenizer's special tokens around it."""
 
     def __init__(self, tokenizer: Any, stream: language.TokenStream, size: int) -> None:
         self._ids = stream.ids
@@ -310,36 +253,34 @@ class LineEncoder:
         self._size = size
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tokens and the special-tokens mask."""
         ids = np.array(self._tokenizer(row["text"], truncation=True, max_length=self._size)["input_ids"], np.int64)
         return {"input_ids": ids, "special_tokens_mask": np.isin(ids, self._special).astype(np.int64)}
 
 
+@dataclass(frozen=True)
 class PromptEncoder:
     """Encodes a text with masks, for a model that takes `size` tokens."""
 
-    def __init__(self, tokenizer: Any, size: int) -> None:
-        self._tokenizer = tokenizer
-        self._size = size
+    tokenizer: Any
+    size: int
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tokens and the text, with the tokenizer's own mask."""
-        mask = self._tokenizer.mask_token
+        mask = self.tokenizer.mask_token
         given = row["text"].replace(_WRITTEN_MASK, mask)
         if mask not in given:
             raise InputError(
                 "args.value",
-                f"there is no {_WRITTEN_MASK} to fill in this text",
+                f"the text has no {_WRITTEN_MASK} to fill",
                 saw=[repr(given[:80])],
-                fix=f"put {_WRITTEN_MASK} where a token is to be filled in: 'the {_WRITTEN_MASK} of Python'",
+                fix=f"put {_WRITTEN_MASK} in place of a word: 'the {_WRITTEN_MASK} of Python'",
             )
-        ids = self._tokenizer(given, verbose=False)["input_ids"]
-        if len(ids) > self._size:
+        ids = self.tokenizer(given, verbose=False)["input_ids"]
+        if len(ids) > self.size:
             raise InputError(
                 "model.length",
                 f"a text of {len(ids)} tokens is longer than the blocks that the model was trained on",
-                saw=[repr(given[:80]), f"blocks have {self._size} tokens"],
-                fix="give the sentences around the mask only",
+                saw=[repr(given[:80]), f"blocks have {self.size} tokens"],
+                fix="give only the sentences around the mask",
             )
         return {"input_ids": ids, "text": given}
 

@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ from loopwright.tasks.base import Origin
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 # Heads whose weights differ in meaning under the same names.
 _HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
+IGNORED = -100  # the label of tokens that the loss ignores
 TEXT_NAMES = (
     *("text", "sentence", "sentence1", "review", "content", "premise", "question1", "body", "comment", "tweet"),
     *("message", "document", "description"),
@@ -39,7 +41,7 @@ _FITTING = {
 }
 _NO_LIMIT = 100_000  # tokenizers without a limit report a larger number
 _LENGTH_ROWS = 2_000
-_TOKENIZER_ROWS = 50_000
+TOKENIZER_ROWS = 50_000
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -53,11 +55,7 @@ SPECIAL_TOKENS = {
 
 
 def find_model(name: str) -> str:
-    """Resolve `--model` to a folder or a Hub id; imports neither torch nor transformers.
-
-    Raises:
-        InputError: it is a folder without a model, or a path that does not exist.
-    """
+    """Resolve `--model` to a folder or a Hub id; imports neither torch nor transformers."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         if (folder / "run.json").is_file():
@@ -68,7 +66,7 @@ def find_model(name: str) -> str:
         is_adapter = "adapter_config.json" in held
         raise InputError(
             "model.folder",
-            f"--model {name} holds no model that can be opened: there is no config.json in it",
+            f"--model {name} is not a model folder: it has no config.json",
             saw=[f"it has {', '.join(held) or 'no files'}"],
             fix="--model with the base model that the adapter was made for" if is_adapter else _near_folder(folder),
         )
@@ -90,11 +88,7 @@ def _near_folder(folder: Path) -> str:
 
 
 def load_config(name: str, **changes: Any) -> Any:
-    """Return the config of a model in a folder, in the Hub's cache, or on the Hub, with changes.
-
-    Raises:
-        InputError: it is in none of them.
-    """
+    """Return the config of a model in a folder, in the Hub's cache, or on the Hub, with changes."""
     from transformers import AutoConfig
 
     try:
@@ -114,7 +108,7 @@ def load_config(name: str, **changes: Any) -> Any:
     try:
         return AutoConfig.from_pretrained(name, **changes)
     except (OSError, ValueError) as error:
-        raise _offline(name, f"and the Hub did not give it: {str(error).splitlines()[0][:200]}") from error
+        raise _offline(name, f"and the Hub request failed: {str(error).splitlines()[0][:200]}") from error
 
 
 def _is_off() -> bool:
@@ -144,7 +138,7 @@ def _offline(name: str, why: str) -> InputError:
     return InputError(
         "model.offline",
         f"{name!r} is neither a folder here nor in the Hub cache, {why}",
-        saw=[f"near names in the cache: {', '.join(near)}" if near else f"the cache has {len(cached)} models"],
+        saw=[f"similar names in the cache: {', '.join(near)}" if near else f"the cache has {len(cached)} models"],
         fix=f"--model {near[0]}" if near else "--model with a folder that holds a model, or leave it out",
     )
 
@@ -170,28 +164,41 @@ def quiet() -> Iterator[None]:
 
 @dataclass
 class Loaded:
-    """A loaded or newly built model.
-
-    Attributes:
-        model: the model.
-        new: the names of weights that are in no file.
-    """
+    """A loaded or newly built model, its tokenizer, and the names of weights that are in no file."""
 
     model: Any
     new: list[str] = field(default_factory=list)
+    tokenizer: Any = None
+
+
+def load_or_build(
+    origin: Origin, auto_class: str, texts: Iterable[str], *, lowercase: bool = True, **changes: Any
+) -> Loaded:
+    """Return the model of an origin with its tokenizer, or a small encoder with a tokenizer trained on the texts."""
+    if origin.path is None:
+        tokenizer = train_tokenizer(texts, lowercase=lowercase)
+        loaded = small_encoder(auto_class, tokenizer, **changes)
+    else:
+        tokenizer = load_tokenizer(origin.path)
+        loaded = load_model(origin, auto_class, **changes)
+    match_pad_token(loaded.model, tokenizer)
+    loaded.tokenizer = tokenizer
+    return loaded
+
+
+def label_config(names: Sequence[str]) -> dict[str, Any]:
+    """Return the changes of a config for these classes."""
+    numbers = {name: number for number, name in enumerate(names)}
+    return {"num_labels": len(names), "id2label": dict(enumerate(names)), "label2id": numbers}
+
+
+def padding_multiple(training: Any) -> int | None:
+    """Return the multiple that batches are padded to, which 16-bit kernels prefer; None in 32 bits."""
+    return 8 if training.fp16 or training.bf16 else None
 
 
 def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
-    """Return the model of an origin with the head that a task needs.
-
-    Args:
-        origin: with a path.
-        auto_class: the transformers class, such as "AutoModelForSequenceClassification".
-        changes: of the config.
-
-    Raises:
-        InputError: there is no such model, or it is for another task.
-    """
+    """Return the model of an origin with the head that a task needs, and with changes of its config."""
     import transformers
 
     path = str(origin.path)
@@ -202,7 +209,7 @@ def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
     if type(config) not in kind._model_mapping:
         raise InputError(
             "model.task",
-            f"{path} is a {config.model_type} model, for which there is no {suffix.removeprefix('For') or auto_class}",
+            f"{path} is a {config.model_type} model, which has no {suffix.removeprefix('For') or auto_class}",
             saw=[f"it was saved as {', '.join(config.architectures or ['no known class'])}"],
             fix=f"--model with {_FITTING.get(auto_class, 'an encoder, such as a BERT')}",
         )
@@ -230,11 +237,7 @@ def _check_head(path: str, config: Any, suffix: str) -> None:
 
 
 def load_tokenizer(path: str, **options: Any) -> Any:
-    """Return the tokenizer of a folder or a Hub id, with a pad token.
-
-    Raises:
-        InputError: there is none, or it has neither a pad token nor a substitute.
-    """
+    """Return the tokenizer of a folder or a Hub id, with a pad token."""
     from transformers import AutoTokenizer
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers are forked after its first use
@@ -251,12 +254,23 @@ def load_tokenizer(path: str, **options: Any) -> Any:
         if tokenizer.eos_token is None:
             raise InputError(
                 "model.pad_token",
-                f"the tokenizer of {path} has no pad token, and no end token that could stand for it",
+                f"the tokenizer of {path} has no pad token, and no end token to use instead",
                 saw=[f"its special tokens are {', '.join(tokenizer.all_special_tokens) or 'none'}"],
                 fix='set "pad_token" in its tokenizer_config.json',
             )
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def check_fast(tokenizer: Any, path: str | None) -> None:
+    """Refuse a tokenizer that cannot map its tokens to the text."""
+    if not tokenizer.is_fast:
+        raise InputError(
+            "model.tokenizer",
+            f"the tokenizer of {path} cannot map its tokens to words and characters",
+            saw=[f"{type(tokenizer).__name__} is written in Python"],
+            fix="--model with a tokenizer.json, which a fast tokenizer has",
+        )
 
 
 def match_pad_token(model: Any, tokenizer: Any) -> None:
@@ -268,37 +282,40 @@ def match_pad_token(model: Any, tokenizer: Any) -> None:
 # -------------------------------------------------------------------------------------------------- from scratch
 
 
-def train_tokenizer(
-    texts: Iterable[str], vocabulary: int = 8_000, max_length: int = 512, lowercase: bool = True
+def train_byte_pairs(
+    texts: Iterable[str], vocabulary: int, special: Iterable[str], *, prefix_space: bool = True, lowercase: bool = False
 ) -> Any:
-    """Train a small tokenizer on texts: BPE within words, with BERT's special tokens.
+    """Train a byte-level BPE tokenizer, which is lossless; the same texts give the same tokenizer.
 
-    The same texts give the same tokenizer. (With a continuation prefix they would not: the order of its alphabet
-    differs from process to process.)
+    With a continuation prefix they would not: the order of its alphabet differs from process to process.
     """
-    from itertools import islice
-
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tokenizer = Tokenizer(models.BPE())
     if lowercase:
         tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=list(SPECIAL_TOKENS.values()),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=vocabulary, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator(islice(texts, _TOKENIZER_ROWS), trainer)
+    tokenizer.train_from_iterator(islice(texts, TOKENIZER_ROWS), trainer)
+    return tokenizer
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int = 8_000, *, lowercase: bool = True) -> Any:
+    """Train a small tokenizer on texts: byte pairs, with BERT's special tokens."""
+    from tokenizers import processors
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = train_byte_pairs(texts, vocabulary, SPECIAL_TOKENS.values(), lowercase=lowercase)
     ids = {token: tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]")}
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=list(ids.items())
     )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_length, **SPECIAL_TOKENS)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **SPECIAL_TOKENS)
 
 
 def small_encoder(auto_class: str, tokenizer: Any, **changes: Any) -> Loaded:
@@ -333,15 +350,17 @@ def small_encoder(auto_class: str, tokenizer: Any, **changes: Any) -> Loaded:
 
 @dataclass(frozen=True)
 class Lengths:
-    """The length of texts in tokens, and where they are cut.
-
-    Attributes:
-        max_length: the maximum number of tokens.
-        note: a line about it for the start block.
-    """
+    """The maximum number of tokens of a text, and how many are counted and cut, for the start block."""
 
     max_length: int
-    note: str
+    counted: str
+    name: str
+    cut: str
+
+    @property
+    def note(self) -> str:
+        """A line for the start block."""
+        return f"{self.counted} -> {self.name} {self.max_length} {self.cut}"
 
 
 def longest_allowed(tokenizer: Any, config: Any) -> int | None:
@@ -357,25 +376,8 @@ def longest_allowed(tokenizer: Any, config: Any) -> int | None:
     return min(limits) if limits else None
 
 
-def choose_length(
-    asked: int | None,
-    count_tokens: Callable[[Mapping[str, Any]], int],
-    rows: Any,
-    limit: int | None,
-    name: str = "max_length",
-) -> Lengths:
-    """Return the requested maximum length, or one at which few rows are cut.
-
-    Args:
-        asked: by the flag.
-        count_tokens: of a row, uncut.
-        rows: of the training data; a sample of them is counted.
-        limit: of the model.
-        name: of the flag.
-
-    Raises:
-        InputError: the requested length exceeds the model's limit.
-    """
+def check_length(name: str, asked: int | None, limit: int | None) -> None:
+    """Refuse a length that exceeds the model's limit."""
     if asked is not None and limit is not None and asked > limit:
         raise InputError(
             "model.length",
@@ -383,6 +385,17 @@ def choose_length(
             saw=[f"it has positions for {limit} tokens"],
             fix=f"--{name} {limit}",
         )
+
+
+def choose_length(
+    asked: int | None,
+    count_tokens: Callable[[Mapping[str, Any]], int],
+    rows: Any,
+    limit: int | None,
+    name: str = "max_length",
+) -> Lengths:
+    """Return the length that was asked for, or one at which few of the training rows are cut."""
+    check_length(name, asked, limit)
     step = max(1, len(rows) // _LENGTH_ROWS)
     counted = sorted(count_tokens(rows[index]) for index in range(0, len(rows), step))
     half, most, longest = (counted[math.ceil(share * len(counted)) - 1] for share in (0.5, 0.95, 1.0))
@@ -394,10 +407,30 @@ def choose_length(
     num_cut = sum(count > length for count in counted)
     about = "about " if step > 1 else ""
     cut = f"cuts {about}{100 * num_cut / len(counted):.1f} % of rows" if num_cut else "cuts nothing"
-    return Lengths(length, f"tokens p50 {half} p95 {most} max {longest} -> {name} {length} {cut}")
+    return Lengths(length, f"tokens p50 {half} p95 {most} max {longest}", name, cut)
 
 
-# ------------------------------------------------------------------------------------------------------ datasets
+def settle_length(args: Any, loaded: Loaded, rows: Any, count_tokens: Callable[[Mapping[str, Any]], int]) -> str:
+    """Write the maximum length of a model into its settings, if unset, and return a line about it."""
+    limit = longest_allowed(loaded.tokenizer, loaded.model.config)
+    lengths = choose_length(args.max_length, count_tokens, rows, limit)
+    args.max_length = lengths.max_length
+    return lengths.note
+
+
+# ------------------------------------------------------------------------------------------------------ batches
+
+
+def token_losses(logits: Any, labels: Any) -> Any:
+    """Return the loss of each token in 32 bits, 0 for ignored ones."""
+    from torch.nn import functional
+
+    return functional.cross_entropy(logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+
+
+def num_targets(batch: Mapping[str, Any]) -> float:
+    """Return the number of tokens that the loss of a batch is a mean of."""
+    return float((batch["labels"] != IGNORED).sum())
 
 
 class PadsToBuckets:
@@ -423,17 +456,22 @@ class PadsToBuckets:
         return dimensions
 
 
+class ReferenceCollator(PadsToBuckets):
+    """Pads sources and targets to the longest of the batch, labels with -100, and keeps the reference texts."""
+
+    def __init__(self, tokenizer: Any, multiple: int | None) -> None:
+        from loopwright.data.collators import DataCollatorForSeq2Seq
+
+        self._pad = DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=multiple)
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        plain = [{name: value for name, value in each.items() if name != "reference"} for each in features]
+        references = {"reference": [each["reference"] for each in features]} if "reference" in features[0] else {}
+        return {**self._pad(plain), **references}
+
+
 def pairs_of(texts: Sequence[str], what: str, fix: str) -> list[list[str]]:
-    """Return typed texts as pairs: two texts each, or one text with a tab.
-
-    Args:
-        texts: as typed.
-        what: the required input, for the error.
-        fix: how to give it, for the error.
-
-    Raises:
-        InputError: one is left over.
-    """
+    """Return typed texts as pairs: two texts each, or one text with a tab; `what` and `fix` are for the error."""
     if all("\t" in each for each in texts):
         return [each.split("\t", 1) for each in texts]
     if len(texts) % 2:

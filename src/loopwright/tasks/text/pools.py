@@ -27,12 +27,6 @@ class PoolScorer(Scorer):
     Partners with the same text as the right one, or from a row with the same first text, are not counted as rivals. A
     complete sample has "rank" (from 1), "similarity", "loss", and "nearest_other": the similarity of the best rival,
     None without one.
-
-    Args:
-        pool_size: rows of a pool; the last one may have fewer.
-        temperature: divides similarities in the loss.
-        gather: returns the given list of every process, by rank; called in `finish`.
-        rank: of this process.
     """
 
     directions: Mapping[str, bool] = {"mrr": True, **{f"recall@{k}": True for k in KS}, "pool_loss": False}
@@ -49,7 +43,6 @@ class PoolScorer(Scorer):
         self._loss = Bootstrap(MeanLoss())
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add the samples to their pools; return the samples of full pools."""
         self._wait(samples)
         full = [number for number, pool in self._waiting.items() if len(pool) == self._pool_size]
         return [sample for number in full for sample in self._score(self._waiting.pop(number))]
@@ -66,20 +59,16 @@ class PoolScorer(Scorer):
         return [sample for pool in mine for sample in self._score(pool)]
 
     def compute(self) -> dict[str, float]:
-        """Return the metrics by name."""
         found = {name: float(value) for name, value in self._metric.compute().items()}
         return {"mrr": found.pop("mrr"), **found, "pool_loss": float(self._loss.compute()["loss"])}
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return the bootstrap intervals."""
         return {**self._metric.interval(), "pool_loss": self._loss.interval()["loss"]}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums; nothing is pending after `finish`."""
         return {"metric": self._metric.state_dict(), "loss": self._loss.state_dict()}
 
     def merge_state(self, state: Mapping[str, Any]) -> None:
-        """Add the sums of another process."""
         metric, loss = Bootstrap(load_metric("retrieval", ks=KS)), Bootstrap(MeanLoss())
         metric.load_state_dict(state["metric"])
         loss.load_state_dict(state["loss"])

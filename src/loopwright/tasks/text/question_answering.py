@@ -8,25 +8,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loopwright.baselines import MostFrequentAnswer, score
-from loopwright.config.choices import must_be
+from loopwright.baselines import MostFrequentAnswer
 from loopwright.errors import InputError
 from loopwright.metrics import load as load_metric
 from loopwright.sources import DataPlan, Role
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
-from loopwright.tasks.scoring import JointScorer, LossInterval, Scorer
+from loopwright.tasks.scoring import JointScorer, LossInterval, Scorer, score_baselines
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.answers import AnsweredRows, AnswerRules, AnswerScorer, WindowCollector, predicted_row
 from loopwright.tasks.text.question_features import (
-    IGNORED,
     TARGETS,
     SpanCollator,
-    TextCollator,
     TextEncoder,
     WindowDataset,
     WindowEncoder,
@@ -42,48 +39,39 @@ GENERATION_CLASS = "AutoModelForSeq2SeqLM"
 _USUAL_LENGTH = 384
 _USUAL_STRIDE = 128
 _SHORTEST = 64  # batches are padded to their own longest row: a margin is free
-_NOT_FOR_MODEL = ("position", "window", "num_windows", "offsets", "null_index", "context", "reference")
 
 
 @dataclass
 class QuestionAnsweringArguments(TaskArguments):
     """The flags of question-answering."""
 
-    question_column: str | None = flag(None, "Column of the question; guessed where there is no doubt.")
-    context_column: str | None = flag(None, "Column of the context.")
-    answers_column: str | None = flag(None, "Column of the answers.")
+    question_column: str | None = flag(None, "Column of the question; inferred if unset.")
+    context_column: str | None = flag(None, "Column of the context; inferred if unset.")
+    answers_column: str | None = flag(None, "Column of the answers; inferred if unset.")
     id_column: str | None = flag(None, "Column of the id, which is written beside predictions.")
     answer_by: str | None = flag(
-        None,
-        "Whether the answer is a span of the context or generated; unset looks at the model.",
-        choices=("span", "generation"),
+        None, "Mark a span of the context, or generate; depends on the model if unset.", choices=("span", "generation")
     )
     version_2_with_negative: bool | None = flag(
-        None, "Whether questions may have no answer (SQuAD 2); unset looks at the data."
+        None, "Whether questions may have no answer (SQuAD 2); inferred from the data if unset."
     )
-    max_length: int | None = flag(None, "Tokens of question and context in a feature; unset looks at the data.")
-    stride: int | None = flag(None, "Tokens that two parts of a context share; unset is 128, or a third of max_length.")
-    max_answer_length: int = flag(30, "Tokens of an answer at most.")
-    n_best: int = flag(20, "Answers per question that are written to predictions.")
+    max_length: int | None = flag(
+        None, "Maximum number of tokens of a question with a context; chosen from the data if unset.", at_least=1
+    )
+    stride: int | None = flag(
+        None, "Tokens that two windows of a context share; 128 or a third of max_length if unset.", at_least=0
+    )
+    max_answer_length: int = flag(30, "Maximum number of tokens of an answer.", at_least=1)
+    n_best: int = flag(20, "Answers per question to write to predictions.", at_least=1)
     null_score_diff_threshold: float = flag(
-        0.0,
-        "By how much the score of no answer must be larger than that of the best span.",
+        0.0, "Margin by which the score of no answer must exceed that of the best span."
     )
-    num_beams: int = flag(1, "Beams of a model that generates.")
+    num_beams: int = flag(1, "Beams of a model that generates.", at_least=1)
 
     max_seq_length = ShortName("max_length", int)
     doc_stride = ShortName("stride", int)
     n_best_size = ShortName("n_best", int)
     max_new_tokens = ShortName("max_answer_length", int)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("max_length", "max_answer_length", "n_best", "num_beams"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise must_be(name, "at least 1", value)
-        if self.stride is not None and self.stride < 0:
-            raise must_be("stride", "at least 0", self.stride)
 
     @property
     def rules(self) -> AnswerRules:
@@ -103,74 +91,61 @@ class QuestionAnswering(Task):
         Role("id", names=("id", "question_id", "qid"), is_required=False, is_input=False, may_be_empty=True),
     )
     split_by = ("context",)
-    explanation = (
-        "data      SQuAD's json, or csv, jsonl, parquet: columns of the question, the context and the answers",
-        '          answers: {"text": [...], "answer_start": [...]}, or the bare text; none: the question has no answer',
-        "columns   --question_column --context_column --answers_column --id_column; guessed where there is no doubt",
-        "SQuAD 2   questions without an answer are found in the data; --version_2_with_negative says it outright",
-        "contexts  longer ones are read in features of --max_length tokens that share --stride of them",
-        "models    an encoder marks the span; an encoder-decoder generates the answer (--answer_by span | generation)",
-        "metric    F1 of the words and exact match, 0 to 100, as SQuAD 1.1 and 2.0 score them",
-    )
+    explanation = {
+        "data": "SQuAD's json, or csv, jsonl or parquet with columns for the question, the context and the answers. "
+        'Answers are {"text": [...], "answer_start": [...]} or plain texts; an empty one means no answer.',
+        "columns": "--question_column, --context_column, --answers_column, --id_column; inferred if they are clear.",
+        "SQuAD 2": "Unanswerable questions are detected in the data; --version_2_with_negative overrides this.",
+        "contexts": "Long contexts are read in windows of --max_length tokens that overlap by --stride.",
+        "models": "An encoder marks a span, an encoder-decoder generates the answer (--answer_by span | generation).",
+        "metric": "F1 of the words and exact match, from 0 to 100, as in SQuAD 1.1 and 2.0.",
+    }
     example = "lw train question-answering --data squad.json --model ./bert --epochs 2 --batch 12 --lr 3e-5"
     arguments = QuestionAnsweringArguments
-    defaults = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 3e-5, "per_device_train_batch_size": 12})
+    defaults = {**COMMON_DEFAULTS, "learning_rate": 3e-5, "per_device_train_batch_size": 12}
     adapter_kind = "QUESTION_ANS"
+    not_inputs = ("position", "window", "num_windows", "offsets", "null_index", "context", "reference")
     prediction_flags = ("n_best", "max_answer_length", "max_new_tokens", "null_score_diff_threshold", "num_beams")
-    demo = MappingProxyType({"freeze": "3", "epochs": 1, "batch": 8, "lr": 1e-3, "warmup_steps": 0.1, "threads": 1})
+    demo = {"freeze": "3", "epochs": 1, "batch": 8, "lr": 1e-3, "warmup_steps": 0.1, "threads": 1}
     demo_model = "minilm"
-    demo_note = "default values of parameters, asked about signatures: exact match 90 (floor 26), 125 s"
+    demo_note = "default values of parameters, asked about signatures: exact match 90 (frequent answer 26), 125 s"
 
     # --- data ---------------------------------------------------------------------------------------------------
 
     def demo_data(self) -> DemoData:
-        """Return rows of docstrings."""
         from loopwright.demos import function_rows, stdlib_docs
 
         return stdlib_docs.demo(self.name, function_rows.question_rows, "jsonl")
 
     def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return id, question and context of a row."""
         return {name: row[name] for name in ("id", "question", "context") if row.get(name)}
 
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
-        """Return a row per two texts, question and context; or per text with a tab between them."""
         fix = '"QUESTION" "CONTEXT"   or   one text with a tab between them'
         pairs = text.pairs_of(texts, "a question and its context are needed", fix)
         return [{"question": question, "context": context} for question, context in pairs]
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Score the most frequent answer that occurs in the context."""
-        data, args = job.data, job.args
-        rival = MostFrequentAnswer()
-        for rows in data.batches("train"):
-            rival.learn([row["context"] for row in rows], [answers_of(row) for row in rows])
-        pairs = (
-            ([row["context"] for row in rows], [answers_of(row) for row in rows]) for rows in data.batches("validation")
-        )
-        found = score(rival, pairs, load_metric("squad_v2" if args.version_2_with_negative else "squad"))
+        args, rivals = job.args, {"frequent answer": MostFrequentAnswer()}
+        metric = "squad_v2" if args.version_2_with_negative else "squad"
+        found = score_baselines(job.data, rivals, "context", answers_of, lambda: load_metric(metric))
         names = _directions(args.version_2_with_negative)
-        return {"frequent answer": {name: float(found[name]) for name in names if found[name] == found[name]}}
+        return {rival: {name: scores[name] for name in names if name in scores} for rival, scores in found.items()}
 
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load or build a model with the head for the way of answering."""
         if args.answer_by is None:
             args.answer_by = _way_of_answering(origin)
         if args.answer_by == "generation":
             _check_generation(origin)
-        if origin.path is None:
-            tokenizer = text.train_tokenizer(_flat_texts(data))
-            loaded = text.small_encoder(SPAN_CLASS, tokenizer)
-        else:
-            tokenizer = text.load_tokenizer(origin.path)
-            loaded = text.load_model(origin, SPAN_CLASS if args.answer_by == "span" else GENERATION_CLASS)
-        _check_tokenizer(tokenizer, origin)
-        text.match_pad_token(loaded.model, tokenizer)
+        auto_class = SPAN_CLASS if args.answer_by == "span" else GENERATION_CLASS
+        loaded = text.load_or_build(origin, auto_class, _flat_texts(data))
+        tokenizer = loaded.tokenizer
+        text.check_fast(tokenizer, origin.path)
         notes = [] if origin.is_run else self._look_at_data(data, args, tokenizer, loaded.model.config)
-        multiple = 8 if training.fp16 or training.bf16 else None
-        collator = SpanCollator(tokenizer, multiple) if args.answer_by == "span" else TextCollator(tokenizer, multiple)
+        create = SpanCollator if args.answer_by == "span" else text.ReferenceCollator
+        collator = create(tokenizer, text.padding_multiple(training))
         kind = "SEQ_2_SEQ_LM" if args.answer_by == "generation" else None
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new, kind)
 
@@ -200,20 +175,16 @@ class QuestionAnswering(Task):
         if args.stride > room // 2:
             raise InputError(
                 "args.value",
-                f"--stride {args.stride} is too much for --max_length {args.max_length}",
+                f"--stride {args.stride} is too large for --max_length {args.max_length}",
                 saw=[f"a feature has {room} tokens for the question and a part of the context"],
                 fix=f"--stride {room // 3}" if room >= 3 else "a larger --max_length",
             )
-        counted = lengths.note.partition(" -> ")[0]
-        return [
-            *notes,
-            f"{counted} -> max_length {args.max_length}, longer contexts in parts with stride {args.stride}",
-        ]
+        windows = f"longer contexts in parts with stride {args.stride}"
+        return [*notes, f"{lengths.counted} -> max_length {args.max_length}, {windows}"]
 
     def create_dataset(
         self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
     ) -> Any:
-        """Return the features of rows: one or more per row for spans, one if answers are generated."""
         args, size = job.args, len(rows) if limit is None else min(limit, len(rows))
         _check_rows(rows, size, is_labelled=is_labelled, is_unanswered_allowed=args.version_2_with_negative)
         if args.answer_by == "generation":
@@ -221,18 +192,13 @@ class QuestionAnswering(Task):
             return RowDataset(rows, encoder, limit)
         return WindowDataset(rows, WindowEncoder(job.processor, args.max_length, args.stride, is_labelled), size)
 
-    def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tokens and the targets."""
-        return {name: value for name, value in batch.items() if name not in _NOT_FOR_MODEL}
-
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
         """Return the number of target tokens of generated answers; a span counts once."""
-        return float((batch["labels"] != IGNORED).sum()) if "labels" in batch else None
+        return text.num_targets(batch) if "labels" in batch else None
 
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
-        """Return the tokens of question and context, and of the answer."""
         if TARGETS[0] not in batch:
             return super().describe_sample(job, batch, index)
         start, end = (int(batch[name][index]) for name in TARGETS)
@@ -243,28 +209,24 @@ class QuestionAnswering(Task):
         return [("text", tokens_of(job, batch, index)), ("answer", answer)]
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return a scorer of exact match and F1, as in SQuAD 1.1 or 2.0."""
-        args = job.args
-        directions = _directions(args.version_2_with_negative)
-        if not args.version_2_with_negative:
-            rows = AnsweredRows(lambda: load_metric("squad"), directions)
-        else:
+        args, make = job.args, partial(load_metric, "squad")
+        if args.version_2_with_negative:
             # A generated answer states by itself that there is none.
             threshold = args.null_score_diff_threshold if args.answer_by == "span" else 1.0
-            rows = AnsweredRows(lambda: load_metric("squad_v2", no_answer_threshold=threshold), directions)
-        scorer = AnswerScorer(rows, args.rules) if args.answer_by == "span" else rows
+            make = partial(load_metric, "squad_v2", no_answer_threshold=threshold)
+        directions = _directions(args.version_2_with_negative)
+        scorer = AnsweredRows(make, directions)
+        if args.answer_by == "span":
+            scorer = AnswerScorer(make, directions, args.rules)
         # The loss is per feature; features are resampled with their row.
         return JointScorer([LossInterval(), scorer])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return the best spans and the loss of each feature, or the text generated for each row."""
         from torch.nn import functional
 
         if job.args.answer_by == "generation":
-            logits, labels = outputs.logits.float(), batch["labels"]
-            losses = functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
-            num_tokens = (labels != IGNORED).sum(-1)
-            means = losses.sum(-1) / num_tokens
+            num_tokens = (batch["labels"] != text.IGNORED).sum(-1)
+            means = text.token_losses(outputs.logits, batch["labels"]).sum(-1) / num_tokens
             samples = _generate(job, job.model, batch)
             lists = [each.tolist() for each in (batch["position"], means, num_tokens)]
             columns = zip(batch["reference"], *lists, strict=True)
@@ -307,7 +269,6 @@ class QuestionAnswering(Task):
         return _windows(job.args, batch, model(**self.model_inputs(batch)))
 
     def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
-        """Yield the answer of each row, with its place in the context and the next best ones."""
         samples = super().predict_rows(job, rows)
         if job.args.answer_by == "generation":
             yield from samples
@@ -415,16 +376,6 @@ def _check_generation(origin: Origin) -> None:
         )
 
 
-def _check_tokenizer(tokenizer: Any, origin: Origin) -> None:
-    if not tokenizer.is_fast:
-        raise InputError(
-            "model.tokenizer",
-            f"the tokenizer of {origin.path} does not say where in the text its tokens are",
-            saw=[f"it is a {type(tokenizer).__name__}"],
-            fix="put a tokenizer.json into the folder of the model",
-        )
-
-
 def _check_rows(rows: Rows, size: int, *, is_labelled: bool, is_unanswered_allowed: bool) -> None:
     if not is_labelled:
         for index in range(size if isinstance(rows, list) else 0):  # files were checked when they were opened
@@ -444,9 +395,9 @@ def _check_rows(rows: Rows, size: int, *, is_labelled: bool, is_unanswered_allow
         place = getattr(rows, "place", lambda index: f"row {index}")
         raise InputError(
             "data.answers",
-            f"{len(bare):,} of {size:,} questions have no answer, and each must have one",
+            f"{len(bare):,} of {size:,} questions have no answer, but each must have one",
             saw=[place(index) for index in bare[:3]],
-            fix="--version_2_with_negative with a new run, or take these rows out",
+            fix="--version_2_with_negative with a new run, or remove these rows",
         )
 
 

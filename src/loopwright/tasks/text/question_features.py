@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ import numpy as np
 from loopwright.tasks.base import Rows
 from loopwright.tasks.text import models as text
 
-IGNORED = -100
 TARGETS = ("start_positions", "end_positions")
 _ROWS_AT_ONCE = 256
 
@@ -31,14 +31,7 @@ def _placed_answers(row: Mapping[str, Any]) -> list[tuple[int, int]]:
 
 
 class WindowEncoder:
-    """Makes the features of a row, one for each window of its context; used in loader workers.
-
-    Args:
-        tokenizer: a fast one.
-        max_length: tokens of a feature.
-        stride: the overlap of two windows in tokens.
-        is_labelled: whether rows have answers.
-    """
+    """Makes the features of a row, one for each window of its context; used in loader workers."""
 
     def __init__(self, tokenizer: Any, max_length: int, stride: int, is_labelled: bool) -> None:
         self._tokenizer = tokenizer
@@ -115,13 +108,7 @@ class WindowEncoder:
 
 
 def token_span(offsets: Sequence[Sequence[int]], start: int, end: int) -> tuple[int, int] | None:
-    """Return the first and the last token of the characters from `start` to `end`; None if some are missing.
-
-    Args:
-        offsets: first character and end of each token; (-1, -1) for tokens outside the context.
-        start: the first character.
-        end: the one after the last.
-    """
+    """Return the first and the last token of the characters from `start` to `end`; None if some are missing."""
     inside = [index for index, place in enumerate(offsets) if place[0] >= 0]
     if not inside or offsets[inside[0]][0] > start or offsets[inside[-1]][1] < end:
         return None
@@ -130,16 +117,7 @@ def token_span(offsets: Sequence[Sequence[int]], start: int, end: int) -> tuple[
 
 
 class WindowDataset:
-    """Rows as a flat list of features; a row has as many as its context needs.
-
-    Args:
-        rows: dicts by role.
-        encode: makes the features of a row.
-        size: the number of rows to use.
-
-    Attributes:
-        rows: the rows; "position" of a feature is the index of its row.
-    """
+    """Rows as a flat list of features; a row has as many as its context needs."""
 
     def __init__(self, rows: Rows, encode: WindowEncoder, size: int) -> None:
         self.rows = rows
@@ -174,7 +152,6 @@ class SpanCollator(text.PadsToBuckets):
         self._is_left = tokenizer.padding_side == "left"
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the batch: tensors, and the texts as lists."""
         import torch
 
         batch = dict(self._pad([{name: each[name] for name in self._names if name in each} for each in features]))
@@ -200,48 +177,24 @@ class SpanCollator(text.PadsToBuckets):
         return {**super().padded_dimensions(batch), "offsets": 1}
 
 
+@dataclass(frozen=True)
 class TextEncoder:
-    """Makes the features of a row whose answer is generated; used in loader workers.
+    """Makes the features of a row whose answer is generated; used in loader workers."""
 
-    Args:
-        tokenizer: of the model.
-        max_length: the maximum tokens of question and context.
-        max_answer_length: the maximum tokens of the answer.
-        is_labelled: whether rows have answers.
-    """
-
-    def __init__(self, tokenizer: Any, max_length: int, max_answer_length: int, is_labelled: bool) -> None:
-        self._tokenizer = tokenizer
-        self._max_length = max_length
-        self._max_answer_length = max_answer_length
-        self._is_labelled = is_labelled
+    tokenizer: Any
+    max_length: int
+    max_answer_length: int
+    is_labelled: bool
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tokens of question and context, and of the first answer: only an end token if there is none."""
         prompt = f"question: {row['question'].strip()} context: {row['context'].strip()}"
-        features = dict(self._tokenizer(prompt, truncation=True, max_length=self._max_length))
-        if self._is_labelled:
+        features = dict(self.tokenizer(prompt, truncation=True, max_length=self.max_length))
+        if self.is_labelled:
             answers = answers_of(row)
-            target = self._tokenizer(
-                text_target=answers[0] if answers else "", truncation=True, max_length=self._max_answer_length
+            target = self.tokenizer(
+                text_target=answers[0] if answers else "", truncation=True, max_length=self.max_answer_length
             )
-            features["labels"] = target["input_ids"] or [self._tokenizer.eos_token_id]
+            features["labels"] = target["input_ids"] or [self.tokenizer.eos_token_id]
             features["reference"] = answers
         return features
-
-
-class TextCollator(text.PadsToBuckets):
-    """Collates questions with their answers as texts, padded to a multiple of `multiple`."""
-
-    def __init__(self, tokenizer: Any, multiple: int | None) -> None:
-        from loopwright.data.collators import DataCollatorForSeq2Seq
-
-        self._pad = DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=multiple)
-
-    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the batch: tensors, and the references as lists of texts."""
-        batch = self._pad([{name: each[name] for name in each if name != "reference"} for each in features])
-        return {
-            **batch,
-            **({"reference": [each["reference"] for each in features]} if "reference" in features[0] else {}),
-        }

@@ -6,16 +6,16 @@ target tokens; padding (-100) is ignored.
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from loopwright.baselines import Predictor, score
-from loopwright.config.choices import must_be
+from loopwright.baselines import Predictor
 from loopwright.errors import InputError
 from loopwright.metrics import Metric
 from loopwright.sources import DataPlan
@@ -23,14 +23,11 @@ from loopwright.sources.tables import value_at
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
-from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
+from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer, samples_of, score_baselines
 from loopwright.tasks.text import models as text
 
 AUTO_CLASS = "AutoModelForSeq2SeqLM"
-IGNORED = -100
 _BASELINE_ROWS = 5_000
-_TOKENIZER_ROWS = 50_000
-_NOT_FOR_THE_MODEL = ("position", "reference")
 # Sampling settings, which transformers refuses to save with do_sample=False.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 # T5's tokens: the first also starts the decoder.
@@ -41,17 +38,23 @@ _SPECIAL_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk
 class SequenceToSequenceArguments(TaskArguments):
     """The flags that summarization and translation share."""
 
-    source_column: str | None = flag(None, "Column of the text to read; guessed where there is no doubt.")
-    target_column: str | None = flag(None, "Column of the text to write.")
-    source_prefix: str | None = flag(None, "What is put before each source; unset is what the model's config says.")
-    max_source_length: int | None = flag(None, "Tokens of a source that are kept; unset looks at the data.")
-    max_target_length: int | None = flag(None, "Tokens of a target that are learnt; unset looks at the data.")
-    generation_max_length: int | None = flag(None, "Tokens that are generated at most; unset is max_target_length.")
-    num_beams: int | None = flag(None, "Beams to generate with; unset is the model's own, which is mostly 1.")
+    source_column: str | None = flag(None, "Column of the text to read; inferred if unset.")
+    target_column: str | None = flag(None, "Column of the text to write; inferred if unset.")
+    source_prefix: str | None = flag(None, "Text to put before each source; the model's own prefix if unset.")
+    max_source_length: int | None = flag(
+        None, "Maximum number of tokens of a source; chosen from the data if unset.", at_least=1
+    )
+    max_target_length: int | None = flag(
+        None, "Maximum number of tokens of a target; chosen from the data if unset.", at_least=1
+    )
+    generation_max_length: int | None = flag(
+        None, "Maximum number of tokens to generate; max_target_length if unset.", at_least=1
+    )
+    num_beams: int | None = flag(None, "Beams to generate with; the model's own, mostly 1, if unset.", at_least=1)
     tokenizer_unit: str = flag(
         "subwords", "What the tokens of a model from scratch are.", choices=("subwords", "characters")
     )
-    vocabulary_size: int = flag(8_000, "Different tokens of a model from scratch, at most.")
+    vocabulary_size: int = flag(8_000, "Maximum vocabulary size of a model from scratch.", above=len(_SPECIAL_TOKENS))
 
     prefix = ShortName("source_prefix", str)
     max_length = ShortName("max_source_length", int)
@@ -59,27 +62,14 @@ class SequenceToSequenceArguments(TaskArguments):
     max_new_tokens = ShortName("generation_max_length", int)
     generation_num_beams = ShortName("num_beams", int)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("max_source_length", "max_target_length", "generation_max_length", "num_beams"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise must_be(name, "at least 1", value)
-        if self.vocabulary_size <= len(_SPECIAL_TOKENS):
-            raise must_be("vocabulary_size", f"above {len(_SPECIAL_TOKENS)}", self.vocabulary_size)
-
 
 class SequenceToSequence(Task):
-    """Fine-tunes an encoder-decoder; a subclass defines the comparison.
+    """Fine-tunes an encoder-decoder; a subclass defines the comparison."""
 
-    Attributes:
-        output: the name of the generated text in a prediction.
-        directions: of the metric's results, the decisive one first.
-    """
-
-    output: ClassVar[str]
-    directions: ClassVar[Mapping[str, bool]]
+    output: ClassVar[str]  # the name of the generated text in a prediction
+    directions: ClassVar[Mapping[str, bool]]  # of the metric's results, the decisive one first
     adapter_kind = "SEQ_2_SEQ_LM"
+    not_inputs = ("position", "reference")
     prediction_flags = ("generation_max_length", "max_new_tokens", "num_beams")
 
     @abstractmethod
@@ -100,22 +90,13 @@ class SequenceToSequence(Task):
     # --- data ---------------------------------------------------------------------------------------------------
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Score methods without a model on the evaluated rows (up to a limit)."""
-        args = job.args
-        most = min(args.max_eval_samples or _BASELINE_ROWS, _BASELINE_ROWS)
-        found = {}
-        for name, rival in self.rivals().items():
-            pairs = (
-                ([row["source"] for row in rows], [row["target"] for row in rows])
-                for rows in job.data.batches("validation", most=most)
-            )
-            found[name] = {key: float(value) for key, value in score(rival, pairs, self.create_metric(args)).items()}
-        return found
+        most = min(job.args.max_eval_samples or _BASELINE_ROWS, _BASELINE_ROWS)
+        create = partial(self.create_metric, job.args)
+        return score_baselines(job.data, self.rivals(), "source", "target", create, most)
 
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load an encoder-decoder, or build a small one for the texts of the data."""
         if origin.path is None:
             tokenizer = train_tokenizer(_texts(data), args.tokenizer_unit, args.vocabulary_size)
             loaded = small_model(tokenizer)
@@ -128,7 +109,7 @@ class SequenceToSequence(Task):
             num_rows = model.get_input_embeddings().weight.shape[0]
             if len(tokenizer) > num_rows:
                 model.resize_token_embeddings(len(tokenizer))
-                notes.append(f"the tokenizer has {len(tokenizer) - num_rows} tokens that are new to the model")
+                notes.append(f"the tokenizer has {len(tokenizer) - num_rows} tokens that the model does not have yet")
         self.set_languages(model, tokenizer, args)
         _check_start(origin, model)
         if not origin.is_run:
@@ -138,13 +119,12 @@ class SequenceToSequence(Task):
                 notes.append(f"each source begins with {args.source_prefix!r}")
             notes += _choose_lengths(args, tokenizer, model.config, data.rows("train"))
         notes += _set_generation(model, tokenizer, args)
-        multiple = 8 if training.fp16 or training.bf16 else None
-        return Job(self, data, args, training, model, tokenizer, PairCollator(tokenizer, multiple), notes, loaded.new)
+        collator = text.ReferenceCollator(tokenizer, text.padding_multiple(training))
+        return Job(self, data, args, training, model, tokenizer, collator, notes, loaded.new)
 
     def create_dataset(
         self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
     ) -> Any:
-        """Return the tokenised sources; with targets as labels, and as texts to compare with."""
         args = job.args
         target_length = args.max_target_length if is_labelled else None
         encoder = PairEncoder(job.processor, args.source_prefix, args.max_source_length, target_length)
@@ -158,21 +138,15 @@ class SequenceToSequence(Task):
 
     # --- loss and scores ----------------------------------------------------------------------------------------
 
-    def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tokens, and the labels if there are any."""
-        return {name: value for name, value in batch.items() if name not in _NOT_FOR_THE_MODEL}
-
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the model's loss, a mean over target tokens; the KV cache is used for generation only."""
         outputs = model(**self.model_inputs(batch), use_cache=False)
         return outputs.loss, outputs
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
-        """Return the number of target tokens."""
-        return float((batch["labels"] != IGNORED).sum())
+        return text.num_targets(batch)
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return a scorer with the task's metric."""
         scorer = MetricScorer(lambda: self.create_metric(job.args), self.directions)
         return JointScorer([scorer, LossInterval()])
 
@@ -186,28 +160,22 @@ class SequenceToSequence(Task):
 
         losses = torch.stack(
             [
-                functional.cross_entropy(logits.float(), labels, ignore_index=IGNORED)
+                functional.cross_entropy(logits.float(), labels, ignore_index=text.IGNORED)
                 for logits, labels in zip(outputs.logits, batch["labels"], strict=True)
             ]
         )
-        columns = {
-            "position": batch["position"].tolist(),
-            "prediction": self.generate(job, job.model, batch),
-            "reference": batch["reference"],
-            "loss": losses.tolist(),
-            "num_target_tokens": (batch["labels"] != IGNORED).sum(-1).tolist(),
-        }
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        return samples_of(
+            position=batch["position"],
+            prediction=self.generate(job, job.model, batch),
+            reference=batch["reference"],
+            loss=losses,
+            num_target_tokens=(batch["labels"] != text.IGNORED).sum(-1),
+        )
 
     def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the first texts of the evaluation, which are already generated."""
         rows = job.eval_dataset.rows
         return [
-            {
-                "source": rows[sample["position"]]["source"],
-                "written": sample["prediction"],
-                "true": sample["reference"],
-            }
+            {"source": rows[sample["position"]]["source"], "written": sample["prediction"], "true": sample["reference"]}
             for sample in sorted(samples, key=lambda sample: int(sample["position"]))
         ]
 
@@ -220,17 +188,11 @@ class SequenceToSequence(Task):
         return [each.strip() for each in written]
 
     def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
-        """Yield the generated text of each row.
-
-        Raises:
-            InputError: a row given in Python has no source.
-        """
         if isinstance(rows, list):
             rows = [self._with_source(job.plan, row) for row in rows]
         yield from super().predict_rows(job, rows)
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the generated texts."""
         return [{self.output: each} for each in self.generate(job, model, batch)]
 
     def _with_source(self, plan: DataPlan, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,103 +211,54 @@ class SequenceToSequence(Task):
 # ------------------------------------------------------------------------------------------------------- batches
 
 
+@dataclass(frozen=True)
 class PairEncoder:
-    """Encodes a row in loader workers.
+    """Encodes a row in loader workers; `target_length` is None for rows without targets."""
 
-    Args:
-        tokenizer: of the model.
-        prefix: put before each source.
-        source_length: the maximum tokens of a source.
-        target_length: the maximum tokens of a target; None for rows without targets.
-    """
-
-    def __init__(self, tokenizer: Any, prefix: str, source_length: int, target_length: int | None) -> None:
-        self._tokenizer = tokenizer
-        self._prefix = prefix
-        self._source_length = source_length
-        self._target_length = target_length
+    tokenizer: Any
+    prefix: str
+    source_length: int
+    target_length: int | None
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tokens of the source and of the target, and the target's whole text."""
-        read = self._tokenizer(self._prefix + row["source"], truncation=True, max_length=self._source_length)
+        read = self.tokenizer(self.prefix + row["source"], truncation=True, max_length=self.source_length)
         features = {name: read[name] for name in ("input_ids", "attention_mask")}
-        if self._target_length is not None:
+        if self.target_length is not None:
             target = row["target"]
-            written = self._tokenizer(text_target=target, truncation=True, max_length=self._target_length)
+            written = self.tokenizer(text_target=target, truncation=True, max_length=self.target_length)
             features |= {"labels": written["input_ids"], "reference": target.strip()}
         return features
-
-
-class PairCollator(text.PadsToBuckets):
-    """Pads sources and targets to the longest of the batch, labels with -100, and keeps the reference texts."""
-
-    def __init__(self, tokenizer: Any, multiple: int | None) -> None:
-        from loopwright.data.collators import DataCollatorForSeq2Seq
-
-        self._pad = DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=multiple)
-
-    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return a batch."""
-        batch = dict(self._pad(features))
-        if "reference" in features[0]:
-            batch["reference"] = [each["reference"] for each in features]
-        return batch
 
 
 # ------------------------------------------------------------------------------------------------- making a model
 
 
 def train_tokenizer(texts: Iterable[str], unit: str, vocabulary: int) -> Any:
-    """Train a tokenizer with T5's special tokens; the same texts give the same tokenizer.
-
-    Args:
-        texts: sources and targets.
-        unit: "subwords", which are lossless for any text; or "characters", with unknown ones for those not in the
-            texts.
-        vocabulary: the maximum size; the most frequent characters are kept.
-    """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    """Train a tokenizer of "subwords" or of the most frequent "characters", with T5's special tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    special = list(_SPECIAL_TOKENS.values())
-    some = islice(texts, _TOKENIZER_ROWS)
+    special, end = list(_SPECIAL_TOKENS.values()), _SPECIAL_TOKENS["eos_token"]
     if unit == "characters":
+        some = islice(texts, text.TOKENIZER_ROWS)
         known = [*special, *_frequent_characters(some, vocabulary - len(special))]
-        tokenizer = Tokenizer(
-            models.WordLevel({token: number for number, token in enumerate(known)}, unk_token=special[-1])
-        )
+        numbers = {token: number for number, token in enumerate(known)}
+        tokenizer = Tokenizer(models.WordLevel(numbers, unk_token=special[-1]))
         tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
         tokenizer.decoder = decoders.Fuse()
     else:
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-        tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocabulary,
-            special_tokens=special,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        )
-        tokenizer.train_from_iterator(some, trainer)
-    end = _SPECIAL_TOKENS["eos_token"]
+        tokenizer = text.train_byte_pairs(texts, vocabulary, special)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {end}", special_tokens=[(end, tokenizer.token_to_id(end))]
     )
+    names = ["input_ids", "attention_mask"]
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=512,
-        model_input_names=["input_ids", "attention_mask"],
-        **_SPECIAL_TOKENS,
+        tokenizer_object=tokenizer, model_max_length=512, model_input_names=names, **_SPECIAL_TOKENS
     )
 
 
 def _frequent_characters(texts: Iterable[str], most: int) -> list[str]:
-    from collections import Counter
-
-    counts: Counter[str] = Counter()
-    for each in texts:
-        counts.update(each)
+    counts = Counter(character for each in texts for character in each)
     return sorted(sorted(counts, key=lambda character: (-counts[character], character))[:most])
 
 
@@ -386,7 +299,7 @@ def _check_start(origin: Origin, model: Any) -> None:
     if all(start is None for start in starts):
         raise InputError(
             "model.folder",
-            f"{origin.path}: its config.json does not say which token the decoder starts with",
+            f"{origin.path}: its config.json has no start token for the decoder",
             saw=["decoder_start_token_id is not set"],
             fix='set "decoder_start_token_id" in its config.json',
         )
@@ -407,15 +320,9 @@ def _choose_lengths(args: Any, tokenizer: Any, config: Any, rows: Any) -> list[s
             found = text.choose_length(asked, count, rows, limit if asked is None else positions, name)
             setattr(args, name, found.max_length)
             notes.append(f"{name[4:10]} {found.note}")
+    text.check_length("generation_max_length", args.generation_max_length, positions)
     if args.generation_max_length is None:
         args.generation_max_length = args.max_target_length
-    elif positions is not None and args.generation_max_length > positions:
-        raise InputError(
-            "model.length",
-            f"--generation_max_length {args.generation_max_length} is longer than the model allows",
-            saw=[f"it has positions for {positions} tokens"],
-            fix=f"--generation_max_length {positions}",
-        )
     return notes
 
 
@@ -436,7 +343,7 @@ def _set_generation(model: Any, tokenizer: Any, args: Any) -> list[str]:
         settings.early_stopping = settings.length_penalty = None
     notes = []
     if (settings.min_length or 0) > args.generation_max_length:
-        notes.append(f"the model's min_length {settings.min_length} is longer than what is generated: set to 0")
+        notes.append(f"the model's min_length {settings.min_length} is longer than --generation_max_length: set to 0")
         settings.min_length = 0
     return notes
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from loopwright.baselines import Lead, Predictor
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 class SummarizationArguments(SequenceToSequenceArguments):
     """The flags of summarization."""
 
-    use_stemmer: bool = flag(True, "ROUGE compares English words by their stems.")
+    use_stemmer: bool = flag(True, "Compare English words by their stems in ROUGE.")
 
     text_column = ShortName("source_column", str)
     summary_column = ShortName("target_column", str)
@@ -38,32 +37,22 @@ class Summarization(SequenceToSequence):
         Role("source", names=("document", "article", "text", "dialogue", "source", "content", "body")),
         Role("target", names=("summary", "highlights", "target", "title", "abstract", "headline"), is_input=False),
     )
-    explanation = (
-        "data      csv, tsv, json, jsonl or parquet: a column of documents, a column of summaries",
-        "columns   --source_column --target_column, or --text_column --summary_column; guessed where there is no doubt",
-        "lengths   --max_source_length --max_target_length; by the data if unset, and what is cut is told",
-        "generate  --num_beams --generation_max_length; --source_prefix 'summarize: ' for a T5",
-        "metric    ROUGE-1, -2, -L and -Lsum between 0 and 1, of generated texts; beside the first sentence (lead)",
-    )
+    explanation = {
+        "data": "csv, tsv, json, jsonl or parquet with a column of documents and a column of summaries.",
+        "columns": "--source_column and --target_column, or --text_column and --summary_column; inferred if clear.",
+        "lengths": "--max_source_length and --max_target_length; chosen from the data, and truncation is reported.",
+        "generate": "--num_beams, --generation_max_length; --source_prefix 'summarize: ' for a T5.",
+        "metric": "ROUGE-1, -2, -L and -Lsum of generated texts, from 0 to 1, compared with the first sentence (lead).",
+    }
     example = "lw train summarization --data articles.jsonl --model ./t5-small --epochs 3 --batch 8 --lr 1e-4"
     arguments = SummarizationArguments
-    defaults = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 1e-4, "per_device_train_batch_size": 8})
+    defaults = {**COMMON_DEFAULTS, "learning_rate": 1e-4, "per_device_train_batch_size": 8}
     output = "summary"
-    directions = MappingProxyType({"rougeL": True, "rouge1": True, "rouge2": True, "rougeLsum": True})
-    demo = MappingProxyType(
-        {
-            "vocabulary_size": 600,
-            "epochs": 2,
-            "batch": 32,
-            "lr": 3e-3,
-            "warmup_steps": 0.1,
-            "threads": 1,
-        }
-    )
+    directions = {"rougeL": True, "rouge1": True, "rouge2": True, "rougeLsum": True}
+    demo = {"vocabulary_size": 600, "epochs": 2, "batch": 32, "lr": 3e-3, "warmup_steps": 0.1, "threads": 1}
     demo_note = "notes of a review, and whether and when it took place: ROUGE-L 0.80 (first sentence 0.17), 75 s"
 
     def demo_data(self) -> DemoData:
-        """Return rows of docstrings."""
         from loopwright.demos import stdlib_docs, text_rows
 
         return stdlib_docs.demo(self.name, text_rows.summary_rows, "jsonl")

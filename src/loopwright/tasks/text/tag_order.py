@@ -33,10 +33,6 @@ def likeliest(scores: NDArray[np.float64], names: Sequence[str]) -> list[int]:
     """Return the indices of the likeliest valid sequence of tags (Viterbi 1967).
 
     The first word may have any tag: the context before it is unknown if a long text is tagged in pieces.
-
-    Args:
-        scores: the log probability of each tag, (words, tags).
-        names: of the tags.
     """
     best: list[int] = scores.argmax(-1).tolist()
     if all(may_follow(names[before], names[tag]) for before, tag in zip(best, best[1:], strict=False)):

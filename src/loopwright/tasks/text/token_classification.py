@@ -6,11 +6,11 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from loopwright.baselines import MostFrequentTags, score
+from loopwright.baselines import MostFrequentTags
 from loopwright.errors import InputError
 from loopwright.metrics import Metric
 from loopwright.metrics import load as load_metric
@@ -20,7 +20,7 @@ from loopwright.sources.values import UnusableValueError, as_tokens
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
-from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
+from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer, score_baselines
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.samples import tokens_of
 from loopwright.tasks.text.tag_order import is_in_order, likeliest
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from loopwright.demos import DemoData
 
 AUTO_CLASS = "AutoModelForTokenClassification"
-IGNORED = -100
-"""The label of tokens that the loss ignores."""
 _SURE = 0.9  # confidence above which a contradicted tag is suspected
 _NO_WORD = -1
 _ORDER_ROWS = 10_000  # rows inspected for the order of their tags
@@ -41,15 +39,15 @@ _LETTERS = ("B-", "I-", "E-", "S-", "L-", "U-", "M-")
 class TokenClassificationArguments(TaskArguments):
     """The flags of token-classification."""
 
-    tokens_column: str | None = flag(None, "Column of the words; guessed where there is no doubt.")
+    tokens_column: str | None = flag(None, "Column of the words; inferred if unset.")
     tags_column: str | None = flag(None, "Column of the tags, one for each word.")
     label_all_tokens: bool = flag(
-        False, "Train on all tokens of a word, and not on its first alone; after B-X comes I-X."
+        False, "Train on all tokens of a word, not only on its first; those after B-X become I-X."
     )
     ordered_tags: bool | None = flag(
-        None, "Predict I-X only after B-X or I-X; unset does so where the training data has no other I-X."
+        None, "Predict I-X only after B-X or I-X; if unset, when the training data has no other I-X."
     )
-    max_length: int | None = flag(None, "Tokens of a sentence that are kept; unset looks at the data.")
+    max_length: int | None = flag(None, "Maximum number of tokens of a sentence; chosen from the data if unset.")
 
     text_column_name = ShortName("tokens_column", str)
     label_column_name = ShortName("tags_column", str)
@@ -60,32 +58,32 @@ class TokenClassification(Task):
     """Fine-tunes a tagger of words."""
 
     name = "token-classification"
-    summary = "a tag for each word of a sentence: names of persons and places, parts of speech"
+    summary = "a tag for each word of a sentence, such as names or parts of speech"
     roles = (
         Role("tokens", "tokens", names=("tokens", "words")),
         Role("tags", "tags", names=("ner_tags", "tags", "ner", "labels", "pos_tags", "chunk_tags"), is_input=False),
     )
-    explanation = (
-        "data      json, jsonl or parquet: a column of lists of words, one of lists of tags; csv: the same with blanks",
-        "          between words and between tags; conll, iob2: a word and its tag per line, blank lines between",
-        "tags      O, B-PER, I-PER, ... (IOB2, IOB1, BIOES, BILOU are read); others, as NOUN, are tags of words alone",
-        "columns   --tokens_column --tags_column; guessed where there is no doubt",
-        "numbers   --label_map 0=O 1=B-PER 2=I-PER names tags that are written as numbers",
-        "metric    F1 of entities whose type and both ends are right; precision, recall, accuracy of tags;",
-        "          token_accuracy where tags are no entities",
-    )
+    explanation = {
+        "data": "json, jsonl or parquet with a column of lists of words and a column of lists of tags; csv with "
+        "spaces between words and between tags; conll or iob2 with a word and its tag per line.",
+        "tags": "O, B-PER, I-PER, ... in IOB2, IOB1, BIOES or BILOU. Others, such as NOUN, are tags of single words.",
+        "columns": "--tokens_column and --tags_column; inferred if they are clear.",
+        "numbers": "--label_map 0=O 1=B-PER 2=I-PER names tags that are written as numbers.",
+        "metric": "F1, precision and recall of entities, which must match in type and both ends, and the accuracy of "
+        "tags. token_accuracy if the tags are not entities.",
+    }
     example = "lw train token-classification --data ner.jsonl --model ./minilm --epochs 3 --batch 16 --lr 5e-5"
     arguments = TokenClassificationArguments
-    defaults = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 16})
+    defaults = {**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 16}
     adapter_kind = "TOKEN_CLS"
-    demo = MappingProxyType({"freeze": "3", "epochs": 2, "batch": 4, "lr": 4e-4, "warmup_steps": 0.1, "threads": 1})
+    not_inputs = ("position", "words", "tags", "labels")
+    demo = {"freeze": "3", "epochs": 2, "batch": 4, "lr": 4e-4, "warmup_steps": 0.1, "threads": 1}
     demo_model = "minilm"
     demo_note = "which words of a docstring are parameters, exceptions, values: F1 0.72 (usual tag 0.49), 115 s"
 
     # --- data ---------------------------------------------------------------------------------------------------
 
     def demo_data(self) -> DemoData:
-        """Return rows of docstrings."""
         from loopwright.demos import stdlib_docs, tag_rows
 
         return stdlib_docs.demo(self.name, tag_rows.tag_rows, "jsonl")
@@ -97,33 +95,20 @@ class TokenClassification(Task):
         return plan
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Score the most frequent tag overall, and the most frequent tag of each word."""
-        data, names = job.data, _names(job.plan)
+        names, blind = _names(job.plan), {"majority": MostFrequentTags()}
+        create = partial(_create_metric, names)
 
-        def pairs(split: str, *, is_blind: bool) -> Iterator[tuple[list[list[str]], list[list[str]]]]:
-            for rows in data.batches(split):
-                words = [[""] * len(row["tokens"]) if is_blind else row["tokens"] for row in rows]
-                yield words, [[names[number] for number in row["tags"]] for row in rows]
+        def tags(row: Mapping[str, Any]) -> list[str]:
+            return [names[number] for number in row["tags"]]
 
-        found = {}
-        for name, is_blind in (("majority", True), ("usual-tag", False)):
-            rival = MostFrequentTags()
-            for words, tags in pairs("train", is_blind=is_blind):
-                rival.learn(words, tags)
-            scores = score(rival, pairs("validation", is_blind=is_blind), _create_metric(names))
-            found[name] = {key: float(value) for key, value in scores.items() if value == value}
-        return found
+        scores = score_baselines(job.data, blind, lambda row: [""] * len(row["tokens"]), tags, create)
+        return scores | score_baselines(job.data, {"usual-tag": MostFrequentTags()}, "tokens", tags, create)
 
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load or build a tagger with one output per tag."""
         names = _names(data.plan)
-        changes = {
-            "num_labels": len(names),
-            "id2label": dict(enumerate(names)),
-            "label2id": {name: number for number, name in enumerate(names)},
-        }
+        changes = text.label_config(names)
         notes = []
         if origin.path is None:
             sentences = (" ".join(row["tokens"]) for rows in data.batches("train") for row in rows)
@@ -138,49 +123,38 @@ class TokenClassification(Task):
         text.match_pad_token(loaded.model, tokenizer)
         if not origin.is_run:
             encode = Encoder(tokenizer, None, None)
-            limit = text.longest_allowed(tokenizer, loaded.model.config)
+            loaded.tokenizer = tokenizer
             with text.quiet():
-                lengths = text.choose_length(
-                    args.max_length, lambda row: len(encode(row)["input_ids"]), data.rows("train"), limit
-                )
-            args.max_length = lengths.max_length
-            notes.append(lengths.note)
+                rows = data.rows("train")
+                notes.append(text.settle_length(args, loaded, rows, lambda row: len(encode(row)["input_ids"])))
             if args.ordered_tags is None:
                 args.ordered_tags = _has_entities(names) and is_in_order(islice(_tag_rows(data, names), _ORDER_ROWS))
             if all(name.isdecimal() for name in names):
-                notes.append("tags are numbers, so entities are not known: --label_map 0=O 1=B-PER ... names them")
-        collator = Collator(tokenizer, 8 if training.fp16 or training.bf16 else None)
+                notes.append("tags are numbers, so entities are unknown: name them with --label_map 0=O 1=B-PER ...")
+        collator = Collator(tokenizer, text.padding_multiple(training))
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
 
     def create_dataset(
         self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
     ) -> Any:
-        """Return the rows as tokens, with the labels of their words."""
         names = _names(job.plan)
         inner = None
         if is_labelled:
-            inner = _inner_labels(names) if job.args.label_all_tokens else [IGNORED] * len(names)
+            inner = _inner_labels(names) if job.args.label_all_tokens else [text.IGNORED] * len(names)
         return RowDataset(rows, Encoder(job.processor, job.args.max_length, inner), limit)
-
-    def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the model inputs; the loss is computed here."""
-        left_out = ("position", "words", "tags", "labels")
-        return {name: value for name, value in batch.items() if name not in left_out}
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the mean loss of the labelled tokens; 0 for a batch without any."""
         outputs = model(**self.model_inputs(batch))
-        is_counted = batch["labels"] != IGNORED
-        return _token_losses(outputs.logits, batch["labels"]).sum() / is_counted.sum().clamp(min=1), outputs
+        is_counted = batch["labels"] != text.IGNORED
+        return text.token_losses(outputs.logits, batch["labels"]).sum() / is_counted.sum().clamp(min=1), outputs
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
-        """Return the number of labelled tokens."""
-        return float((batch["labels"] != IGNORED).sum())
+        return text.num_targets(batch)
 
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return a scorer of entities, or of plain tags."""
         names = _names(job.plan)
         results = ("f1", "precision", "recall", "accuracy") if _has_entities(names) else ("token_accuracy",)
         scorer = MetricScorer(lambda: _create_metric(names), dict.fromkeys(results, True))
@@ -193,9 +167,9 @@ class TokenClassification(Task):
         """
         names = _names(job.plan)
         labels = batch["labels"]
-        num_tokens = (labels != IGNORED).sum(-1)
-        losses = _token_losses(outputs.logits, labels).sum(-1) / num_tokens.clamp(min=1)
-        given = [[names[tag] for tag in row if tag != IGNORED] for row in batch["tags"].tolist()]
+        num_tokens = (labels != text.IGNORED).sum(-1)
+        losses = text.token_losses(outputs.logits, labels).sum(-1) / num_tokens.clamp(min=1)
+        given = [[names[tag] for tag in row if tag != text.IGNORED] for row in batch["tags"].tolist()]
         counts = [len(row) for row in given]
         found = _tags_of_words(outputs.logits, batch["words"], counts, names, is_ordered=bool(job.args.ordered_tags))
         samples = []
@@ -212,7 +186,6 @@ class TokenClassification(Task):
         return samples
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the sample with its predicted and expected entities."""
         if not _has_entities(_names(job.plan)):
             return dict(sample)
         words = [] if row is None else row["tokens"]
@@ -228,7 +201,6 @@ class TokenClassification(Task):
     # --- predicting ---------------------------------------------------------------------------------------------
 
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
-        """Return the tokens, and the tagged words with their tags."""
         names = _names(job.plan)
         pieces: dict[int, tuple[list[int], int]] = {}
         columns = (batch[name][index].tolist() for name in ("input_ids", "words", "labels"))
@@ -239,12 +211,11 @@ class TokenClassification(Task):
         tagged = [
             f"{job.processor.decode(tokens).strip()}/{names[label]}"
             for tokens, label in pieces.values()
-            if label != IGNORED and names[label] != OUTSIDE
+            if label != text.IGNORED and names[label] != OUTSIDE
         ]
         return [("text", tokens_of(job, batch, index)), ("tags", "  ".join(tagged) or "none")]
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the tag and the score of each word, for pieces of text that fit the model."""
         counts = [max(row) + 1 for row in batch["words"].tolist()]
         logits, is_ordered = model(**self.model_inputs(batch)).logits, bool(job.args.ordered_tags)
         found = _tags_of_words(logits, batch["words"], counts, _names(job.plan), is_ordered=is_ordered)
@@ -277,14 +248,9 @@ class TokenClassification(Task):
 
 
 class Encoder:
-    """Encodes a row in loader workers.
+    """Encodes a row in loader workers; `inner` is for each label that of a word's further tokens, None without labels.
 
     Features have "words": for the first token of each word its index, and -1 for all other tokens.
-
-    Args:
-        tokenizer: of the model; a fast one.
-        max_length: the maximum number of tokens; None for all.
-        inner: for each label, the label of the further tokens of a word; None for rows without labels.
     """
 
     def __init__(self, tokenizer: Any, max_length: int | None, inner: Sequence[int] | None) -> None:
@@ -294,7 +260,6 @@ class Encoder:
         self._blank = " " if _lacks_blanks(tokenizer) else ""
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tokens of the words, and the labels."""
         encoded = self._tokenize(row["tokens"], truncation=self._max_length is not None, max_length=self._max_length)
         numbers = encoded.word_ids()
         features = dict(encoded)
@@ -308,7 +273,7 @@ class Encoder:
             tags = row["tags"]
             features["tags"] = tags
             features["labels"] = [
-                IGNORED if number is None else tags[number] if is_start else self._inner[tags[number]]
+                text.IGNORED if number is None else tags[number] if is_start else self._inner[tags[number]]
                 for number, is_start in zip(numbers, is_first, strict=True)
             ]
         return features
@@ -333,7 +298,6 @@ class Collator(text.PadsToBuckets):
         self._pad = DataCollatorForTokenClassification(tokenizer, pad_to_multiple_of=multiple)
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the batch of some rows."""
         import torch
 
         from loopwright.data.columns import pad_lists, padding_side
@@ -346,7 +310,7 @@ class Collator(text.PadsToBuckets):
         if "tags" in features[0]:
             longest = max(len(row["tags"]) for row in features)
             longest = longest if self.bucket_lengths is None else max(longest, width)  # few shapes here too
-            batch["tags"] = torch.tensor(pad_lists([row["tags"] for row in features], longest, IGNORED, "right"))
+            batch["tags"] = torch.tensor(pad_lists([row["tags"] for row in features], longest, text.IGNORED, "right"))
         return batch
 
     def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
@@ -365,13 +329,7 @@ def _inner_labels(names: Sequence[str]) -> list[int]:
 def _load_tokenizer(path: str) -> Any:
     """Return a model's tokenizer, set to put a space before words as in running text; refuse a slow one."""
     tokenizer = text.load_tokenizer(path)
-    if not tokenizer.is_fast:
-        raise InputError(
-            "model.tokenizer",
-            f"the tokenizer of {path} cannot say which word a token belongs to",
-            saw=[f"{type(tokenizer).__name__} is written in Python"],
-            fix="--model with a tokenizer.json, which is that of a fast tokenizer",
-        )
+    text.check_fast(tokenizer, path)
     return text.load_tokenizer(path, add_prefix_space=True) if _lacks_blanks(tokenizer) else tokenizer
 
 
@@ -447,24 +405,12 @@ def _create_metric(names: Sequence[str]) -> Metric:
     return load_metric("entities" if _has_entities(names) else "token_accuracy")
 
 
-def _token_losses(logits: Any, labels: Any) -> Any:
-    """Return the loss of each token in 32 bits, 0 for unlabelled tokens."""
-    from torch.nn import functional
-
-    return functional.cross_entropy(logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
-
-
 def _tags_of_words(
     logits: Any, words: Any, counts: Sequence[int], names: Sequence[str], *, is_ordered: bool
 ) -> list[tuple[list[str], list[float]]]:
     """Return the tags of the words of each row, by their first tokens, and their confidences.
 
-    Args:
-        logits: of tokens.
-        words: for each token the index of the word it begins, or -1.
-        counts: the number of words of each row.
-        names: of the tags.
-        is_ordered: whether inside tags need a beginning before them.
+    `words` has for each token the index of the word that it begins, or -1.
     """
     shares, scores = (each.cpu().numpy() for each in (logits.float().softmax(-1), logits.float().log_softmax(-1)))
     found = []

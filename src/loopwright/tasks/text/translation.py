@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from loopwright.baselines import CopyInput, Predictor
@@ -24,12 +23,10 @@ if TYPE_CHECKING:
 class TranslationArguments(SequenceToSequenceArguments):
     """The flags of translation."""
 
-    source_lang: str | None = flag(None, "Language to read: its column, and its code in models of many languages.")
+    source_lang: str | None = flag(None, "Language to read: its column, and its code in a multilingual model.")
     target_lang: str | None = flag(None, "Language to write.")
     bleu_tokenize: str = flag(
-        "13a",
-        "How BLEU cuts texts into words; zh or char for such scripts.",
-        choices=("13a", "intl", "zh", "char", "none"),
+        "13a", "Tokenizer of BLEU; zh or char for such scripts.", choices=("13a", "intl", "zh", "char", "none")
     )
 
 
@@ -37,39 +34,32 @@ class Translation(SequenceToSequence):
     """Fine-tunes an encoder-decoder to translate."""
 
     name = "translation"
-    summary = "a text in other words, such as those of another language"
+    summary = "a text in another language or form"
     roles = (
         Role("source", names=("source", "src", "source_text"), has_language=True),
         Role("target", names=("target", "tgt", "target_text"), is_input=False, has_language=True),
     )
-    explanation = (
-        "data      csv, tsv, json, jsonl or parquet: a column of sources, a column of targets;",
-        '          or jsonl with {"translation": {"en": ..., "ro": ...}} and --source_lang en --target_lang ro',
-        "columns   --source_column --target_column, or named as the languages; guessed where there is no doubt",
-        "lengths   --max_source_length --max_target_length; by the data if unset, and what is cut is told",
-        "generate  --num_beams --generation_max_length; --source_prefix 'translate English to Romanian: ' for a T5",
-        "metric    BLEU and chrF (0 to 100) and exact match (0 to 1), of generated texts; beside the copied source",
-    )
+    explanation = {
+        "data": "csv, tsv, json, jsonl or parquet with a column of sources and a column of targets; or jsonl with "
+        '{"translation": {"en": ..., "ro": ...}} and --source_lang en --target_lang ro.',
+        "columns": "--source_column and --target_column, or columns named after the languages; inferred if clear.",
+        "lengths": "--max_source_length and --max_target_length; chosen from the data, and truncation is reported.",
+        "generate": "--num_beams, --generation_max_length; --source_prefix 'translate English to Romanian: ' for a T5.",
+        "metric": "BLEU and chrF (0 to 100) and exact match (0 to 1) of generated texts, compared with the source "
+        "copied unchanged.",
+    }
     example = "lw train translation --data wmt.jsonl --source_lang en --target_lang ro --model ./t5-small --epochs 3"
     arguments = TranslationArguments
-    defaults = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 1e-4, "per_device_train_batch_size": 16})
+    defaults = {**COMMON_DEFAULTS, "learning_rate": 1e-4, "per_device_train_batch_size": 16}
     output = "translation"
-    directions = MappingProxyType({"bleu": True, "chrf": True, "exact_match": True})
-    demo = MappingProxyType(
-        {
-            "tokenizer_unit": "characters",
-            "metric_for_best_model": "exact_match",
-            "epochs": 2,
-            "batch": 64,
-            "lr": 3e-3,
-            "warmup_steps": 0.1,
-            "threads": 1,
-        }
-    )
+    directions = {"bleu": True, "chrf": True, "exact_match": True}
+    demo = {
+        **{"tokenizer_unit": "characters", "metric_for_best_model": "exact_match"},
+        **{"epochs": 2, "batch": 64, "lr": 3e-3, "warmup_steps": 0.1, "threads": 1},
+    }
     demo_note = "dates in eight written forms to ISO form, character by character: exact match 0.99 (copied 0), 70 s"
 
     def demo_data(self) -> DemoData:
-        """Return written dates and their ISO form."""
         from loopwright.demos.dates import date_demo
 
         return date_demo(self.name)
@@ -85,11 +75,7 @@ class Translation(SequenceToSequence):
         return super().schema(args).with_names(named)
 
     def preflight(self, args: Any, say: Callable[[Any], None] | None = None) -> DataPlan:
-        """Check the data; a column is never used for a language of another name.
-
-        Raises:
-            InputError: as for every task, or there is no column for a named language.
-        """
+        """Check the data; a column is never used for a language of another name."""
         plan = super().preflight(args, say)
         roles = {role.name: role.names for role in self.roles}
         for role, language in (("source", args.source_lang), ("target", args.target_lang)):
@@ -100,7 +86,7 @@ class Translation(SequenceToSequence):
                 raise InputError(
                     "data.column",
                     f"--{role}_lang {language}: there is no column for this language",
-                    saw=[f"what is left for the {role} is {column!r}"],
+                    saw=[f"the only column left for the {role} is {column!r}"],
                     fix=f"--{role}_lang {column.rpartition('.')[2]}   or   --{role}_column {column}",
                 )
         return plan
@@ -119,17 +105,13 @@ class Translation(SequenceToSequence):
         return str((specific.get(f"translation_{args.source_lang}_to_{args.target_lang}") or {}).get("prefix") or "")
 
     def set_languages(self, model: Any, tokenizer: Any, args: Any) -> None:
-        """Set the two languages of a multilingual tokenizer, and the model's first token.
-
-        Raises:
-            InputError: the languages are not named, or the tokenizer does not know one.
-        """
+        """Set the two languages of a multilingual tokenizer, and the model's first token."""
         if not hasattr(tokenizer, "src_lang"):
             return
         if args.source_lang is None or args.target_lang is None:
             raise InputError(
                 "args.value",
-                "the model has many languages: say which to read and which to write",
+                "the model is multilingual: name the languages to read and to write",
                 saw=[f"its tokenizer is a {type(tokenizer).__name__}"],
                 fix="--source_lang en_XX --target_lang ro_RO",
             )

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from loopwright.config.choices import must_be
 from loopwright.errors import DataError, InputError
 from loopwright.run_folder import RunFolder
 from loopwright.sources import DataPlan, Role
@@ -36,6 +35,8 @@ IMAGE = Role(
     names=("image", "image_path", "file_name", "filename", "img", "path", "file", "image_file", "pixel_values"),
 )
 IMAGE_ID = Role("image_id", names=("image_id",), is_required=False, is_input=False, may_be_empty=True)
+Features = Callable[[Any, Mapping[str, Any]], dict[str, Any]]
+"""From a scene and its row to the features of a sample."""
 STRENGTHS = ("none", "light", "standard", "strong")
 HANDED_OVER = "python:"
 """Prefix of `model` in config.yaml for a module passed in Python."""
@@ -51,64 +52,52 @@ _MOST_WORKERS = 8
 class VisionArguments(TaskArguments):
     """The flags of every task with images."""
 
-    image_column: str | None = flag(None, "Column of the images, of data that is a table.")
-    image_dir: str | None = flag(None, "Folder from which the paths in a data file go, if it is not that of the file.")
-    bad_images: str = flag(
-        "refuse", "What is done about images that are missing or damaged.", choices=("refuse", "drop")
+    image_column: str | None = flag(None, "Column of the images, if the data is a table.")
+    image_dir: str | None = flag(None, "Folder that the paths in a data file are relative to; the file's if unset.")
+    bad_images: str = flag("refuse", "What to do with missing or damaged images.", choices=("refuse", "drop"))
+    image_size: int | None = flag(
+        None, "Height and width of the model's input; depends on the model and the data if unset.", at_least=1
     )
-    image_size: int | None = flag(None, "Height and width of the images the model sees; unset asks model and data.")
-    augmentation: str = flag("standard", "How much training images are changed.", choices=STRENGTHS)
-    flip: bool = flag(True, "Mirror training images; off where left and right mean something, as in digits.")
+    augmentation: str = flag("standard", "Strength of the augmentation of training images.", choices=STRENGTHS)
+    flip: bool = flag(True, "Mirror training images; switch it off if left and right matter, as in digits.")
     augment_with: str | None = flag(
-        None, "package.module:function that changes training images instead: of (scene, rng), or of an image."
+        None, "package.module:function that augments training images instead: of (scene, rng), or of an image."
     )
-    workers: int | None = flag(None, "Processes that decode images; unset looks at the images and the cores.")
-    channels_last: bool | None = flag(None, "Keep channels next to each other in memory; unset does so on a GPU.")
-    ema: float | None = flag(None, "Evaluate and keep a moving average of the weights with this decay, such as 0.999.")
-    backbone_lr_factor: float = flag(1.0, "Learning rate of everything below the head, as a share of the head's.")
+    workers: int | None = flag(
+        None, "Processes that decode images; depends on the images and the cores if unset.", at_least=0
+    )
+    channels_last: bool | None = flag(None, "Use the channels-last memory format; on a GPU if unset.")
+    ema: float | None = flag(
+        None, "Evaluate and keep a moving average of the weights with this decay, such as 0.999.", above=0, below=1
+    )
+    backbone_lr_factor: float = flag(
+        1.0, "Learning rate below the head, as a fraction of the head's; --freeze backbone for 0.", above=0
+    )
     overlays: str | None = flag(None, "predict: a folder to draw the predictions into, an image each.")
 
     train_dir = ShortName("train_file", str)
     validation_dir = ShortName("validation_file", str)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.image_size is not None and self.image_size < 1:
-            raise must_be("image_size", "at least 1", self.image_size)
-        if self.workers is not None and self.workers < 0:
-            raise must_be("workers", "0 or more", self.workers)
-        if self.ema is not None and not 0 < self.ema < 1:
-            raise must_be("ema", "between 0 and 1", self.ema)
-        if self.backbone_lr_factor <= 0:
-            raise must_be("backbone_lr_factor", "above 0", self.backbone_lr_factor, ": use --freeze backbone for 0")
-
 
 class VisionTask(Task):
-    """A task with images.
-
-    Attributes:
-        sheet_columns: the number of pictures side by side on samples/predictions.png.
-        sheet_size: the longer side of a picture there.
-    """
+    """A task with images."""
 
     arguments = VisionArguments
     defaults = VISION_DEFAULTS
-    needs = MappingProxyType({"PIL": "vision"})
+    needs = {"PIL": "vision"}
     prediction_flags: ClassVar[tuple[str, ...]] = ("overlays",)
     takes_modules = True
-    sheet_columns = 6
-    sheet_size = 160
+    sheet_columns = 6  # pictures side by side on samples/predictions.png
+    sheet_size = 160  # the longer side of a picture there
 
     # --- before torch is imported -------------------------------------------------------------------------------
 
     def find_model(self, name: str) -> str:
-        """Resolve `--model` to a folder, Hub id or "package.module:function"."""
         if name.startswith(HANDED_OVER):
             raise handed_over(name)
         return name if is_object_name(name) else super().find_model(name)
 
     def check_model(self, name: str) -> None:
-        """Refuse a model that cannot be opened."""
         if is_object_name(name):
             import_object(name, "model")
             return
@@ -118,23 +107,15 @@ class VisionTask(Task):
             super().check_model(name)
 
     def is_input(self, path: str) -> bool:
-        """Whether a path is an image."""
         return is_image_name(path)
 
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
-        """Return a row per image, from the typed paths and from all images in typed folders."""
         return [{"image": path} for text in texts for path in _images_at(text)]
 
     def demo_data(self) -> DemoData:
-        """Refuse: the demos of these tasks are files of images.
-
-        Raises:
-            DataError: always.
-        """
         raise DataError(f"the demo of {self.name} is made of images, not of rows: write_demo writes them as files")
 
     def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the path and the id of the image, if it has them."""
         shown = {"image": row["image"]} if isinstance(row.get("image"), str) else {}
         return shown | ({"image_id": row["image_id"]} if row.get("image_id") else {})
 
@@ -160,7 +141,7 @@ class VisionTask(Task):
 
         return load_scene if is_labelled else load_image
 
-    def to_features(self, job: Job, is_labelled: bool) -> Callable[[Scene, Mapping[str, Any]], dict[str, Any]]:
+    def to_features(self, job: Job, is_labelled: bool) -> Features:
         """Return a picklable function from a transformed scene and its row to features."""
         from loopwright.data.images import SceneFeatures
 
@@ -171,7 +152,6 @@ class VisionTask(Task):
     def create_dataset(
         self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
     ) -> Any:
-        """Return the images as tensors, with their targets."""
         from loopwright.data.images import Compose, ImageDataset, as_transform
 
         transform = self.eval_transform(job)
@@ -181,7 +161,15 @@ class VisionTask(Task):
         elif is_training:
             transform = self.train_transform(job)
         chosen: Any = rows if limit is None or limit >= len(rows) else FirstRows(rows, limit)
-        return ImageDataset(chosen, self.load_scene(job, is_labelled), transform, self.to_features(job, is_labelled))
+        features = self.to_features(job, is_labelled)
+        full_size = None if is_training else self.full_size_features(transform, features, is_labelled)
+        if full_size is not None:
+            features, transform = full_size, as_transform(None)
+        return ImageDataset(chosen, self.load_scene(job, is_labelled), transform, features)
+
+    def full_size_features(self, transform: Transform, features: Features, is_labelled: bool) -> Features | None:
+        """Return features of untransformed scenes, if a task evaluates at the size of the files."""
+        return None
 
     # --- the model ----------------------------------------------------------------------------------------------
 
@@ -197,12 +185,10 @@ class VisionTask(Task):
         return inputs
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the model's own loss and its outputs."""
         outputs = model(**self.inputs_for(job, batch))
         return outputs.loss, outputs
 
     def parameter_groups(self, job: Job) -> list[dict[str, Any]]:
-        """Return the weights, with a separate learning rate below the head if requested."""
         from loopwright.tasks.vision.models import backbone_groups
 
         groups = super().parameter_groups(job)
@@ -210,7 +196,6 @@ class VisionTask(Task):
         return groups if factor == 1 else backbone_groups(job.model, groups, job.training.learning_rate, factor)
 
     def callbacks(self, job: Job, run: RunFolder) -> list[Any]:
-        """Return the callbacks that draw the first batch and, if requested, average the weights."""
         from loopwright.tasks.vision.pictures import FirstBatchPicture
         from loopwright.tasks.weight_average import AverageWeights
 
@@ -218,14 +203,12 @@ class VisionTask(Task):
         return [*averages, FirstBatchPicture(self, job, run.path / "samples" / "train_batch0.png")]
 
     def save(self, job: Job, folder: Path) -> None:
-        """Write the model and its image processor."""
         from loopwright.tasks.vision.models import save_model
 
         save_model(job.model, folder)
         job.processor.save_pretrained(folder)
 
     def save_skeleton(self, job: Job, folder: Path) -> None:
-        """Write everything needed to rebuild the model, except its weights."""
         from loopwright.tasks.vision.models import save_config
 
         save_config(job.model, folder)
@@ -234,19 +217,12 @@ class VisionTask(Task):
     # --- predictions and pictures -------------------------------------------------------------------------------
 
     def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
-        """Yield a prediction for each image, with its path, and draw it if requested.
-
-        Keys of `predict_batch` that begin with _ are for `draw`, and are left out.
-
-        Raises:
-            InputError: an image cannot be read.
-        """
         from loopwright.data.images import UnreadableSampleError
 
         try:
             yield from self._predict_and_draw(job, rows)
         except UnreadableSampleError as error:
-            raise InputError("data.image", str(error), fix="give whole images only") from error
+            raise InputError("data.image", str(error), fix="give only images that can be opened") from error
 
     def _predict_and_draw(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
         folder = None if job.args.overlays is None else Path(job.args.overlays)
@@ -272,13 +248,7 @@ class VisionTask(Task):
         write_atomically(path, encode(sheet([picture], [caption], size=max(224, *picture.size))))
 
     def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
-        """Return a picture of a prediction, beside the truth if the row has it, and a caption; override it.
-
-        Args:
-            job: of the run.
-            row: by role; a row to predict has only an image.
-            prediction: as returned by `predict_batch`.
-        """
+        """Return a picture of a prediction, beside the truth if the row has it, and a caption; override it."""
         from loopwright.data.images import decode_image
 
         return decode_image(row["image"]), ""
@@ -291,7 +261,6 @@ class VisionTask(Task):
         return denormalize(batch["pixel_values"][index], form.mean, form.std), ""
 
     def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
-        """Write samples/predictions.png and samples/worst.png."""
         from loopwright.tasks.vision.pictures import write_prediction_sheets
 
         return write_prediction_sheets(self, job, run, worst)
@@ -301,9 +270,8 @@ class ImageScorer(MetricScorer):
     """Scores by a metric of array columns, such as images or class maps, and drops the arrays at once."""
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add the samples to the metric, and return them without the arrays."""
         super().add(samples)
-        dropped = {name.removesuffix("s") for name in self._make().columns}
+        dropped = {name.removesuffix("s") for name in self._make().columns} - {"position"}
         return [{name: value for name, value in sample.items() if name not in dropped} for sample in samples]
 
 
@@ -334,7 +302,6 @@ class ImageFeatures:
     features: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
 
     def __call__(self, scene: Any, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the features of the scene, ignoring the labels of the row."""
         return self.features(scene, {})
 
 
@@ -365,8 +332,8 @@ def handed_over(name: str) -> InputError:
     kind = name.removeprefix(HANDED_OVER)
     return InputError(
         "model.folder",
-        f"the model of the run was a module of Python ({kind}), which no file can make again",
-        fix="give it again: loopwright.resume(run, model=module), predict and evaluate likewise",
+        f"the run's model was passed as a Python module ({kind}), which no file can recreate",
+        fix="pass it again: loopwright.resume(run, model=module); the same for predict and evaluate",
     )
 
 
@@ -379,7 +346,10 @@ def _images_at(text: str) -> list[str]:
     found = [str((path / name).absolute()) for name in list_images(path)[0] if (path / name).is_file()]
     if not found:
         raise InputError(
-            "data.folder", f"{text} holds no images", saw=[f"looked for {', '.join(IMAGE_ENDINGS)}"], fix="give another"
+            "data.folder",
+            f"{text} contains no images",
+            saw=[f"looked for {', '.join(IMAGE_ENDINGS)}"],
+            fix="give a folder with images",
         )
     return found
 

@@ -17,17 +17,17 @@ class ObjectDetection(DetectionTask):
         Role("objects", "objects", names=("objects", "annotations"), is_input=False, may_be_empty=True),
         IMAGE_ID,
     )
-    explanation = (
-        "data      a folder with train.json and validation.json as COCO has them and the images beside; or images and",
-        "          labels folders as YOLO has them, with data.yaml or classes.txt; json, jsonl or parquet with a",
-        '          column "objects" of {"bbox": [[left, top, width, height]], "category": [...]}; a Hub id',
-        "boxes     are cut at the border of their image; those outside and of no size are left out, and counted",
-        "models    none: a small net that finds centres; a folder or Hub id of transformers (DETR and its family);",
-        "          package.module:function that makes a module with a loss and a decode",
-        "metric    average precision and recall as COCO has them, at the size of the images; hits and misses of each",
-        "          class are in eval/classes.json",
-        "predict   lw predict RUN a.jpg b.png photos/ --threshold 0.5 --overlays drawn/",
-    )
+    explanation = {
+        "data": "A folder with COCO's train.json and validation.json beside the images; YOLO's images and labels "
+        'folders with data.yaml or classes.txt; json, jsonl or parquet with a column "objects" of {"bbox": [[left, '
+        'top, width, height]], "category": [...]}; or a Hub id.',
+        "boxes": "Boxes are clipped to their image. Those outside it or without an area are dropped and counted.",
+        "models": "By default a small net that finds centres. Else a folder or Hub id of transformers (the DETR "
+        "family), or package.module:function that returns a module with a loss and a decode method.",
+        "metric": "COCO's average precision and recall, at the size of the images. eval/classes.json has the hits and "
+        "misses of each class.",
+        "predict": "lw predict RUN a.jpg b.png photos/ --threshold 0.5 --overlays drawn/",
+    }
     example = "lw train object-detection --data scenes/ --model ./detr --epochs 20 --batch 8 --lr 5e-5"
     auto_class = "AutoModelForObjectDetection"
     demo = DETECTION_DEMO

@@ -9,17 +9,24 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from loopwright.baselines import MostFrequent, score
-from loopwright.config.choices import must_be
+from loopwright.baselines import MostFrequent
 from loopwright.errors import ConfigError
 from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
-from loopwright.run_folder import RunFolder, write_atomically, write_json
+from loopwright.run_folder import RunFolder
 from loopwright.sources import Role
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin
 from loopwright.tasks.data import RunData
-from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
+from loopwright.tasks.scoring import (
+    JointScorer,
+    LossInterval,
+    MetricScorer,
+    Scorer,
+    mark_suspects,
+    samples_of,
+    score_baselines,
+)
 from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, VisionArguments, VisionTask
 
 if TYPE_CHECKING:
@@ -27,25 +34,21 @@ if TYPE_CHECKING:
     from loopwright.demos import DemoFiles
 
 AUTO_CLASS = "AutoModelForImageClassification"
-_SURE = 0.9  # confidence above which a contradicted label is suspected
 _NUM_SHOWN = 5  # classes of a prediction
-_MOST_CLASSES_DRAWN = 200
 
 
 @dataclass
 class ImageClassificationArguments(VisionArguments):
     """The flags of image-classification."""
 
-    label_column: str | None = flag(None, "Column of the class, of data that is a table.")
-    loss: str = flag("ce", "Cross-entropy, or focal, which looks away from what is easy.", choices=("ce", "focal"))
-    label_smoothing: float = flag(0.0, "Share of the target that is spread over all classes.")
+    label_column: str | None = flag(None, "Column of the class, if the data is a table.")
+    loss: str = flag("ce", "Cross-entropy, or focal loss, which down-weights easy samples.", choices=("ce", "focal"))
+    label_smoothing: float = flag(0.0, "Fraction of the target to spread over all classes.", at_least=0, below=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.label_smoothing < 1:
-            raise must_be("label_smoothing", "at least 0 and below 1", self.label_smoothing)
         if self.label_smoothing and self.loss != "ce":
-            raise ConfigError(f"label_smoothing={self.label_smoothing} is of the loss ce, and loss is {self.loss!r}")
+            raise ConfigError(f"label_smoothing={self.label_smoothing} needs loss='ce', got {self.loss!r}")
 
 
 class ImageClassification(VisionTask):
@@ -54,45 +57,36 @@ class ImageClassification(VisionTask):
     name = "image-classification"
     summary = "a class for an image"
     roles = (IMAGE, Role("label", "class", names=("label", "labels", "class", "category", "target"), is_input=False))
-    explanation = (
-        "data      a folder with a folder per class, or with train and validation folders of these;",
-        "          csv, tsv, json, jsonl or parquet with a column of paths and one of classes; a Hub id",
-        "models    none: a small net of convolutions; a folder or Hub id of transformers (ViT, Swin, ResNet, ...);",
-        "          package.module:function that makes any module of PyTorch",
-        "metric    accuracy, accuracy of the first 5, F1 (macro for more than two classes)",
-        "predict   lw predict RUN a.jpg b.png photos/ --overlays drawn/",
-    )
+    explanation = {
+        "data": "A folder with a folder per class, or with train and validation folders of these; csv, tsv, json, "
+        "jsonl or parquet with a column of paths and a column of classes; or a Hub id.",
+        "models": "By default a small convolutional net. Else a folder or Hub id of transformers (ViT, Swin, ResNet, "
+        "...), or package.module:function that returns any PyTorch module.",
+        "metric": "Accuracy, top-5 accuracy, and F1 (macro-averaged for more than two classes).",
+        "predict": "lw predict RUN a.jpg b.png photos/ --overlays drawn/",
+    }
     example = "lw train image-classification --data photos/ --model ./vit --epochs 3 --batch 32 --lr 5e-5"
     arguments = ImageClassificationArguments
-    defaults = MappingProxyType({**VISION_DEFAULTS, "learning_rate": 5e-5})
-    demo = MappingProxyType(
-        {
-            **{"augmentation": "none", "epochs": 6, "batch": 64, "lr": 3e-3, "weight_decay": 0.01, "threads": 1},
-            **{"warmup_steps": 0.1, "lr_scheduler_type": "cosine"},
-        }
-    )
-    demo_variants = MappingProxyType({"fashion": MappingProxyType({"epochs": 2, "per_device_eval_batch_size": 256})})
+    defaults = {**VISION_DEFAULTS, "learning_rate": 5e-5}
+    demo = {
+        **{"augmentation": "none", "epochs": 6, "batch": 64, "lr": 3e-3, "weight_decay": 0.01, "threads": 1},
+        **{"warmup_steps": 0.1, "lr_scheduler_type": "cosine"},
+    }
+    demo_variants = {"fashion": MappingProxyType({"epochs": 2, "per_device_eval_batch_size": 256})}
     demo_note = "digits of writers that training has not seen, by a small net: accuracy 0.97 (chance 0.10), 9 s"
 
     # --- data ---------------------------------------------------------------------------------------------------
 
     def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> DemoFiles:
-        """Return digits, or pieces of clothing, in a folder per class."""
         from loopwright.demos.images.image_files import class_folders
 
         return class_folders(variant, source)
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Score the most frequent class."""
-        names = label_names(job)
-        rival = MostFrequent()
-        for rows in job.data.batches("train"):
-            rival.learn(rows, [row["label"] for row in rows])
-        pairs = ((rows, [row["label"] for row in rows]) for rows in job.data.batches("validation"))
-        return {"majority": {name: float(value) for name, value in score(rival, pairs, _metric(len(names))).items()}}
+        number = len(job.label_names)
+        return score_baselines(job.data, {"majority": MostFrequent()}, "label", "label", lambda: _metric(number))
 
     def train_transform(self, job: Job) -> Transform:
-        """Return random crops, flips and colour changes."""
         from loopwright.data.images import classification_train
 
         form = self.form(job)
@@ -103,7 +97,6 @@ class ImageClassification(VisionTask):
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load or build a classifier with one output per class."""
         from loopwright.data.images import collate_images
         from loopwright.tasks.vision.models import load_vision_model
 
@@ -121,7 +114,6 @@ class ImageClassification(VisionTask):
         return Job(self, data, args, training, loaded.model, loaded.processor, collate_images, [], loaded.new)
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the model's own loss, or the configured one."""
         if _is_plain(job.args):
             return super().compute_loss(job, model, batch)
         from torch.nn import functional
@@ -139,8 +131,7 @@ class ImageClassification(VisionTask):
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return a scorer of accuracy and F1, and of top-5 accuracy with more than five classes."""
-        number = len(label_names(job))
+        number = len(job.label_names)
         parts: list[Scorer] = [MetricScorer(lambda: _metric(number), {"accuracy": True, "f1": True})]
         if number > _NUM_SHOWN:
             parts.append(TopScorer())
@@ -172,22 +163,15 @@ class ImageClassification(VisionTask):
             columns["image_loss"] = functional.cross_entropy(
                 logits, labels, reduction="none", label_smoothing=smoothing
             )
-        lists = [column.tolist() for column in columns.values()]
-        samples = [dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True)]
-        for sample in samples:
-            if sample["prediction"] != sample["reference"] and sample["confidence"] >= _SURE:
-                sample["sure"] = sample["confidence"]
-        return samples
+        return mark_suspects(samples_of(**columns))
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the sample with the names of its classes."""
-        names = label_names(job)
+        names = job.label_names
         return {**sample, **{key: names[sample[key]] for key in ("prediction", "reference")}}
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the likeliest class of each image with its score, and the next ones with theirs."""
         logits = model(**self.inputs_for(job, batch)).logits.float()
-        names = label_names(job)
+        names = job.label_names
         shares, numbers = logits.softmax(-1).topk(min(_NUM_SHOWN, len(names)))
         found = []
         for row_shares, row_numbers in zip(shares.tolist(), numbers.tolist(), strict=True):
@@ -196,7 +180,6 @@ class ImageClassification(VisionTask):
         return found
 
     def model_card_lines(self, job: Job) -> list[str]:
-        """Describe the image format of a model without a transformers processor."""
         from loopwright.tasks.vision.models import ImageForm
 
         form = job.processor
@@ -212,30 +195,22 @@ class ImageClassification(VisionTask):
     # --- pictures -----------------------------------------------------------------------------------------------
 
     def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
-        """Return the image; the caption has the predicted class and, if that is wrong, the true one."""
         picture, _ = super().draw(job, row, prediction)
         caption = f"{prediction['label']} {prediction['score']:.2f}"
-        truth = None if row.get("label") is None else label_names(job)[row["label"]]
+        truth = None if row.get("label") is None else job.label_names[row["label"]]
         return picture, caption if truth in (None, prediction["label"]) else f"{caption}\nnot {truth}"
 
     def draw_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> tuple[Any, str]:
-        """Return the image as the model sees it, and its class."""
         picture, _ = super().draw_sample(job, batch, index)
-        return picture, label_names(job)[int(batch["labels"][index])]
+        return picture, job.label_names[int(batch["labels"][index])]
 
     def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
-        """Write sheets of predictions, eval/confusion.json and samples/confusion.png."""
-        from loopwright.data.pictures import confusion_picture, encode
+        from loopwright.tasks.vision.pictures import write_confusion
 
         written = super().illustrate(job, run, worst)
-        names = list(label_names(job))
+        names = list(job.label_names)
         matrix = confusion(run.evaluation / "predictions.jsonl", names)
-        written.append(run.evaluation / "confusion.json")
-        write_json(written[-1], {"labels": names, "matrix": matrix})
-        if len(names) <= _MOST_CLASSES_DRAWN:
-            written.append(run.path / "samples" / "confusion.png")
-            write_atomically(written[-1], encode(confusion_picture(matrix, names)))
-        return written
+        return [*written, *write_confusion(run, names, matrix)]
 
 
 class TopScorer(MetricScorer):
@@ -245,24 +220,15 @@ class TopScorer(MetricScorer):
         super().__init__(lambda: load_metric("accuracy"), {"top_5_accuracy": True})
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Count samples with a rank below five as hits."""
         hits = [{**sample, "prediction": int(sample["rank"] < _NUM_SHOWN), "reference": 1} for sample in samples]
         super().add(hits)
         return samples
 
     def compute(self) -> dict[str, float]:
-        """Return the share of hits."""
         return {"top_5_accuracy": super().compute()["accuracy"]}
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return the interval of the share of hits."""
         return {"top_5_accuracy": super().intervals()["accuracy"]}
-
-
-def label_names(job: Job) -> Sequence[str]:
-    """Return the names of the classes by number."""
-    assert job.plan.labels is not None, "the schema has a label"
-    return job.plan.labels.names
 
 
 def confusion(predictions: Path, names: Sequence[str]) -> list[list[int]]:

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from loopwright.config.choices import must_be
 from loopwright.errors import InputError
 from loopwright.metrics import load as load_metric
 from loopwright.run_folder import RunFolder, write_json
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
-from loopwright.tasks.base import Job, Origin, Rows
+from loopwright.tasks.base import Job, Origin
 from loopwright.tasks.data import RunData
-from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
-from loopwright.tasks.vision.base import VISION_DEFAULTS, VisionArguments, VisionTask
+from loopwright.tasks.scoring import JointScorer, LossInterval, Scorer
+from loopwright.tasks.vision.base import VISION_DEFAULTS, Features, ImageScorer, VisionArguments, VisionTask
 from loopwright.tasks.vision.predicted_objects import (
     Found,
     class_table,
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
 _LEAST_SCORE = 0.01  # of scored objects: average precision covers every threshold
 _THRESHOLD, _SMALL_THRESHOLD = 0.5, 0.4  # the small net has lower peaks
 _SIZES = ("small", "medium", "large")
-_NOT_FOR_MODEL = ("position", "reference", "full_size", "matrix")
 DETECTION_DEMO: Mapping[str, Any] = MappingProxyType(
     {
         **{"augmentation": "light", "flip": False, "epochs": 10, "batch": 8, "lr": 3e-3, "weight_decay": 0.01},
@@ -64,52 +62,42 @@ DETECTION_DEMO: Mapping[str, Any] = MappingProxyType(
 class DetectionArguments(VisionArguments):
     """The flags of the tasks that find objects."""
 
-    objects_column: str | None = flag(None, "Column of the objects, of data that is a table.")
+    objects_column: str | None = flag(None, "Column of the objects, if the data is a table.")
     threshold: float | None = flag(
         None,
-        "How sure the model must be of an object for it to be printed and drawn; unset is 0.5, 0.4 for the small net.",
+        "Lowest score to print and draw an object; 0.5, or 0.4 for the small net, if unset.",
+        at_least=0,
+        at_most=1,
     )
-    max_detections: int = flag(100, "Objects of an image at most.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise must_be("threshold", "from 0 to 1", self.threshold)
-        if self.max_detections < 1:
-            raise must_be("max_detections", "at least 1", self.max_detections)
+    max_detections: int = flag(100, "Maximum number of objects of an image.", at_least=1)
 
 
 class DetectionTask(VisionTask):
-    """Trains a model that finds objects.
-
-    Attributes:
-        has_masks: whether objects have masks besides their boxes.
-        auto_class: the transformers class.
-    """
+    """Trains a model that finds objects."""
 
     has_masks: ClassVar[bool] = False
     auto_class: ClassVar[str]
     arguments = DetectionArguments
-    defaults = MappingProxyType({**VISION_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 8})
-    needs = MappingProxyType({"PIL": "vision", "scipy": "vision", "faster_coco_eval": "vision"})
+    defaults = {**VISION_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 8}
+    needs = {"PIL": "vision", "scipy": "vision", "faster_coco_eval": "vision"}
     prediction_flags = ("overlays", "threshold", "max_detections")
+    # There is no "pixel_mask": boxes are fractions of the square, and with a mask the DETR family would read them as
+    # fractions of the image inside it.
+    not_inputs = ("position", "reference", "full_size", "matrix")
     sheet_columns = 3
     sheet_size = 576
 
     # --- data ---------------------------------------------------------------------------------------------------
 
     def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> DemoFiles:
-        """Return digits on photos, in COCO's format."""
         from loopwright.demos.images.image_files import coco_files
 
         return coco_files(num_train=1000, has_masks=self.has_masks)
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Score an empty prediction."""
         return {"nothing": {name: 0.0 for name in list(self._directions())[:3]}}
 
     def train_transform(self, job: Job) -> Transform:
-        """Return the whole image in a square, shifted, scaled and rotated there."""
         from loopwright.data.images import Compose, detection_train
 
         moved = detection_train(self.form(job).height, job.args.augmentation, job.args.flip)
@@ -122,34 +110,22 @@ class DetectionTask(VisionTask):
         return Compose([*squeezing(job.processor), *detection_eval(self.form(job).height).transforms])
 
     def load_scene(self, job: Job, is_labelled: bool) -> Callable[[Mapping[str, Any]], Scene]:
-        """Return a reader of an image and its objects."""
         from loopwright.data.images import load_scene
 
         if not is_labelled:
             return super().load_scene(job, is_labelled)
         return partial(load_scene, with_masks=self.has_masks)
 
-    def to_features(self, job: Job, is_labelled: bool) -> Callable[[Scene, Mapping[str, Any]], dict[str, Any]]:
-        """Return a function that makes tensors and targets."""
+    def to_features(self, job: Job, is_labelled: bool) -> Features:
         form = self.form(job)
         return ObjectFeatures(form.mean, form.std, is_labelled, self.has_masks)
 
-    def create_dataset(
-        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
-    ) -> Any:
-        """Return the images as tensors; outside training with the objects as in the files."""
-        from loopwright.data.images import as_transform
-
-        dataset = super().create_dataset(job, rows, is_labelled=is_labelled, is_training=is_training, limit=limit)
-        if not is_training:
-            dataset.to_features = FullSizeObjects(dataset.transform, dataset.to_features, is_labelled)
-            dataset.transform = as_transform(None)
-        return dataset
+    def full_size_features(self, transform: Transform, features: Features, is_labelled: bool) -> Features:
+        return FullSizeObjects(transform, features, is_labelled)
 
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load or build a detector for the classes of the data."""
         from loopwright.data.images import collate_images
         from loopwright.models import SmallModel
         from loopwright.tasks.vision.models import load_vision_model
@@ -171,14 +147,6 @@ class DetectionTask(VisionTask):
             args.threshold = _SMALL_THRESHOLD if isinstance(loaded.model, SmallModel) else _THRESHOLD
         return Job(self, data, args, training, loaded.model, processor, collate_images, [], loaded.new)
 
-    def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the images and, if there are any, the targets.
-
-        There is no "pixel_mask": boxes are fractions of the square, and with a mask the DETR family would read them as
-        fractions of the image inside it.
-        """
-        return {name: value for name, value in batch.items() if name not in _NOT_FOR_MODEL}
-
     def inputs_for(self, job: Job, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the inputs; some models take the masks and classes of their targets separately."""
         inputs = super().inputs_for(job, batch)
@@ -196,12 +164,11 @@ class DetectionTask(VisionTask):
         return dict.fromkeys([*names, *(["map", "map_50"] if self.has_masks else [])], True)
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return a scorer of average precision and recall of boxes, or of masks and boxes."""
         return JointScorer([LossInterval("image_loss"), DetectionScorer(lambda: self._metric(job), self._directions())])
 
     def _metric(self, job: Job) -> Any:
         kinds = ("segm", "bbox") if self.has_masks else ("bbox",)
-        return load_metric("coco_ap", iou_types=kinds, labels=list(label_names(job)))
+        return load_metric("coco_ap", iou_types=kinds, labels=list(job.label_names))
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         """Return found and true objects; hits and misses by class; and 1 - F1 as "loss", which ranks the worst.
@@ -236,8 +203,7 @@ class DetectionTask(VisionTask):
         return samples
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the sample with the names of the classes."""
-        names = label_names(job)
+        names = job.label_names
         shown = {**sample, "counts": {names[int(number)]: counts for number, counts in sample["counts"].items()}}
         return shown | {side: named(sample[side], names) for side in ("objects", "truth")}
 
@@ -257,24 +223,22 @@ class DetectionTask(VisionTask):
         ]
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the objects of each image: label, score, box, and a run-length mask if there are masks."""
         outputs = model(**self.inputs_for(job, batch))
         return [
-            {"objects": named(rounded(plain(found)), label_names(job)), "_found": found}
+            {"objects": named(rounded(plain(found)), job.label_names), "_found": found}
             for found in self.found(job, outputs, batch, job.args.threshold)
         ]
 
     # --- pictures -----------------------------------------------------------------------------------------------
 
     def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
-        """Return the image with the found objects, right of the true ones if known."""
         from loopwright.data.images import load_scene
         from loopwright.data.pictures import side_by_side
         from loopwright.tasks.vision.base import load_image
 
         scene = load_scene(row, with_masks=self.has_masks) if row.get("objects") is not None else load_image(row)
         found = prediction["_found"]
-        names, caption = label_names(job), f"{len(found['boxes'])} found"
+        names, caption = job.label_names, f"{len(found['boxes'])} found"
         if scene.boxes is None:
             return draw_objects(scene.image, found, names, found["scores"]), caption
         picture = draw_objects(scene.image, found, names, found["scores"], most=self.sheet_size // 2)
@@ -283,33 +247,22 @@ class DetectionTask(VisionTask):
         return side_by_side(truth, picture), f"{caption}, {single.num_objects} there"
 
     def draw_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> tuple[Any, str]:
-        """Return the image as the model sees it, with its targets."""
         picture, _ = super().draw_sample(job, batch, index)
         seen = seen_objects(batch["labels"][index], picture.shape[:2])
-        return draw_objects(picture, seen, label_names(job)), ""
+        return draw_objects(picture, seen, job.label_names), ""
 
     def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
-        """Write sheets of predictions, and eval/classes.json: average precision, precision, recall of each class."""
         written = super().illustrate(job, run, worst)
         written.append(run.evaluation / "classes.json")
-        table = class_table(run.evaluation / "predictions.jsonl", label_names(job), self._metric(job))
+        table = class_table(run.evaluation / "predictions.jsonl", job.label_names, self._metric(job))
         write_json(written[-1], table)
         return written
 
 
-class DetectionScorer(MetricScorer):
+class DetectionScorer(ImageScorer):
     """Scores by average precision; a sample's boxes and masks are dropped once the metric has them."""
 
-    def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add the samples to the metric, and return them without their objects."""
-        super().add(samples)
-        return [
-            {name: value for name, value in sample.items() if name not in ("prediction", "reference")}
-            for sample in samples
-        ]
-
     def compute(self) -> dict[str, float]:
-        """Return the metrics that can select a model, and the precision of small, medium and large objects."""
         first = next(iter(self.directions))
         shown = {*self.directions, *(f"{first}_{size}" for size in _SIZES)}
         return {name: value for name, value in super().compute().items() if name in shown}
@@ -320,14 +273,7 @@ class DetectionScorer(MetricScorer):
 
 @dataclass(frozen=True)
 class ObjectFeatures:
-    """Makes the tensors of a scene and, with labels, its targets in DETR's format; used in workers.
-
-    Attributes:
-        mean: of each channel.
-        std: of each channel.
-        is_labelled: whether there are targets.
-        has_masks: whether these have masks.
-    """
+    """Makes the tensors of a scene and, with labels, its targets in DETR's format; used in workers."""
 
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
@@ -363,16 +309,10 @@ class ObjectFeatures:
 
 @dataclass(frozen=True)
 class FullSizeObjects:
-    """Makes features of an untransformed scene, and keeps its objects as in the file.
-
-    Attributes:
-        transform: from the scene of the file to the model's input.
-        features: makes the tensors.
-        is_labelled: whether objects are known.
-    """
+    """Makes features of an untransformed scene, and keeps its objects as in the file."""
 
     transform: Callable[[Any, Any], Any]
-    features: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
+    features: Features
     is_labelled: bool
 
     def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -394,11 +334,7 @@ def forward_parameters(model: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def check_detector(model: Any, processor: Any, has_masks: bool) -> None:
-    """Refuse a model without a known way to train it or to decode its outputs.
-
-    Raises:
-        InputError: it names the supported models.
-    """
+    """Refuse a model without a known way to train it or to decode its outputs."""
     if decoder_of(model) is not None:
         return
     takes = forward_parameters(model)
@@ -411,8 +347,8 @@ def check_detector(model: Any, processor: Any, has_masks: bool) -> None:
     parts = "boxes, scores, classes and masks" if has_masks else "boxes, scores and classes"
     raise InputError(
         "model.task",
-        f"{type(inner).__name__} does not say which objects it found",
-        saw=[f"models of transformers for this task are {kinds}"],
+        f"{type(inner).__name__} has no known way to return the objects that it finds",
+        saw=[f"transformers models for this task: {kinds}"],
         fix=f"give a module a method decode(outputs, threshold, max_detections) that returns {parts} of each image",
     )
 
@@ -433,9 +369,3 @@ def squeezing(processor: Any) -> list[Any]:
     size = dict(getattr(processor, "size", None) or {})
     is_squeezed = bool(size.get("height")) and not getattr(processor, "do_pad", False)
     return [Resize(exact=int(size["height"]))] if is_squeezed else []
-
-
-def label_names(job: Job) -> Sequence[str]:
-    """Return the names of the classes by number."""
-    assert job.plan.labels is not None, "the schema has objects"
-    return job.plan.labels.names

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from loopwright.config.choices import must_be
 from loopwright.errors import InputError
 from loopwright.metrics import load as load_metric
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
@@ -36,20 +35,13 @@ _MEAN_IMAGES = 2_000
 class MaskedImageArguments(VisionArguments):
     """The flags of masked-image-modeling."""
 
-    mask_ratio: float = flag(0.6, "Share of an image that is hidden.")
+    mask_ratio: float = flag(0.6, "Fraction of an image to hide.", above=0, below=1)
     mask_patch_size: int | None = flag(
-        None, "Side of the squares that are hidden, in pixels: a multiple of the model's patches; unset looks at these."
+        None, "Side of the hidden squares in pixels, a multiple of the patch size; chosen if unset.", at_least=1
     )
-    patch_size: int | None = flag(None, "Side of the patches that a small model sees; unset looks at the images.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.mask_ratio < 1:
-            raise must_be("mask_ratio", "between 0 and 1", self.mask_ratio)
-        for name in ("mask_patch_size", "patch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise must_be(name, "at least 1", value)
+    patch_size: int | None = flag(
+        None, "Side of the patches of a small model; chosen from the images if unset.", at_least=1
+    )
 
 
 class MaskedImageModeling(VisionTask):
@@ -58,23 +50,22 @@ class MaskedImageModeling(VisionTask):
     name = "masked-image-modeling"
     summary = "a model that fills in hidden parts of images, without labels"
     roles = (IMAGE,)
-    explanation = (
-        "data      any folder of images, or a table with a column of them; classes are left alone",
-        "models    none: a small vision transformer; a folder or Hub id of transformers (ViT, DeiT, Swin, ...)",
-        "masks     --mask_ratio of an image is hidden, in squares of --mask_patch_size pixels; in training other ones",
-        "          each time, in evaluations always the same",
-        "metric    masked_mse: the squared error of hidden pixels (from 0 to 1), against that of the mean image",
-    )
+    explanation = {
+        "data": "Any folder of images, or a table with a column of them; classes are ignored.",
+        "models": "By default a small vision transformer. Else a folder or Hub id of transformers (ViT, DeiT, Swin, "
+        "...).",
+        "masks": "--mask_ratio of an image is hidden, in squares of --mask_patch_size pixels; new ones each time in "
+        "training, always the same in evaluations.",
+        "metric": "masked_mse, the squared error of hidden pixels (from 0 to 1), compared with the mean image.",
+    }
     example = "lw train masked-image-modeling --data photos/ --epochs 100 --batch 64 --lr 1e-3"
     arguments = MaskedImageArguments
-    defaults = MappingProxyType({**VISION_DEFAULTS, "learning_rate": 5e-4})
-    demo = MappingProxyType(
-        {
-            **{"mask_ratio": 0.5, "augmentation": "none", "epochs": 25, "batch": 32, "lr": 2e-3, "threads": 1},
-            **{"weight_decay": 0.01, "warmup_steps": 0.1, "lr_scheduler_type": "cosine"},
-        }
-    )
-    demo_variants = MappingProxyType({"fashion": MappingProxyType({"epochs": 1, "batch": 64})})
+    defaults = {**VISION_DEFAULTS, "learning_rate": 5e-4}
+    demo = {
+        **{"mask_ratio": 0.5, "augmentation": "none", "epochs": 25, "batch": 32, "lr": 2e-3, "threads": 1},
+        **{"weight_decay": 0.01, "warmup_steps": 0.1, "lr_scheduler_type": "cosine"},
+    }
+    demo_variants = {"fashion": MappingProxyType({"epochs": 1, "batch": 64})}
     demo_note = "half of each digit filled in: squared error 0.045 (that of the mean image 0.074), 70 s"
     sheet_columns = 2
     sheet_size = 3 * 160
@@ -82,13 +73,11 @@ class MaskedImageModeling(VisionTask):
     # --- data ---------------------------------------------------------------------------------------------------
 
     def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> DemoFiles:
-        """Return the digits or pieces of clothing of image-classification."""
         from loopwright.demos.images.image_files import class_folders
 
         return class_folders(variant, source)
 
     def train_transform(self, job: Job) -> Transform:
-        """Return large crops and flips; the colours are the target."""
         from loopwright.data.images import masked_image_train
 
         form = self.form(job)
@@ -99,12 +88,10 @@ class MaskedImageModeling(VisionTask):
     def create_dataset(
         self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
     ) -> Any:
-        """Return the images, each with its hidden patches."""
         images = super().create_dataset(job, rows, is_labelled=False, is_training=is_training, limit=limit)
         return MaskedImages(images, _masking(job), is_training)
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Score the mean image of the training data."""
         from loopwright.engine.seeding import preserved_generators
 
         with preserved_generators():
@@ -128,7 +115,6 @@ class MaskedImageModeling(VisionTask):
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load or build a model, and set the size of the hidden squares."""
         from loopwright.data.images import collate_images
         from loopwright.tasks.vision.models import load_vision_model
 
@@ -151,12 +137,10 @@ class MaskedImageModeling(VisionTask):
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return a scorer of the error of hidden pixels."""
         scorer = ImageScorer(lambda: load_metric("reconstruction_error"), {"masked_mse": False})
         return JointScorer([LossInterval("image_loss"), scorer])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return the reconstruction, the target and the mask of each image, its error, and its loss."""
         masking = _masking(job)
         masks = np.stack([masking.pixels(hidden) for hidden in batch["bool_masked_pos"].cpu().numpy()])
         samples = []
@@ -174,11 +158,9 @@ class MaskedImageModeling(VisionTask):
         return samples
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the position of the image and its error."""
         return {"position": sample["position"], "masked_mse": sample["loss"], "loss": sample["loss"]}
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the error of each image's hidden part; the pictures are for `draw`."""
         outputs = model(**self.inputs_for(job, batch))
         found = []
         for sample in self.score_batch(job, batch, outputs):
@@ -197,14 +179,12 @@ class MaskedImageModeling(VisionTask):
     # --- pictures -----------------------------------------------------------------------------------------------
 
     def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
-        """Return the image, its visible part, and the reconstruction."""
         from loopwright.data.pictures import reconstruction_row
 
         captions = ("image", "seen", f"error {prediction['masked_mse']:.4f}")
         return reconstruction_row(prediction["_image"], prediction["_mask"], prediction["_rebuilt"], captions), ""
 
     def draw_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> tuple[Any, str]:
-        """Return the visible part of the image."""
         picture, caption = super().draw_sample(job, batch, index)
         hidden = _masking(job).pixels(batch["bool_masked_pos"][index].cpu().numpy())
         return np.where(hidden[..., None], np.uint8(128), picture), caption
@@ -218,14 +198,7 @@ class MaskedImageModeling(VisionTask):
 
 
 class Masking:
-    """Chooses the hidden part of an image: squares of patches.
-
-    Args:
-        side: of the images, in pixels.
-        patch: side of the model's patches.
-        unit: side of the squares, a multiple of that.
-        ratio: hidden fraction of an image; at least one square is hidden, and one visible.
-    """
+    """Chooses the hidden part of an image: squares of `unit` pixels, made of patches; at least one stays visible."""
 
     def __init__(self, side: int, patch: int, unit: int, ratio: float) -> None:
         self._patch = patch
@@ -310,7 +283,7 @@ def _unit(args: Any) -> int:
     if unit % patch or side % unit:
         raise InputError(
             "args.value",
-            f"--mask_patch_size {unit}: squares of this side are not made of whole patches, or do not fill the image",
+            f"--mask_patch_size {unit}: such squares do not consist of whole patches, or do not tile the image",
             saw=[f"patches of {patch} pixels, images of {side}"],
             fix=f"--mask_patch_size {patch}",
         )

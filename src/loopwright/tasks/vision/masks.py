@@ -24,17 +24,16 @@ class InstanceSegmentation(DetectionTask):
         ),
         IMAGE_ID,
     )
-    explanation = (
-        "data      a folder with train.json and validation.json as COCO has them (polygons or run lengths) and the",
-        "          images beside; images and labels folders as YOLO has them, with polygons; json, jsonl or parquet",
-        '          with a column "objects" that has "segmentation", or "annotation" with class and object in two',
-        "          channels; a Hub id",
-        "models    none: a small net that finds centres and mixes masks; a folder or Hub id of transformers",
-        "          (Mask2Former, MaskFormer); package.module:function that makes a module with a loss and a decode",
-        "metric    average precision and recall of masks as COCO has them, and of their boxes, at the size of the",
-        "          images; hits and misses of each class are in eval/classes.json",
-        "predict   lw predict RUN a.jpg b.png photos/ --overlays drawn/   (masks as run lengths)",
-    )
+    explanation = {
+        "data": "A folder with COCO's train.json and validation.json (polygons or run lengths) beside the images; "
+        'YOLO\'s images and labels folders with polygons; json, jsonl or parquet with a column "objects" that has '
+        '"segmentation", or "annotation" with class and object in two channels; or a Hub id.',
+        "models": "By default a small net that finds centres and mixes masks. Else a folder or Hub id of transformers "
+        "(Mask2Former, MaskFormer), or package.module:function that returns a module with a loss and a decode method.",
+        "metric": "COCO's average precision and recall of masks, and of their boxes, at the size of the images. "
+        "eval/classes.json has the hits and misses of each class.",
+        "predict": "lw predict RUN a.jpg b.png photos/ --overlays drawn/ (masks as run lengths)",
+    }
     example = "lw train instance-segmentation --data scenes/ --model ./mask2former --epochs 20 --lr 5e-5"
     auto_class = "AutoModelForUniversalSegmentation"
     has_masks = True

@@ -28,7 +28,7 @@ from loopwright.sources import DataPlan
 from loopwright.tasks.adapters import backbone_parameters
 from loopwright.tasks.base import Origin
 from loopwright.tasks.optional_imports import import_object, is_object_name
-from loopwright.tasks.text.models import Loaded, load_model, quiet
+from loopwright.tasks.text.models import Loaded, label_config, load_model, quiet
 from loopwright.tasks.vision.base import HANDED_OVER, choose_workers, handed_over, image_side
 
 MODULE_KEY = "loopwright_module"
@@ -46,21 +46,13 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ImageForm:
-    """The format of a model's images; saved beside a model without a transformers processor.
-
-    Attributes:
-        height: of the image.
-        width: of the image.
-        mean: of each channel, subtracted; pixels go from 0 to 1.
-        std: of each channel, a divisor.
-        crop_share: the fraction of the shorter side kept by the centre crop; None squeezes the whole image.
-    """
+    """The format of a model's images; saved beside a model without a transformers processor."""
 
     height: int
     width: int
-    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)  # subtracted from pixels between 0 and 1
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    crop_share: float | None = 1.0
+    crop_share: float | None = 1.0  # of the shorter side, kept by the centre crop; None squeezes the whole image
 
     def eval_transform(self) -> Transform:
         """Return the transform that converts any image to this form."""
@@ -77,16 +69,12 @@ class ImageForm:
 
     @classmethod
     def load(cls, folder: str | Path) -> ImageForm:
-        """Load the form written by `save_pretrained`.
-
-        Raises:
-            InputError: there is none in the folder.
-        """
+        """Load the form written by `save_pretrained`."""
         found = read_json(Path(folder) / _PROCESSOR_FILE, {}).get(_FORM_KEY)
         if found is None:
             raise InputError(
                 "model.folder",
-                f"{folder} has no {_PROCESSOR_FILE} of this library, so how its images look is not known",
+                f"{folder} has no {_PROCESSOR_FILE} written by loopwright, so the format of its images is unknown",
                 fix="--model with the model folder of a run",
             )
         values: dict[str, Any] = {
@@ -117,13 +105,7 @@ def form_of(processor: Any) -> ImageForm:
 
 
 def load_processor(path: str, config: Any, side: int | None = None) -> Any:
-    """Return the image processor of a transformers model, on Pillow; a default one for its kind if it has none.
-
-    Args:
-        path: a folder or a Hub id.
-        config: of the model.
-        side: of the images, if different from the processor's.
-    """
+    """Return the image processor of a transformers model, on Pillow; a default one for its kind if it has none."""
     import transformers
 
     with quiet():
@@ -153,11 +135,7 @@ def _with_side(processor: Any, side: int) -> Any:
 
 @dataclass
 class VisionModel(Loaded):
-    """A loaded or newly built model, and its image format.
-
-    Attributes:
-        processor: a transformers image processor, or an `ImageForm`.
-    """
+    """A loaded or newly built model, and its image format."""
 
     processor: Any = field(default=None, kw_only=True)
 
@@ -180,11 +158,6 @@ def load_vision_model(
     It writes `image_size`, `workers` and `channels_last` into the settings, if unset.
 
     Args:
-        origin: the source of the model.
-        args: of the task.
-        training: of the run.
-        plan: of the data.
-        auto_class: the transformers class, such as "AutoModelForImageClassification".
         small: the name of the model in `loopwright.models` to build if none is given.
         small_config: from the side of the images to the small model's arguments, besides the labels.
         labels: the names of the classes; None for a task without.
@@ -192,7 +165,7 @@ def load_vision_model(
         changes: of the config of a transformers model, besides the labels.
 
     Raises:
-        InputError: there is no such model, or it does not fit; it says why and how to fix it.
+        InputError: there is no such model, or it does not fit.
     """
     path = origin.path
     if origin.module is not None or (path is not None and (is_object_name(path) or _holds(path, MODULE_KEY))):
@@ -201,9 +174,7 @@ def load_vision_model(
         found = _load_small(origin, args, plan, small, small_config, labels)
     else:
         if labels is not None:
-            names = dict(enumerate(labels))
-            numbers = {name: number for number, name in names.items()}
-            changes = {"num_labels": len(names), "id2label": names, "label2id": numbers, **changes}
+            changes = {**label_config(labels), **changes}
         loaded = load_model(origin, auto_class, **changes)
         processor = load_processor(path, loaded.model.config, args.image_size)
         found = VisionModel(loaded.model, loaded.new, processor=processor)
@@ -250,7 +221,7 @@ def _load_small(
     if name != small:
         raise InputError(
             "model.task",
-            f"{folder} holds a {name}, and this task needs a {small}",
+            f"{folder} contains a {name}, but this task needs a {small}",
             fix="--model with a run of this task, or leave it out",
         )
     form = ImageForm.load(folder).with_side(args.image_size)
@@ -384,11 +355,7 @@ def forward_options(model: Any, form: ImageForm) -> dict[str, Any]:
 def backbone_groups(
     model: nn.Module, groups: Sequence[Mapping[str, Any]], lr: float, factor: float
 ) -> list[dict[str, Any]]:
-    """Split parameter groups into the head's, which come first, and the rest with a lower rate.
-
-    Raises:
-        InputError: the model has no part that could be called its head.
-    """
+    """Split parameter groups into the head's, which come first, and the rest with a lower rate."""
     backbone = {id(parameter) for parameter in backbone_parameters(model)}
     split: list[dict[str, Any]] = []
     for is_below in (False, True):
@@ -399,7 +366,7 @@ def backbone_groups(
     if not backbone or not any(id(one) not in backbone for group in groups for one in group["params"]):
         raise InputError(
             "args.value",
-            f"--backbone_lr_factor {factor:g}: the model has no head beside its backbone",
+            f"--backbone_lr_factor {factor:g}: the model has no head besides its backbone",
             fix="leave --backbone_lr_factor out",
         )
     return split

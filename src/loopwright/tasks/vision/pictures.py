@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopwright.callbacks import TrainerCallback
-from loopwright.data.pictures import encode, sheet
+from loopwright.data.pictures import confusion_picture, encode, sheet
 from loopwright.engine.nested import to_device
 from loopwright.protocols import TrainerLike
-from loopwright.run_folder import RunFolder, write_atomically
+from loopwright.run_folder import RunFolder, write_atomically, write_json
 from loopwright.tasks.base import Job
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _NUM_SHOWN = 24
 _NUM_ROWS = 6
+_MOST_CLASSES_DRAWN = 200
 
 
 class FirstBatchPicture(TrainerCallback):
@@ -69,6 +70,16 @@ def write_sheet(path: Path, pictures: Sequence[tuple[Any, str]], columns: int, s
     path.parent.mkdir(parents=True, exist_ok=True)
     images, captions = zip(*pictures, strict=True)
     write_atomically(path, encode(sheet(images, captions, columns=columns, size=size)))
+
+
+def write_confusion(run: RunFolder, names: list[str], matrix: list[list[int]]) -> list[Path]:
+    """Write eval/confusion.json and, unless there are too many classes, samples/confusion.png; return both."""
+    written = [run.evaluation / "confusion.json"]
+    write_json(written[0], {"labels": names, "matrix": matrix})
+    if len(names) <= _MOST_CLASSES_DRAWN:
+        written.append(run.path / "samples" / "confusion.png")
+        write_atomically(written[-1], encode(confusion_picture(matrix, names)))
+    return written
 
 
 def _pictures(task: VisionTask, job: Job, positions: list[int]) -> list[tuple[Any, str]]:

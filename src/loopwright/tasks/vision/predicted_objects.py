@@ -36,16 +36,7 @@ def decoder_of(model: Any) -> Callable[..., list[Found]] | None:
 def found_objects(
     model: Any, processor: Any, outputs: Any, size: tuple[int, int], threshold: float, most: int
 ) -> list[Found]:
-    """Return the objects that a model found, in pixels of its input.
-
-    Args:
-        model: with a `decode(outputs, threshold, max_detections)`, or from transformers.
-        processor: of a transformers model.
-        outputs: of the model.
-        size: height and width of the input.
-        threshold: the minimum score.
-        most: the maximum number of objects per image.
-    """
+    """Return the objects that a model found, in pixels of its input."""
     import torch
 
     decode = decoder_of(model)
@@ -126,13 +117,7 @@ def seen_objects(labels: Mapping[str, Any], size: tuple[int, int]) -> Found:
 
 
 def in_file(found: Found, matrix: NDArray[Any], size: tuple[int, int]) -> Found:
-    """Map objects from the pixels of the square back to the pixels of the file.
-
-    Args:
-        found: in the square; masks as booleans.
-        matrix: maps points of the file to the square.
-        size: height and width of the image in the file.
-    """
+    """Map objects from the square back to the pixels of the file, by the matrix from the file to the square."""
     import torch
     from torch.nn import functional
 
@@ -204,11 +189,7 @@ def named(listed: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[dic
 
 
 def mask_tools() -> Any:
-    """Return the module for run-length masks.
-
-    Raises:
-        InputError: faster-coco-eval is not installed.
-    """
+    """Return the module for run-length masks."""
     return extra_module("faster_coco_eval", "faster-coco-eval", "coco_ap", extra="vision").mask
 
 
@@ -270,13 +251,7 @@ def f1_of(counts: Mapping[str, Sequence[int]]) -> float:
 
 
 def class_table(predictions: Path, names: Sequence[str], metric: Any) -> list[dict[str, Any]]:
-    """Return average precision, and at the threshold precision, recall and counts, of each class; None if undefined.
-
-    Args:
-        predictions: the file of an evaluation, read line by line.
-        names: of the classes.
-        metric: is given its objects.
-    """
+    """Return average precision, and at the threshold precision, recall and counts, of each class; None if undefined."""
     numbers = {name: number for number, name in enumerate(names)}
     totals = np.zeros((len(names), 3), dtype=int)
     with predictions.open(encoding="utf-8") as file:
@@ -305,15 +280,7 @@ def class_table(predictions: Path, names: Sequence[str], metric: Any) -> list[di
 def draw_objects(
     image: Any, objects: Mapping[str, Any], names: Sequence[str], scores: Any = None, most: int | None = None
 ) -> Any:
-    """Return an image with the masks and boxes of its objects, in the colours of their classes.
-
-    Args:
-        image: (height, width, 3).
-        objects: in its pixels.
-        names: of the classes.
-        scores: of the objects, drawn on them.
-        most: the maximum side: a larger image is scaled down first, so that its text stays readable.
-    """
+    """Return an image with its objects, in the colours of their classes; `most` limits its longest side."""
     from loopwright.data.pictures import color_of, draw_boxes, draw_masks
     from loopwright.data.pictures.canvas import as_image
 

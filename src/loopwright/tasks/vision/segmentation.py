@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from loopwright.tasks.base import Job, Origin, Rows
 from loopwright.tasks.class_weights import MODEL_LOSS, check_weights, numbers_of, pixels_by_class, settle_weights
 from loopwright.tasks.data import RunData
 from loopwright.tasks.scoring import JointScorer, LossInterval, Scorer
-from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, ImageScorer, VisionArguments, VisionTask
+from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, Features, ImageScorer, VisionArguments, VisionTask
 
 if TYPE_CHECKING:
     from loopwright.data.images import Scene, Transform
@@ -33,10 +32,7 @@ _LOSSES = (MODEL_LOSS, "ce", "dice", "focal", "ce+dice", "focal+dice")
 _SMALL_LOSS = "ce+dice"
 _BACKGROUND = "background"
 _MASKS = "masks"  # the folder of predicted masks within the overlays folder
-# Batch keys that are not model inputs.
-_NOT_FOR_MODEL = ("position", "num_items", "full_size", "full_mask")
 _NUM_NAMED = 3  # classes in the caption of a picture
-_MOST_CLASSES_DRAWN = 200
 
 ClassMap = NDArray[Any]
 """The class of each pixel: whole numbers, (height, width)."""
@@ -48,15 +44,15 @@ Pairs = list[tuple[int, int, int]]
 class SemanticSegmentationArguments(VisionArguments):
     """The flags of semantic-segmentation."""
 
-    mask_column: str | None = flag(None, "Column of the masks, of data that is a table.")
-    id2label: str | None = flag(None, "File with the names of the classes by number; unset looks for id2label.json.")
-    ignore_index: int = flag(255, "The number in masks that is no class: such pixels count nowhere.")
-    reduce_labels: bool = flag(False, "Read 0 in masks as no class, and other numbers as one too high.")
+    mask_column: str | None = flag(None, "Column of the masks, if the data is a table.")
+    id2label: str | None = flag(None, "File with the names of the classes by number; id2label.json if unset.")
+    ignore_index: int = flag(255, "Value in masks that is not a class: such pixels are ignored.")
+    reduce_labels: bool = flag(False, "Ignore 0 in masks, and subtract 1 from the other values.")
     loss: str | None = flag(
-        None, "Loss; unset is the model's own, and ce+dice for the small model from scratch.", choices=_LOSSES
+        None, "Loss; the model's own, or ce+dice for the small model from scratch, if unset.", choices=_LOSSES
     )
     class_weights: list[str] = flag_list(
-        "How much a pixel of each class counts in ce and focal: a number per class, or balanced (rare ones count more)."
+        "Weight of a pixel of each class in ce and focal: a number per class, or balanced, which favours rare classes."
     )
 
 
@@ -74,42 +70,40 @@ class SemanticSegmentation(VisionTask):
             is_input=False,
         ),
     )
-    explanation = (
-        "data      a folder with images and masks folders, or with train and validation folders of these, matched by",
-        "          name; csv, tsv, json, jsonl or parquet with columns of image and mask paths; a Hub id",
-        "masks     PNGs with one number per pixel, grey or with a palette; 255 is no class (--ignore_index);",
-        '          their names in id2label.json: {"0": "sky", "1": "tree"}; --reduce_labels where 0 is no class',
-        "models    none: a small U-shaped net; a folder or Hub id of transformers (SegFormer, UperNet, BEiT, ...);",
-        "          package.module:function that makes any module of PyTorch",
-        "loss      --loss model, ce, dice, focal, ce+dice or focal+dice; --class_weights balanced, or one per class",
-        "metric    mean IoU of the classes, their mean accuracy, overall accuracy of the pixels: all at the size of",
-        "          the masks, whatever the model sees; the IoU of each class is in eval/classes.json",
-        "predict   lw predict RUN a.jpg b.png photos/ --overlays drawn/   (masks in drawn/masks/)",
-    )
+    explanation = {
+        "data": "A folder with images and masks folders, or with train and validation folders of these, matched by "
+        "name; csv, tsv, json, jsonl or parquet with columns of image and mask paths; or a Hub id.",
+        "masks": "PNGs with a class id per pixel, grey or with a palette; 255 is ignored (--ignore_index). "
+        'id2label.json names the classes: {"0": "sky", "1": "tree"}. --reduce_labels if 0 is not a class.',
+        "models": "By default a small U-shaped net. Else a folder or Hub id of transformers (SegFormer, UperNet, "
+        "BEiT, ...), or package.module:function that returns any PyTorch module.",
+        "loss": "--loss model, ce, dice, focal, ce+dice or focal+dice; --class_weights balanced, or a number per "
+        "class.",
+        "metric": "Mean IoU and mean accuracy of the classes, and overall pixel accuracy, all at the size of the "
+        "masks. eval/classes.json has the IoU of each class.",
+        "predict": "lw predict RUN a.jpg b.png photos/ --overlays drawn/ (masks go to drawn/masks/)",
+    }
     example = "lw train semantic-segmentation --data scenes/ --model ./segformer --epochs 20 --batch 8 --lr 6e-5"
     arguments = SemanticSegmentationArguments
-    defaults = MappingProxyType({**VISION_DEFAULTS, "learning_rate": 6e-5, "per_device_train_batch_size": 8})
-    demo = MappingProxyType(
-        {
-            **{"epochs": 16, "batch": 4, "lr": 3e-3, "lr_scheduler_type": "cosine", "warmup_steps": 0.2},
-            **{"weight_decay": 0.2, "ema": 0.99, "augmentation": "none", "class_weights": ["0.2", *["1"] * 10]},
-            "threads": 1,
-        }
-    )
+    defaults = {**VISION_DEFAULTS, "learning_rate": 6e-5, "per_device_train_batch_size": 8}
+    demo = {
+        **{"epochs": 16, "batch": 4, "lr": 3e-3, "lr_scheduler_type": "cosine", "warmup_steps": 0.2},
+        **{"weight_decay": 0.2, "ema": 0.99, "augmentation": "none", "class_weights": ["0.2", *["1"] * 10]},
+        "threads": 1,
+    }
     demo_note = "which pixels of a photo belong to which digit: mean IoU 0.71 (most common class 0.08), 125 s"
+    not_inputs = ("position", "num_items", "full_size", "full_mask")
     sheet_columns = 4
     sheet_size = 320
 
     # --- data ---------------------------------------------------------------------------------------------------
 
     def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> DemoFiles:
-        """Return digits on photos, and their masks."""
         from loopwright.demos.images.image_files import mask_folders
 
         return mask_folders(num_train=800)
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Score the most common class of the training pixels."""
         learnt, scored = (pixels_by_class(job.args, job.data, split) for split in ("train", "validation"))
         if not sum(scored):
             return {}
@@ -119,49 +113,35 @@ class SemanticSegmentation(VisionTask):
         return {"majority": {name: float(value) for name, value in scores.items()}}
 
     def train_transform(self, job: Job) -> Transform:
-        """Return random crops of the image and its mask, flips and colour changes."""
         from loopwright.data.images import segmentation_train
 
         form, args = self.form(job), job.args
         return segmentation_train((form.height, form.width), args.augmentation, args.flip, args.ignore_index)
 
     def eval_transform(self, job: Job) -> Transform:
-        """Return the whole image squeezed to the model's input size."""
         from loopwright.data.images import segmentation_eval
 
         form = self.form(job)
         return segmentation_eval((form.height, form.width))
 
     def load_scene(self, job: Job, is_labelled: bool) -> Callable[[Mapping[str, Any]], Scene]:
-        """Return a reader of an image and its mask."""
         if not is_labelled:
             return super().load_scene(job, is_labelled)
         return _reader(job)
 
-    def to_features(self, job: Job, is_labelled: bool) -> Callable[[Scene, Mapping[str, Any]], dict[str, Any]]:
-        """Return a function that makes tensors, and counts the items of the loss."""
+    def to_features(self, job: Job, is_labelled: bool) -> Features:
         features = super().to_features(job, is_labelled)
         if not is_labelled:
             return features
         is_of_images = "dice" in job.args.loss
         return MaskFeatures(features, job.args.ignore_index, is_of_images, numbers_of(job.args.class_weights))
 
-    def create_dataset(
-        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
-    ) -> Any:
-        """Return the images as tensors; outside training with the masks, or sizes, of the files."""
-        from loopwright.data.images import as_transform
-
-        dataset = super().create_dataset(job, rows, is_labelled=is_labelled, is_training=is_training, limit=limit)
-        if not is_training:
-            dataset.to_features = FullSizeFeatures(dataset.transform, dataset.to_features)
-            dataset.transform = as_transform(None)
-        return dataset
+    def full_size_features(self, transform: Transform, features: Features, is_labelled: bool) -> Features:
+        return FullSizeFeatures(transform, features)
 
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load or build a model with a score per class, and set up the loss."""
         from loopwright.data.images import collate_images
         from loopwright.models import SmallModel
         from loopwright.tasks.vision.models import load_vision_model
@@ -179,11 +159,7 @@ class SemanticSegmentation(VisionTask):
             data.plan,
             auto_class=AUTO_CLASS,
             small="u_net",
-            small_config=lambda side: {
-                "loss": small_loss,
-                "ignore_index": args.ignore_index,
-                "class_weights": weights,
-            },
+            small_config=lambda side: {"loss": small_loss, "ignore_index": args.ignore_index, "class_weights": weights},
             labels=names,
             criterion=CrossEntropy(args.ignore_index),
             semantic_loss_ignore_index=args.ignore_index,
@@ -196,12 +172,7 @@ class SemanticSegmentation(VisionTask):
         check_weights(args)
         return Job(self, data, args, training, loaded.model, loaded.processor, collate_images, [], loaded.new)
 
-    def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the images and, if there are any, the labels."""
-        return {name: value for name, value in batch.items() if name not in _NOT_FOR_MODEL}
-
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the model's own loss, or the configured one on logits scaled to the size of the labels."""
         import torch
 
         from loopwright.models import create_loss
@@ -225,7 +196,6 @@ class SemanticSegmentation(VisionTask):
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return a scorer of mean IoU and accuracies."""
         directions = {"mean_iou": True, "mean_accuracy": True, "overall_accuracy": True}
         scorer = ImageScorer(lambda: _create_metric(job), directions)
         return JointScorer([LossInterval("image_loss", "num_items"), scorer])
@@ -249,16 +219,14 @@ class SemanticSegmentation(VisionTask):
         return samples
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the sample with its pixel counts by the names of true and predicted classes."""
-        names = label_names(job)
+        names = job.label_names
         pixels: dict[str, dict[str, int]] = {}
         for true, predicted, count in sample["pixels"]:
             pixels.setdefault(names[true], {})[names[predicted]] = count
         return {**sample, "pixels": pixels}
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return for each image its classes with their share of the pixels, and the class of each pixel."""
-        names = label_names(job)
+        names = job.label_names
         logits = model(**self.inputs_for(job, batch)).logits
         found = []
         for scores, size in zip(logits, batch["full_size"], strict=True):
@@ -271,7 +239,6 @@ class SemanticSegmentation(VisionTask):
         return found
 
     def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
-        """Yield the classes of each image with their shares, and the paths of the files written with `--overlays`."""
         for shown in super().predict_rows(job, rows):
             if "overlay" in shown:
                 shown["mask"] = str(_mask_beside(Path(shown["overlay"])))
@@ -280,7 +247,6 @@ class SemanticSegmentation(VisionTask):
     # --- pictures -----------------------------------------------------------------------------------------------
 
     def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
-        """Return the image with its classes in colour, right of the truth if known, captioned with the largest ones."""
         from loopwright.data.images import decode_image
 
         image = np.asarray(decode_image(row["image"]))
@@ -297,31 +263,24 @@ class SemanticSegmentation(VisionTask):
         return both, caption if iou is None else f"IoU {iou:.2f}: {caption}"
 
     def draw_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> tuple[Any, str]:
-        """Return the image as the model sees it, with the classes of its labels in colour."""
         picture, _ = super().draw_sample(job, batch, index)
         return _painted(job, picture, batch["labels"][index].cpu().numpy()), ""
 
     def save_overlay(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any], path: Path) -> None:
-        """Write the picture of a prediction, and its mask in the numbering of the data's masks."""
         super().save_overlay(job, row, prediction, path)
         mask = _mask_beside(path)
         mask.parent.mkdir(exist_ok=True)
         write_atomically(mask, mask_file(prediction["_map"].astype(np.int32) + int(job.args.reduce_labels)))
 
     def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
-        """Write sheets of predictions, eval/classes.json, eval/confusion.json and samples/confusion.png."""
-        from loopwright.data.pictures import confusion_picture, encode
+        from loopwright.tasks.vision.pictures import write_confusion
 
         written = super().illustrate(job, run, worst)
-        names = list(label_names(job))
+        names = list(job.label_names)
         matrix = confusion(pairs_in(run.evaluation / "predictions.jsonl", names), len(names))
-        written += [run.evaluation / "classes.json", run.evaluation / "confusion.json"]
-        write_json(written[-2], _filled_metric(job, matrix).table())
-        write_json(written[-1], {"labels": names, "matrix": matrix.tolist()})
-        if len(names) <= _MOST_CLASSES_DRAWN:
-            written.append(run.path / "samples" / "confusion.png")
-            write_atomically(written[-1], encode(confusion_picture(matrix, names)))
-        return written
+        written.append(run.evaluation / "classes.json")
+        write_json(written[-1], _filled_metric(job, matrix).table())
+        return [*written, *write_confusion(run, names, matrix.tolist())]
 
 
 # -------------------------------------------------------------------------------------------------------- features
@@ -329,25 +288,14 @@ class SemanticSegmentation(VisionTask):
 
 @dataclass(frozen=True)
 class MaskReader:
-    """Makes a scene of a row with an image and a mask; used in loader workers.
-
-    Attributes:
-        num_classes: the number of classes.
-        reduce_labels: 0 in masks is not a class, other numbers are one too high.
-        ignore_index: the number of ignored pixels.
-    """
+    """Makes a scene of a row with an image and a mask; used in loader workers."""
 
     num_classes: int
-    reduce_labels: bool
+    reduce_labels: bool  # 0 in masks is not a class, other numbers are one too high
     ignore_index: int
 
     def __call__(self, row: Mapping[str, Any]) -> Scene:
-        """Return the scene.
-
-        Raises:
-            DataError: a file cannot be read, or the mask has an unknown class: preflight does not check all of many
-                masks.
-        """
+        """Return the scene."""
         from loopwright.data.images import load_scene
 
         scene = load_scene(row, reduce_labels=self.reduce_labels, ignore_index=self.ignore_index)
@@ -357,27 +305,20 @@ class MaskReader:
             named = row["mask"] if isinstance(row["mask"], str) else "of an image"
             number = int(scene.semantic[is_wrong][0]) + int(self.reduce_labels)
             raise DataError(
-                f"the mask {named} has the class {number}, where {self.num_classes} classes are known, and "
-                f"{self.ignore_index} for none. Mend it, or name the class in id2label.json."
+                f"the mask {named} has the class {number}, but only {self.num_classes} classes are known, and "
+                f"{self.ignore_index} is ignored. Fix the mask, or name the class in id2label.json."
             )
         return scene
 
 
 @dataclass(frozen=True)
 class MaskFeatures:
-    """Makes features of a scene with a class for each pixel; used in loader workers.
+    """Makes features of a scene with a class for each pixel; used in loader workers."""
 
-    Attributes:
-        features: makes the tensors.
-        ignore_index: the number of ignored pixels.
-        is_of_images: the loss is a mean over images, not over pixels.
-        weights: of the pixels by class; None for 1.
-    """
-
-    features: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
+    features: Features
     ignore_index: int
-    is_of_images: bool
-    weights: tuple[float, ...] | None
+    is_of_images: bool  # the loss is a mean over images, not over pixels
+    weights: tuple[float, ...] | None  # of the pixels, by class
 
     def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tensors, with the sample's weight in the mean loss as "num_items"."""
@@ -392,15 +333,10 @@ class MaskFeatures:
 
 @dataclass(frozen=True)
 class FullSizeFeatures:
-    """Makes features of a scene at the model's input size, and keeps its original mask or size; used in loader workers.
-
-    Attributes:
-        transform: scales the scene down, without randomness.
-        features: makes the features of the smaller scene.
-    """
+    """Makes features of a scene at the model's input size, and keeps its original mask or size."""
 
     transform: Transform
-    features: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
+    features: Features
 
     def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the features, "full_size" (height, width) and, if there is a mask, "full_mask"."""
@@ -426,7 +362,6 @@ class CrossEntropy:
     ignore_index: int
 
     def __call__(self, logits: Any, labels: Any) -> Any:
-        """Return the mean over the pixels that are not ignored."""
         from loopwright.models import create_loss
 
         return create_loss("ce", self.ignore_index)(enlarged(logits, labels.shape[-2:]), labels).loss
@@ -500,7 +435,7 @@ def pairs_in(predictions: Path, names: Sequence[str]) -> Iterator[Pairs]:
 
 
 def _create_metric(job: Job) -> Any:
-    return load_metric("mean_iou", labels=list(label_names(job)), ignore_index=job.args.ignore_index)
+    return load_metric("mean_iou", labels=list(job.label_names), ignore_index=job.args.ignore_index)
 
 
 def _filled_metric(job: Job, matrix: NDArray[np.int64]) -> Any:
@@ -510,12 +445,6 @@ def _filled_metric(job: Job, matrix: NDArray[np.int64]) -> Any:
 
 
 # -------------------------------------------------------------------------------------------------------- pictures
-
-
-def label_names(job: Job) -> Sequence[str]:
-    """Return the names of the classes by number."""
-    assert job.plan.labels is not None, "the schema has a mask"
-    return job.plan.labels.names
 
 
 def mask_file(classes: ClassMap) -> bytes:
@@ -534,7 +463,7 @@ def mask_file(classes: ClassMap) -> bytes:
 
 
 def _reader(job: Job) -> MaskReader:
-    return MaskReader(len(label_names(job)), job.args.reduce_labels, job.args.ignore_index)
+    return MaskReader(len(job.label_names), job.args.reduce_labels, job.args.ignore_index)
 
 
 def _mask_beside(overlay: Path) -> Path:
@@ -545,6 +474,6 @@ def _painted(job: Job, image: Any, classes: ClassMap) -> Any:
     """Return an image with its classes in colour; the background stays as it is."""
     from loopwright.data.pictures import draw_semantic
 
-    names = label_names(job)
+    names = job.label_names
     unpainted = {job.args.ignore_index, *(number for number, name in enumerate(names) if name == _BACKGROUND)}
     return draw_semantic(image, classes, unpainted=unpainted)
