@@ -97,3 +97,6 @@ def test_own_task_trains_and_predicts(tmp_path):
     output = output_of("own_task.py", tmp_path)
     assert numbers(r"mean absolute error ([\d.]+); 80", output)[0] < 0.6
     assert abs(numbers(r"10 years: ([\d.]+)", output)[0] - 14.3) < 1
+    example = (ROOT / "examples" / "own_task.py").read_text(encoding="utf-8")
+    shown = example[example.index("@dataclass") : example.index("\n\n\nif __name__")]
+    assert shown in (ROOT / "docs" / "tasks" / "index.md").read_text(encoding="utf-8")
