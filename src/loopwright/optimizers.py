@@ -334,7 +334,7 @@ def _found(name: str) -> tuple[type[Optimizer], Mapping[str, Any]]:
     if kind is torch.optim.LBFGS:
         raise ConfigError(
             "the optimizer LBFGS evaluates the loss several times in one update, which the training loop does not do: "
-            "use 'adamw_torch', or call LBFGS in a loop of your own"
+            "use 'adamw_torch', or call LBFGS in your own loop"
         )
     if kind is not None:
         return kind, {}

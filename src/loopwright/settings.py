@@ -89,7 +89,7 @@ class RunSettings:
         for name in ("gradient_clip_value", "gradient_clip_norm"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0):
-                raise ConfigError(f"{name} must be a number above 0, or None not to clip, got {value!r}")
+                raise ConfigError(f"{name} must be a number above 0, or None for no clipping, got {value!r}")
         if self.checkpoints is not None and not isinstance(self.checkpoints, Checkpointing):
             raise ConfigTypeError(f"checkpoints must be a Checkpointing(directory, ...), got {self.checkpoints!r}")
         if self.step_mode not in STEP_MODES:
@@ -119,7 +119,7 @@ def check_is_idle(is_running: bool) -> None:
     if is_running:
         raise ConfigError(
             "this trainer is in the middle of a training run, which another run would break. "
-            "Inside a run use request_evaluation() or evaluate_copy(), or a trainer of its own."
+            "Inside a run use request_evaluation() or evaluate_copy(), or a separate trainer."
         )
 
 
@@ -129,7 +129,7 @@ def check_scheduler_factory(create_scheduler_fn: Any) -> None:
         name = type(create_scheduler_fn).__name__
         raise ConfigTypeError(
             f"create_scheduler_fn must be a function that takes the optimizer and returns a scheduler, got a {name} "
-            f"that is already made. Pass functools.partial({name}, ...) without the optimizer."
+            f"that is already created. Pass functools.partial({name}, ...) without the optimizer."
         )
     if create_scheduler_fn is not None and not callable(create_scheduler_fn):
         raise ConfigTypeError(f"create_scheduler_fn is not callable: {create_scheduler_fn!r}")
@@ -144,7 +144,7 @@ def check_parameters(model: Any, optimizer: Any, loss_func: Any = None) -> None:
     ):
         if isinstance(given, type) and issubclass(given, kind):
             made = f"{given.__name__}({'model.parameters(), ...' if name == 'optimizer' else '...'})"
-            raise ConfigTypeError(f"{name} is the class {given.__name__} itself. Pass an object of it: {made}.")
+            raise ConfigTypeError(f"{name} is the class {given.__name__} itself. Pass an instance: {made}.")
     if not isinstance(model, nn.Module):
         return
     parameters = list(model.parameters())
@@ -161,8 +161,8 @@ def check_parameters(model: Any, optimizer: Any, loss_func: Any = None) -> None:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if not any(id(parameter) in held for parameter in parameters):
             raise ConfigError(
-                f"the optimizer holds none of the parameters of {type(model).__name__}. It was probably made for "
-                "another model, or before this one was replaced; make it from model.parameters()."
+                f"the optimizer holds none of the parameters of {type(model).__name__}. It was probably created for "
+                "another model, or before this one was replaced; create it from model.parameters()."
             )
 
 

@@ -351,7 +351,8 @@ def test_callbacks_after_the_one_that_loads_the_best_model_see_it(is_saved_too, 
     assert [torch.equal(seen[0], last), torch.equal(seen[1], first)] == [True, True]
     assert torch.equal(row(read(tmp_path / "too_late").model), last), "asked for before, it was saved before"
     assert (
-        f"Not saving {tmp_path / 'too_late'}: the model is no longer that of the run's end" in capsys.readouterr().out
+        f"Not saving {tmp_path / 'too_late'}: another model was loaded after the end of the run"
+        in capsys.readouterr().out
     )
     for saver in savers:
         assert torch.equal(row(read(saver.save_dir / "final").model), last)

@@ -60,7 +60,7 @@ def test_an_optimizer_that_would_not_be_saved_is_warned_about_where_a_run_saves_
         Adversarial(keep=False).train(DATA, 1, checkpoints=Checkpointing(tmp_path / "one"))
     trainer = Adversarial(keep=False)
     trainer.callback_handler.add_callback(SaveTrainingStateCallback(tmp_path / "two"))
-    with pytest.warns(UserWarning, match="does not hold"):
+    with pytest.warns(UserWarning, match="training states do not hold"):
         trainer.train(DATA, 1)
 
 

@@ -87,7 +87,7 @@ def test_an_evaluation_ends_it_early_and_the_end_of_the_run_too(tmp_path, capsys
 
     assert (summary(tmp_path / "a")["first_update"], summary(tmp_path / "a")["last_update"]) == (4, 5)
     assert (summary(tmp_path / "b")["first_update"], summary(tmp_path / "b")["last_update"]) == (4, 20)
-    assert "updates 4 to 5 (of 50 asked for" in capsys.readouterr().out
+    assert "updates 4 to 5 (of 50 requested" in capsys.readouterr().out
 
 
 def test_an_evaluation_right_before_the_first_profiled_update_is_not_part_of_it(tmp_path):

@@ -56,8 +56,8 @@ def test_parameters_that_the_loss_does_not_use_are_reported_by_name_with_fixes_t
     (looked_for, frozen), told = first
     assert looked_for == frozen
     assert told == 2 * [
-        "the loss does not depend on some of the parameters that are trained: unused.weight, unused.bias. On several "
-        "processes override _create_accelerator to return Accelerator(kwargs_handlers="
+        "the loss does not depend on some of the trained parameters: unused.weight, unused.bias. With several "
+        "processes, override _create_accelerator to return Accelerator(kwargs_handlers="
         "[DistributedDataParallelKwargs(find_unused_parameters=True)]); or freeze them, which is faster: "
         "parameter.requires_grad_(False)"
     ]

@@ -115,7 +115,7 @@ def test_a_forward_pass_that_waits_for_the_device_is_run_eagerly(capsys: Any) ->
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[])
     trainer.train(a_dataset(), num_epochs=1, seed=1, max_num_train_steps=10)
-    assert "operation by operation, not as CUDA graphs" in capsys.readouterr().out
+    assert "Running updates eagerly, not as CUDA graphs" in capsys.readouterr().out
     assert trainer.progress.update == 10
 
 

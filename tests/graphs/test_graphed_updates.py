@@ -181,7 +181,7 @@ def test_the_callbacks_of_loopwright_do_not_stand_in_the_way() -> None:
 
 def test_skipping_updates_means_eager(capsys: Any) -> None:
     assert trained(GraphedTrainer, nan="skip").capturer is None
-    assert "looks at every update" in capsys.readouterr().out
+    assert "checks every update" in capsys.readouterr().out
 
 
 def test_an_optimizer_that_reads_its_rate_on_the_host_means_eager(capsys: Any) -> None:

@@ -112,7 +112,7 @@ def test_damaged_newest_checkpoints_are_skipped(tmp_path, capsys):
         path = tmp_path / "b" / name / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-4] + b"xxxx")
     resumed = trained(tmp_path / "b", **options, resume=True)
-    assert capsys.readouterr().out.count("Passing over a bad checkpoint") == 2
+    assert capsys.readouterr().out.count("Skipping a bad checkpoint") == 2
     assert_same_run(whole, resumed)
 
 
@@ -122,7 +122,7 @@ def test_a_checkpoint_of_another_model_or_other_data_and_a_missing_one_are_refus
     trained(tmp_path, **EVERY_SECOND)
     other = {"model": Classifier(classes=5), "resume": True}
     assert_refused("another model", trained, tmp_path, error=CheckpointError, **other)
-    text = "20 samples|begun with 20"
+    text = "20 samples|started with 20"
     assert_refused(text, trained, tmp_path, data=rows(24), resume=True, error=DataError)
 
 

@@ -190,7 +190,7 @@ def test_11_another_seed_is_reported_once_and_the_saved_one_used(tmp_path, capsy
     capsys.readouterr()
     fit(tmp_path, **options, num_train_epochs=2, seed=7, resume=True)
     reported = [line for line in capsys.readouterr().out.splitlines() if " seed" in line]
-    assert reported == ["Resuming with the saved seed 42: the order of samples follows from it"]
+    assert reported == ["Resuming with the saved seed 42: it determines the order of samples"]
 
 
 NAN_ROWS = rows(20)

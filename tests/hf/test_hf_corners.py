@@ -190,7 +190,7 @@ def test_parameters_that_a_loss_does_not_use_are_found_or_named_in_an_error_on_t
     mine = [float(value) for tensor in weights(alone).values() for value in tensor.flatten()]
     assert first[0] == second[0] == pytest.approx(mine, abs=1e-6)
     for _, text in (first, second):
-        assert "unused.weight, unused.bias. On several processes set ddp_find_unused_parameters=True" in text
+        assert "unused.weight, unused.bias. With several processes, set ddp_find_unused_parameters=True" in text
 
 
 def test_the_arguments_set_the_options_of_ddp(tmp_path):

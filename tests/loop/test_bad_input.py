@@ -173,7 +173,7 @@ def test_errors_about_arguments_are_value_errors_so_that_old_handlers_catch_them
 def test_a_scheduler_instead_of_a_factory_is_refused_and_told_how_to_make_one(make, name):
     trainer = trained()
     scheduler = make(trainer.optimizer)
-    texts = [f"got a {name}", "already made", f"functools.partial({name}, ...)"]
+    texts = [f"got a {name}", "already created", f"functools.partial({name}, ...)"]
     call = partial(Trainer.train, train_dataset=pairs(), num_epochs=1, create_scheduler_fn=scheduler)
     assert_refused(ConfigTypeError, texts, trainer, call)
     with pytest.raises(TypeError):
@@ -364,7 +364,12 @@ class TwoInputsInTraining(Trainer):
 
 
 def test_a_tuple_batch_for_a_model_of_two_inputs_is_refused_with_what_to_do():
-    said = ["forward takes left, right", "first entry alone", "a dict with the names of the forward", "override"]
+    said = [
+        "forward takes left, right",
+        "only the first entry",
+        "a dict with the argument names of the forward",
+        "override",
+    ]
     dataset = TensorDataset(X, X, Y)
     trainer = toys.trainer_of((), TwoInputs(), cls=Trainer)
     for run in (lambda: trainer.train(dataset, 1), lambda: trainer.evaluate(dataset), lambda: trainer.predict(dataset)):
@@ -379,7 +384,7 @@ def test_a_tuple_batch_for_a_model_of_two_inputs_is_refused_with_what_to_do():
 
 
 def test_a_mapping_batch_with_other_names_than_the_model_takes_is_refused_with_both():
-    with pytest.raises(BatchLossError, match="forward takes left, right, and the batch has left, other, which"):
+    with pytest.raises(BatchLossError, match="forward takes left, right, but the batch has left, other, which"):
         trainer_of(TwoInputs()).train(Rows(left=X, other=X, labels=Y), 1)
 
 
@@ -410,8 +415,8 @@ def test_a_class_in_place_of_an_object_is_refused_with_how_to_make_one():
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for given, told in (
-        ((nn.Linear, nn.MSELoss(), optimizer), r"model is the class Linear itself. Pass an object of it: Linear\("),
-        ((model, nn.MSELoss, optimizer), r"loss_func is the class MSELoss itself. Pass an object of it: MSELoss\("),
+        ((nn.Linear, nn.MSELoss(), optimizer), r"model is the class Linear itself. Pass an instance: Linear\("),
+        ((model, nn.MSELoss, optimizer), r"loss_func is the class MSELoss itself. Pass an instance: MSELoss\("),
         ((model, nn.MSELoss(), torch.optim.SGD), r"optimizer is the class SGD .* SGD\(model.parameters\(\), ...\)"),
     ):
         with pytest.raises(ConfigTypeError, match=told):

@@ -281,7 +281,7 @@ def test_a_micro_batch_of_bad_samples_alone_has_no_say_in_a_split_run():
 @pytest.mark.parametrize(("kind", "word"), [(Quiet, "samples"), (PerToken, "items"), (LateItems, "items")])
 def test_what_parts_are_weighed_by_is_reported(kind, word):
     split = fit(make(3, kind=kind))
-    assert f"each weighed by its {word}, as all updates" in " ".join(split.said)
+    assert f"each weighted by its {word}, like all later updates" in " ".join(split.said)
     assert not any("another loss" in line for line in split.said)
 
 
@@ -377,7 +377,7 @@ def exact(name: str, folder) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("reduction", 'reduction="exact" promises'), ("require_exact", "require_exact promises")]
+    ("name", "reason"), [("reduction", 'reduction="exact" guarantees'), ("require_exact", "require_exact guarantees")]
 )
 def test_runs_that_promise_the_same_bits_are_not_split(name, reason, tmp_path):
     with pytest.raises(MemoryLimitError, match=reason):
@@ -466,7 +466,7 @@ def test_an_evaluation_in_parts_sees_each_sample_once(room, tmp_path):
     assert parts.result.metrics["eval_loss_epoch"] == pytest.approx(expected, rel=0, abs=1e-12)
     events = toys.records(tmp_path / "parts", "oom_eval_split")
     assert [event["parts"] for event in events] == {5: [2], 1: [2, 4, 8]}[room]
-    assert "training is not touched" in " ".join(parts.said)
+    assert "training is unaffected" in " ".join(parts.said)
 
 
 def test_the_bar_of_an_evaluation_counts_batches_also_where_they_are_run_in_parts():
@@ -524,7 +524,7 @@ def test_an_evaluation_in_parts_lowers_the_guarantee(tmp_path):
 
 @pytest.mark.parametrize("name", ["reduction", "require_exact"])
 def test_runs_that_promise_the_same_bits_are_not_evaluated_in_parts(name, tmp_path):
-    with pytest.raises(MemoryLimitError, match=f"{name}.* promises the same") as caught:
+    with pytest.raises(MemoryLimitError, match=f"{name}.* guarantees the same") as caught:
         fit(make(1000, 5), eval_dataset=data(17), **exact(name, tmp_path))
     assert caught.value.code == "memory.eval"
 
@@ -542,7 +542,7 @@ def test_an_evaluation_loss_that_is_another_one_in_parts_is_reported():
         trainer.loss_func = loss_func
         trainer.evaluate(data(17), 6)
         assert sum("another loss" in line for line in trainer.said) == num_told
-        assert any("weighed by its samples" in line for line in trainer.said)
+        assert any("weighted by its samples" in line for line in trainer.said)
 
 
 def test_a_prediction_in_parts_says_nothing_about_losses():

@@ -503,8 +503,8 @@ def test_a_file_whose_optimizer_has_other_groups_is_refused_and_changes_nothing(
     with pytest.raises(CheckpointError) as raised:
         trainer.load_checkpoint(tmp_path / "model.pt")
     assert str(raised.value) == (
-        f"{tmp_path / 'model.pt'} is of another optimizer: its parameter groups have the sizes [2], those of the "
-        f"trainer's {sizes}. Group the parameters as they were when it was saved, or pass load_optimizer=False."
+        f"{tmp_path / 'model.pt'} is of another optimizer: its parameter groups have the sizes [2], the "
+        f"trainer's {sizes}. Group the parameters as when it was saved, or pass load_optimizer=False."
     )
     assert torch.equal(weights(model), before)
     assert trainer.optimizer.param_groups[0]["lr"] == 0.7
@@ -524,9 +524,9 @@ def test_a_file_is_loaded_into_a_model_whose_shapes_are_not_known_yet(tmp_path):
     ("name", "make", "told"),
     [
         ("tensor.pt", lambda path: torch.save(torch.ones(2), path), "has no model_state_dict, but Tensor"),
-        ("text.pt", lambda path: path.write_text("nothing of torch's"), "is damaged, or no checkpoint file"),
-        ("empty.pt", lambda path: path.write_bytes(b""), "is damaged, or no checkpoint file"),
-        ("text.safetensors", lambda path: path.write_text("nothing"), "is damaged, or no checkpoint file"),
+        ("text.pt", lambda path: path.write_text("nothing of torch's"), "is damaged, or not a checkpoint file"),
+        ("empty.pt", lambda path: path.write_bytes(b""), "is damaged, or not a checkpoint file"),
+        ("text.safetensors", lambda path: path.write_text("nothing"), "is damaged, or not a checkpoint file"),
         ("code.pt", lambda path: torch.save({"model_state_dict": {}, "x": path}, path), "it holds pathlib"),
         ("folder.pt", Path.mkdir, "is a folder, not a checkpoint file"),
     ],
@@ -567,7 +567,7 @@ def test_a_scheduler_that_cannot_be_saved_is_left_out_of_a_model_file_with_a_war
     trainer = trainer_of()
     trainer.train(pairs(16), 2, create_scheduler_fn=Stateless)
     assert trainer.scheduler.num_steps == 4
-    with pytest.warns(UserWarning, match="without the state of the Stateless, which cannot be saved: nothing to save"):
+    with pytest.warns(UserWarning, match="lacks the state of the Stateless, which cannot be saved: nothing to save"):
         trainer.save_checkpoint(tmp_path / "model.pt")
     assert sorted(trainer_of().load_checkpoint(tmp_path / "model.pt")) == ["model_state_dict", "optimizer_state_dict"]
 
@@ -946,7 +946,7 @@ def test_an_epoch_of_the_users_own_cannot_run_micro_batches_of_updates_that_are_
             for step, batch in enumerate(train_dl):
                 self._perform_forward_and_backward_passes(batch, step)
 
-    with pytest.raises(ConfigError, match="outside of an update, by an epoch of your own"):
+    with pytest.raises(ConfigError, match="outside of an update, by an overridden epoch"):
         trainer_of(cls=OwnEpoch).train(pairs(8), 1)
 
 

@@ -104,7 +104,7 @@ def test_another_number_of_threads_lowers_the_guarantee_and_is_named(tmp_path, c
     capsys.readouterr()
     resumed = fit(tmp_path, resume_from="auto")
     out = capsys.readouterr().out
-    assert "Differs from when it was saved: threads: 1 -> 2\n" in out
+    assert "Changed environment since the checkpoint: threads: 1 -> 2\n" in out
     assert "Resume guarantee T2, sequence-exact" in out and CHANGED not in out
     assert resumed.progress.update == NUM_UPDATES
     assert about(tmp_path, 8)["tier"] == "T2" and about(tmp_path, 8)["fingerprint"]["threads"] == 2
@@ -116,7 +116,7 @@ def test_where_exactness_is_required_a_difference_is_refused_and_nothing_is_touc
     two_threads()
     model = toys.network(6, dropout=0.2)
     weights = toys.weights(model)
-    with pytest.raises(CheckpointError, match=r"cannot be continued bit for bit \(T2.*require_exact.*threads: 1 -> 2"):
+    with pytest.raises(CheckpointError, match=r"cannot be resumed bit-exactly \(T2.*require_exact.*threads: 1 -> 2"):
         fit(tmp_path, resume_from="auto", model=model, policy={"require_exact": True})
     assert contents(tmp_path) == before and torch.equal(toys.weights(model), weights)
     torch.set_num_threads(1)
@@ -455,9 +455,9 @@ def test_data_of_another_length_are_refused_by_name_and_numbers(tmp_path):
     before = contents(tmp_path)
     model = toys.network(6, dropout=0.2)
     weights = toys.weights(model)
-    with pytest.raises(DataError, match="train_dataset has 20 samples, but the run was begun with 16"):
+    with pytest.raises(DataError, match="train_dataset has 20 samples, but the run was started with 16"):
         fit(tmp_path, resume_from="auto", model=model, dataset=toys.data(20), eval_dataset=toys.data(8))
-    with pytest.raises(DataError, match=r"eval_dataset has 9 samples, .* begun with 8.*allow_changed_data=True"):
+    with pytest.raises(DataError, match=r"eval_dataset has 9 samples, .* started with 8.*allow_changed_data=True"):
         fit(tmp_path, resume_from="auto", model=model, eval_dataset=toys.data(9))
     assert contents(tmp_path) == before and torch.equal(toys.weights(model), weights)
 
@@ -487,7 +487,7 @@ def test_going_back_sets_newer_checkpoints_aside_and_auto_continues_with_the_new
     capsys.readouterr()
     fit(tmp_path, partial(sgd, lr=0.2), [stop_at(6)], resume_from=step(tmp_path, 4))
     names = [f"step-{update:010d}" for update in (5, 6, 7, 8)]
-    assert sorted(said(capsys, "Set aside ")) == [f"{name}: the run goes back to step-0000000004" for name in names]
+    assert sorted(said(capsys, "Set aside ")) == [f"{name}: the run resumes from step-0000000004" for name in names]
     aside = sorted(path.name.split("-")[2] for path in tmp_path.glob(".superseded-step-*"))
     assert aside == [f"{update:010d}" for update in (5, 6, 7, 8)]
     assert {name for name in names_in(tmp_path) if name.startswith("step-")} == {
@@ -513,7 +513,7 @@ def test_one_run_is_not_continued_among_the_checkpoints_of_another(tmp_path):
     fit(tmp_path / "other", callbacks=[stop_at(5)])
     before = contents(tmp_path)
     for resume_from in (tmp_path / "one", step(tmp_path / "one", 2)):
-        with pytest.raises(ConfigError, match=r"one.* is of another run than the checkpoints in .*other"):
+        with pytest.raises(ConfigError, match=r"one.* belongs to another run than the checkpoints in .*other"):
             fit(tmp_path / "other", resume_from=resume_from)
     assert contents(tmp_path) == before
     resumed = fit(tmp_path / "third", resume_from=tmp_path / "one", callbacks=[stop_at(4)])

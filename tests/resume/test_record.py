@@ -277,7 +277,7 @@ def test_a_manual_save_that_the_record_prevents_is_a_checkpoint_error(tmp_path, 
         with monkeypatch.context() as patched:
             refuse_records(patched, OSError(errno.EIO, "Input/output error"))
             trainer.write_record("log")
-            with pytest.raises(CheckpointError, match="the metrics of the run are not safe"):
+            with pytest.raises(CheckpointError, match="its metrics could not be written"):
                 trainer.save_training_state(tmp_path / "state")
 
     run(tmp_path / "run", [toys.callback(on_update_end=save)], num_epochs=1)

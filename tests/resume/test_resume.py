@@ -465,7 +465,7 @@ def test_auto_falls_back_over_a_damaged_newest_checkpoint_and_reports_it(whole, 
     assert_same_run(found, expected)
     assert len(found["_seen"]) == num_micro_batches_after(6)
     said = capsys.readouterr().out
-    assert said.count("Passing over a bad checkpoint") == 2
+    assert said.count("Skipping a bad checkpoint") == 2
     assert f"Resumed training state from {checkpoints.path(6)} (epoch 2)" in said
     # The damaged ones of the same name have been written anew, and the one resumed from is kept.
     assert read(checkpoints.path(10)).update == 10

@@ -243,7 +243,7 @@ def test_a_folder_that_cannot_be_written_does_not_stop_a_run(tmp_path, capsys):
     pytest.importorskip("tensorboard")
     (tmp_path / "trackers").write_text("a file", encoding="utf-8")
     trained(tmp_path, TrackerCallback("tensorboard", tmp_path / "trackers"))
-    assert "nothing is reported to trackers, the run goes on" in capsys.readouterr().out
+    assert "nothing is reported to trackers, but the run continues" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------------------ going on

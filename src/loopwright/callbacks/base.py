@@ -315,6 +315,6 @@ def _warn_of_unknown_events(callback: Any) -> None:
             hint = f" Did you mean {nearest[0]}?" if nearest else ""
             warnings.warn(
                 f"{type(callback).__name__}.{name} is not an event of the training loop, so only your own "
-                f"call_event({name!r}, ...) will call it.{hint} Name it in custom_events to say that it is meant.",
+                f"call_event({name!r}, ...) will call it.{hint} List it in custom_events if that is intended.",
                 stacklevel=4,
             )

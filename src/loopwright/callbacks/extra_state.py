@@ -61,7 +61,7 @@ def warn_of_unsaved(trainer: TrainerLike, optimizer: Any, callbacks: Iterable[An
         plain = getattr(value, "optimizer", value)  # inside accelerate's wrapper
         if isinstance(plain, Optimizer) and not any(plain is other for other in held):
             warnings.warn(
-                f"trainer.{name} is an optimizer that a training state does not hold: a resumed run would start it "
-                f"anew, and end with other weights. Add KeepStateCallback({name}=...) to the callbacks to save it.",
+                f"trainer.{name} is an optimizer that training states do not hold: a resumed run would start it from "
+                f"scratch, and end with other weights. Add KeepStateCallback({name}=...) to the callbacks to save it.",
                 stacklevel=3,
             )

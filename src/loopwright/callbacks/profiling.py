@@ -256,7 +256,7 @@ def top_operators(events: Iterable[Any]) -> list[dict[str, Any]]:
 def summary_lines(found: Mapping[str, Any], num_asked: int) -> list[str]:
     """Return the content of summary.json as readable lines; `num_asked` updates were to be profiled."""
     number, total = found["num_updates"], sum(found["seconds"].values())
-    fewer = "" if number == num_asked else f" (of {num_asked} asked for: an evaluation or the end came)"
+    fewer = "" if number == num_asked else f" (of {num_asked} requested: an evaluation or the end came first)"
     shares = rounded_shares(found["shares"])
     lines = [
         f"profile updates {found['first_update']} to {found['last_update']}{fewer}: {1e3 * total / number:.3g} ms each",

@@ -72,7 +72,7 @@ class TrackerCallback(TrainerCallback):
         try:
             run = self._begin(trainer)
         except (OSError, DamagedFileError) as error:
-            tell(", ".join(self.trackers), "start", f"nothing is reported to trackers, the run goes on: {error}")
+            tell(", ".join(self.trackers), "start", f"nothing is reported to trackers, but the run continues: {error}")
             return
         trackers = Trackers(self.trackers, tell)
         identities = trackers.start(run)

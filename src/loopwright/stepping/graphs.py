@@ -63,7 +63,7 @@ def has_graphs(trainer: Trainer) -> bool:
 
 def report_eager(run: TrainingRun, reason: str) -> None:
     """Report why updates are not graphs."""
-    text = f"Updates are run operation by operation, not as CUDA graphs: {reason}"
+    text = f"Running updates eagerly, not as CUDA graphs: {reason}"
     run.trainer.notify("graphs.fallback", text, reason=reason)
     run.logbook.record.write("step_mode", update=run.progress.update, mode="eager", reason=reason)
 
@@ -156,12 +156,12 @@ def _why_eager(run: TrainingRun) -> str | None:
     if run.engine.accelerator.scaler is not None:
         return "the loss scaler of fp16 decides on the host"
     if run.settings.nan == "skip":
-        return 'nan="skip" looks at every update'
+        return 'nan="skip" checks every update'
     if run.memory.parts.train > 1:
         return "micro-batches are run in parts since memory ran out"
     others = run.micro_batch_step.watchers()
     if others:
-        return f"{', '.join(others)} must see every step (graph_safe = True says that it need not)"
+        return f"{', '.join(others)} must see every step (set graph_safe = True if it need not)"
     return why_not_recorded(run.trainer.optimizer)
 
 
@@ -196,7 +196,7 @@ def why_not_recorded(optimizer: Any) -> str | None:
     if getattr(optimizer, "graph_safe", False):
         return None
     if not type(optimizer).__module__.startswith("torch.optim"):
-        return f"{name} is not one of torch's optimizers (graph_safe = True says that it can be recorded)"
+        return f"{name} is not one of torch's optimizers (set graph_safe = True if it can be recorded)"
     # Registered by public methods, but listed only there.
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return f"{name} has step hooks"

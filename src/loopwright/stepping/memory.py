@@ -104,7 +104,7 @@ class MemoryGuard:
         text = (
             f"Out of memory in update {update} ({told}{_told_bytes(asked, free)}): "
             f"run again in {self.parts.train} parts of up to {rows}{_told_weighing(comparison)}, "
-            "as all updates from here on"
+            "like all later updates"
         )
         found = {"update": update, "parts": self.parts.train, "rows": rows, "asked_bytes": asked, "free_bytes": free}
         self._report_split("training", text, comparison, found)
@@ -132,9 +132,9 @@ class MemoryGuard:
         """Return the setting that forbids parts because it promises the same bits whatever the memory, or None."""
         policy = self.run.settings.checkpoints
         if self.run.settings.reduction == "exact":
-            return 'reduction="exact" promises the same sums whatever the memory'
+            return 'reduction="exact" guarantees the same sums regardless of memory'
         if policy is not None and policy.require_exact:
-            return "require_exact promises the same bits whatever the memory"
+            return "require_exact guarantees the same bits regardless of memory"
         return None
 
     def _why_uncut(self, piece: MicroBatch) -> str | None:
@@ -160,7 +160,7 @@ class MemoryGuard:
         if not run.is_running or run.checkpoints.metadata["tier"] >= "T2":
             return
         run.checkpoints.metadata["tier"] = "T2"
-        guarantee = "T2 from here on: where memory runs out is not the same everywhere"
+        guarantee = "T2 from here on: memory does not run out at the same point everywhere"
         run.trainer.notify("resume.guarantee", f"Resume guarantee {guarantee}", tier="T2", guarantee=guarantee)
         run.logbook.record.write("tier", update=found["update"], tier="T2", reason="out of memory: run in parts")
 
@@ -191,9 +191,9 @@ class MemoryGuard:
             return
         text = (
             f"Warning: in parts the {name} loss is another loss: {comparison.whole:.6g} for {comparison.rows} rows at "
-            f"once, {comparison.parts:.6g} as the mean of theirs one by one. Is it a mean over something else? "
-            "Then say over how many, by count_batch_items or num_items_in_batch. Does it compare samples with each "
-            "other? Then say so by why_not_cut."
+            f"once, {comparison.parts:.6g} as the mean over single rows. If it is a mean over something else than "
+            "samples, return their number from count_batch_items or as num_items_in_batch. If it compares samples "
+            "with each other, return a reason from why_not_cut."
         )
         self.run.trainer.notify("memory.loss_changed", text, whole=comparison.whole, parts=comparison.parts)
 
@@ -221,7 +221,7 @@ class MemoryGuard:
         comparison = memory_advice.compare_evaluation(run, piece) if has_loss and self.parts.evaluation == 2 else None
         text = (
             f"Out of memory while evaluating ({told}{told_bytes}): evaluated in parts of up to {rows} from here on"
-            f"{_told_weighing(comparison)}; training is not touched"
+            f"{_told_weighing(comparison)}; training is unaffected"
         )
         position = {"update": run.progress.update, "parts": self.parts.evaluation, "rows": rows}
         self._report_split("evaluation", text, comparison, {**position, "asked_bytes": asked, "free_bytes": free})
@@ -262,8 +262,8 @@ class OptimizerStep:
         forget_frames(error)
         raise TorchMemoryLimitError(
             "memory.train",
-            f"out of memory in the optimizer's step of update {self.run.progress.update + 1}, where it makes its "
-            "state or changes the weights: smaller batches would not help",
+            f"out of memory in the optimizer's step of update {self.run.progress.update + 1}, where it creates "
+            "its state or changes the weights: smaller batches would not help",
             saw=[_first_line(error)],
             fix=self.run.trainer.remedies_of_step(),
         ) from error
@@ -286,7 +286,7 @@ def _told_size(piece: MicroBatch) -> str:
 def _told_weighing(comparison: Comparison | None) -> str:
     if comparison is None:
         return ""
-    return f", each weighed by {comparison.weighed_by or 'its items where they are counted, else by its samples'}"
+    return f", each weighted by {comparison.weighed_by or 'its items where they are counted, else by its samples'}"
 
 
 def _first_line(error: BaseException) -> str:

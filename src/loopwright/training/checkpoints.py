@@ -123,7 +123,7 @@ class RunCheckpoints:
         policy = self.run.settings.checkpoints
         if that_matter and policy is not None and policy.require_exact:
             raise CheckpointError(
-                f"{path} cannot be continued bit for bit with other settings, and require_exact is set. "
+                f"{path} cannot be resumed bit-exactly with changed settings, and require_exact is set. "
                 f"What differs: {'; '.join(map(str, that_matter))}."
             )
         self.is_changed = self.is_changed or bool(that_matter)
@@ -259,7 +259,7 @@ class RunCheckpoints:
         saves, run.requests.saves = run.requests.saves, []
         for directory, metadata in saves:
             if self._has_loaded_model:
-                self._report_unsaved(directory, "the model is no longer that of the run's end, but one loaded since")
+                self._report_unsaved(directory, "another model was loaded after the end of the run")
                 continue
             saver = self.saver if self.saver is not None and directory.parent == self.saver.directory else None
             is_checked_later = saver is not None and saver.is_asynchronous  # by the writer, on its copy
@@ -293,11 +293,11 @@ class RunCheckpoints:
         if trainer.run_config is None or not self.metadata:
             raise ConfigError("save_training_state needs a trainer that has been prepared by train()")
         if not self._weights_are_finite():
-            raise CheckpointError(f"not saving {output_dir}: a weight is not finite, and nothing good could come of it")
+            raise CheckpointError(f"not saving {output_dir}: a weight is not finite")
         try:
             model, state, files = self.capture(metadata)
         except OSError as error:
-            raise CheckpointError(f"cannot save {output_dir}: the metrics of the run are not safe: {error}") from error
+            raise CheckpointError(f"cannot save {output_dir}: its metrics could not be written: {error}") from error
         write_here = write_shards if is_sharded(trainer.model) else world_process_zero_only(write)
         write_here(
             output_dir,

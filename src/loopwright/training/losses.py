@@ -81,8 +81,8 @@ class EpochLosses:
         """
         if not hasattr(self, "_window"):
             raise ConfigError(
-                "a micro-batch was run outside of an update, by an epoch of your own: its weight is not known. "
-                "Call calculate_train_batch_loss and backward_step there, or let _run_train_epoch be ours."
+                "a micro-batch was run outside of an update, by an overridden epoch, so its weight is unknown. Call "
+                "calculate_train_batch_loss and backward_step there, or do not override _run_train_epoch."
             )
         loss: Tensor = output["loss"]
         index = self.index
@@ -252,7 +252,7 @@ def batch_loss(model: Any, loss_func: Any, batch: Any) -> dict[str, Any]:
         held = f" of {len(batch)}" if isinstance(batch, (list, tuple)) else ""
         raise BatchLossError(
             f"a batch must be (inputs, targets, ...) or a mapping, got a {type(batch).__name__}{held}. "
-            "Override calculate_train_batch_loss and calculate_eval_batch_loss for batches of another kind."
+            "Override calculate_train_batch_loss and calculate_eval_batch_loss for other kinds of batches."
         )
     inputs, targets = batch[0], batch[1]
     outputs = _outputs(model, inputs)
@@ -273,7 +273,7 @@ def unused_parameters(model: Any, error: BaseException, remedies: Callable[[], t
     named = f": {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" if names else ""
     sharing, freezing = remedies()
     return ConfigError(
-        f"the loss does not depend on some of the parameters that are trained{named}. On several processes "
+        f"the loss does not depend on some of the trained parameters{named}. With several processes, "
         f"{sharing}; or freeze them, which is faster: {freezing}"
     )
 
@@ -356,12 +356,12 @@ def _outputs(model: Any, /, *inputs: Any, **named: Any) -> Any:
         takes = f"the model's forward takes {', '.join(signature.parameters) or 'nothing'}"
         if named:
             raise BatchLossError(
-                f"{takes}, and the batch has {', '.join(named)}, which are passed by name. Let the dataset or the "
-                f"collate_fn make a mapping with the names of the forward (and labels), or {hooks}."
+                f"{takes}, but the batch has {', '.join(named)}, which are passed by name. Let the dataset or the "
+                f"collate_fn return a mapping with the argument names of the forward (and labels), or {hooks}."
             ) from error
         raise BatchLossError(
-            f"{takes}, but of a tuple batch it gets the first entry alone, and the loss function the second. Let the "
-            f"dataset return a dict with the names of the forward, and the target as labels, or {hooks}."
+            f"{takes}, but gets only the first entry of a tuple batch; the second goes to the loss function. Let the "
+            f"dataset return a dict with the argument names of the forward, and the target as labels, or {hooks}."
         ) from error
 
 

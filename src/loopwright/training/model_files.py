@@ -131,7 +131,7 @@ def save_model_file(path: str | Path, model: nn.Module, optimizer: Any, schedule
     _write_readable(path, {**state, **extra})
     if problem is not None:
         kind = type(scheduler).__name__
-        warnings.warn(f"{path} is without the state of the {kind}, which cannot be saved: {problem}", stacklevel=2)
+        warnings.warn(f"{path} lacks the state of the {kind}, which cannot be saved: {problem}", stacklevel=2)
 
 
 def _write_readable(path: str | Path, state: dict[str, Any]) -> None:
@@ -146,8 +146,8 @@ def _write_readable(path: str | Path, state: dict[str, Any]) -> None:
             raise CheckpointError(f"{path} is not written: {error}. {_WHAT_FILES_HOLD}") from error
         if refused := get_unsafe_globals_in_checkpoint(aside):
             raise CheckpointError(
-                f"{path} is not written: it would hold {', '.join(refused[:5])}, and could not be read again, since "
-                f"files are read without running code of theirs. {_WHAT_FILES_HOLD}"
+                f"{path} is not written: it would hold {', '.join(refused[:5])}, which could not be read again, "
+                f"because files are read without running code from them. {_WHAT_FILES_HOLD}"
             )
 
     store.write_file(path, write)
@@ -169,8 +169,8 @@ def load_model_file(
         raise CheckpointError(f"there is no checkpoint file {path}")
     if Path(path).is_dir():
         raise CheckpointError(
-            f"{path} is a folder, not a checkpoint file. A training state is continued by train(resume_from=...), or "
-            "read by load_training_state."
+            f"{path} is a folder, not a checkpoint file. Resume a training state with train(resume_from=...), or "
+            "read it with load_training_state."
         )
     if Path(path).suffix == ".safetensors":
         from safetensors.torch import load_file
@@ -214,11 +214,11 @@ def _read(path: str | Path, read: Callable[[str | Path], Any]) -> Any:
             refused = []
         if refused:
             raise CheckpointError(
-                f"{path} is not read: it holds {', '.join(refused[:5])}, which needs code to be run, and a file may "
-                "bring any. If you trust it, read it by torch.load(path, weights_only=False), give its weights to the "
-                "model, and save them again."
+                f"{path} is not read: it holds {', '.join(refused[:5])}, which would run code from the file. If you "
+                "trust it, read it with torch.load(path, weights_only=False), load its weights into the model, and "
+                "save them again."
             ) from error
-        raise CheckpointError(f"{path} is damaged, or no checkpoint file ({type(error).__name__})") from error
+        raise CheckpointError(f"{path} is damaged, or not a checkpoint file ({type(error).__name__})") from error
 
 
 def check_class(what: str, saved: str, current: Any, fix: str) -> None:
@@ -259,8 +259,8 @@ def _check_groups(source: str, optimizer: Any, saved: Mapping[str, Any]) -> None
     )
     if here != found:
         raise CheckpointError(
-            f"{source} is of another optimizer: its parameter groups have the sizes {found}, those of the trainer's "
-            f"{here}. Group the parameters as they were when it was saved, or pass load_optimizer=False."
+            f"{source} is of another optimizer: its parameter groups have the sizes {found}, the trainer's {here}. "
+            "Group the parameters as when it was saved, or pass load_optimizer=False."
         )
 
 

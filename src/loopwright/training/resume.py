@@ -43,7 +43,7 @@ def find_resume_path(resume_from: str | Path | None, checkpoints: Checkpointing 
     if resume_from is None:
         if checkpoints is not None and store.has_checkpoints(checkpoints.directory):
             raise ConfigError(
-                f'{checkpoints.directory} holds checkpoints of an earlier run. Continue it with resume_from="auto", '
+                f'{checkpoints.directory} holds checkpoints of an earlier run. Resume it with resume_from="auto", '
                 "or choose another folder for a new run."
             )
         return None
@@ -69,7 +69,7 @@ def find_resume_path(resume_from: str | Path | None, checkpoints: Checkpointing 
             return folder
     found, problems = store.find_newest(folder, quarantine=str(resume_from) == "auto")
     for problem in problems:
-        notify("checkpoint.passed_over", f"Passing over a bad checkpoint: {problem}", problem=problem)
+        notify("checkpoint.passed_over", f"Skipping a bad checkpoint: {problem}", problem=problem)
     if found is None and str(resume_from) != "auto":
         raise ConfigError(
             f"resume_from={str(resume_from)!r} holds no checkpoint (no {store.MANIFEST} in it or below it)"
@@ -103,7 +103,7 @@ def leave_newer_behind(folder: Path, checkpoints: Checkpointing | None, notify: 
         return
     update = store.update_of(store.read_manifest(folder))
     for path in store.set_aside_newer(checkpoints.directory, update):
-        text = f"Set aside {path.name}: the run goes back to {folder.name}"
+        text = f"Set aside {path.name}: the run resumes from {folder.name}"
         notify("checkpoint.set_aside", text, path=path, resumed_from=folder)
 
 
@@ -113,8 +113,8 @@ def _check_same_run(folder: Path, checkpoints: Checkpointing | None) -> None:
     for path in store.checkpoint_folders(checkpoints.directory) if checkpoints is not None else ():
         if _run_of(path) not in (run_id, None):
             raise ConfigError(
-                f"{folder} is of another run than the checkpoints in {path.parent}. Save the continued run to a folder "
-                "of its own."
+                f"{folder} belongs to another run than the checkpoints in {path.parent}. Save the resumed run to a "
+                "separate folder."
             )
 
 
@@ -143,8 +143,8 @@ def check_sizes(saved: Mapping[str, int | None], current: Mapping[str, int | Non
         before = saved.get(name)
         if None not in (before, size) and before != size:
             raise DataError(
-                f"{name} has {size} samples, but the run was begun with {before}: its order of samples would be "
-                "another one. Put the data back, or pass Checkpointing(..., allow_changed_data=True) to go on with it."
+                f"{name} has {size} samples, but the run was started with {before}: the order of samples would change. "
+                "Restore the data, or pass Checkpointing(..., allow_changed_data=True) to continue with it."
             )
 
 
@@ -200,7 +200,7 @@ def resume(run: TrainingRun, path: Path) -> None:
     trainer, checkpoints = run.trainer, run.checkpoints
     checkpoint = checkpoints.read(path)
     if "run" not in checkpoint.state:
-        raise CheckpointError(f"{path} was not written by a Trainer: it does not say where the run stood")
+        raise CheckpointError(f"{path} was not written by a Trainer: it does not contain the position of a run")
     _check_continuity(run, path, checkpoint.about)
     types = changed_types(checkpoint.model, run.bare_model().state_dict())
     checkpoints.announce(path, types, types)
@@ -248,7 +248,7 @@ def _restored_parts(run: TrainingRun, saved: dict[str, int]) -> Parts:
     if parts == Parts() or not (is_exact or run.engine.is_distributed):
         return parts
     reason = 'reduction="exact" does not allow them' if is_exact else "several processes take part now"
-    text = f"Resuming with whole batches, not in parts as since memory ran out: {reason}"
+    text = f"Resuming with whole batches, although they were split after memory ran out: {reason}"
     run.trainer.notify("resume.parts", text, reason=reason)
     run.checkpoints.metadata["tier"] = max(run.checkpoints.metadata["tier"], "T2")
     return Parts()
@@ -265,11 +265,11 @@ def _check_continuity(run: TrainingRun, path: Path, saved: dict[str, Any]) -> No
     if policy is not None and policy.require_exact and metadata["tier"] not in EXACT:
         found = "; ".join(map(str, differing)) or "nothing; the data source has no random access"
         raise CheckpointError(
-            f"{path} cannot be continued bit for bit ({metadata['tier']}, {TIERS[metadata['tier']]}), and "
+            f"{path} cannot be resumed bit-exactly ({metadata['tier']}, {TIERS[metadata['tier']]}), and "
             f"require_exact is set. What differs: {found}."
         )
     for change in differing:
-        run.trainer.notify("resume.environment", f"Differs from when it was saved: {change}", change=change)
+        run.trainer.notify("resume.environment", f"Changed environment since the checkpoint: {change}", change=change)
     changes = differences(saved["settings"], metadata["settings"]) + differences(saved["data"], metadata["data"])
     changes = [change for change in changes if change.name != _SETTLED]
     run.checkpoints.announce(path, changes, [change for change in changes if change.name not in LENGTHS])
@@ -292,7 +292,7 @@ def _left_out(run: TrainingRun, state: dict[str, Any]) -> Iterator[str]:
     if state["scheduler"] is not None and run.trainer.scheduler is None:
         yield f"Resuming without the saved {state['scheduler_class']}: no create_scheduler_fn was given"
     if state["run"]["seed"] != run.seed:
-        yield f"Resuming with the saved seed {state['run']['seed']}: the order of samples follows from it"
+        yield f"Resuming with the saved seed {state['run']['seed']}: it determines the order of samples"
     here = Counter(run.trainer.callback_handler.state_names())
     for name, count in (Counter(saved["class"] for saved in state["callbacks"] if saved["state"]) - here).items():
         yield f"Resuming without the saved state of {count} {name}"
