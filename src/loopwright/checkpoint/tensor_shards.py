@@ -134,17 +134,14 @@ def read_split(folder: Path, table: Table, mesh: Any = None) -> dict[str, torch.
     return targets
 
 
-def iterate_whole(folder: Path, table: Table, only_kinds: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a table, one at a time in memory; with `only_kinds` just shapes and dtypes."""
+def iterate_whole(folder: Path, table: Table) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a table, one at a time in memory."""
     files: dict[str, Any] = {}
     with ExitStack() as stack:
         for name, entry in table.items():
-            if only_kinds:
-                yield name, torch.empty(entry["shape"], dtype=dtype_of(entry["dtype"]), device="meta")
-                continue
             targets = {name: _empty(entry, None)}
             _fill(folder, {name: entry}, targets, files, stack)
-            yield name, targets[name]
+            yield targets[name]
 
 
 def _fill(

@@ -17,7 +17,7 @@ from loopwright.checkpoint.files import HashedFile
 from loopwright.checkpoint.sharded_checkpoint import everywhere
 from loopwright.checkpoint.state_by_name import untied
 from loopwright.checkpoint.store import MODEL, SHARDED_FORMAT, read_table, verify, write_file
-from loopwright.checkpoint.tensor_file import write_data, write_header
+from loopwright.checkpoint.tensor_file import check_header, dtype_of, write_data, write_header
 from loopwright.engine.nested import map_tensors
 from loopwright.engine.processes import gather_objects
 from loopwright.engine.sharding import load_weights, split_like, whole
@@ -99,25 +99,24 @@ def export_weights(directory: str | Path, path: str | Path) -> Path:
     """Verify a checkpoint, and write its weights, sharded or not, into one safetensors file, one tensor at a time."""
     folder, final = Path(directory), Path(path)
     manifest = verify(folder)
+    is_sharded = manifest["format"] == SHARDED_FORMAT
+    prefix, file_name = (MODEL, "state.safetensors") if is_sharded else ("", "model.safetensors")
+    header = check_header(folder / file_name, {"format": "pt", **manifest["identity"]})
+    whole_ones = {name: header[name] for name in sorted(header) if name.startswith(prefix)}
+    split_ones = read_table(folder, manifest) if is_sharded else {}
+    split_ones = {name: entry for name, entry in split_ones.items() if name.startswith(prefix)}
 
-    tensors = (tensor for _, tensor in _weights(folder, manifest, only_kinds=False))
+    def tensors() -> Iterator[torch.Tensor]:
+        with safe_open(folder / file_name, "pt") as file:
+            yield from map(file.get_tensor, whole_ones)
+        yield from shards.iterate_whole(folder, split_ones)
+
+    kinds = {
+        name.removeprefix(prefix): torch.empty(entry["shape"], dtype=dtype_of(entry["dtype"]), device="meta")
+        for name, entry in {**whole_ones, **split_ones}.items()
+    }
     try:
-        _write(final, dict(_weights(folder, manifest, only_kinds=True)), tensors, {})
+        _write(final, kinds, tensors(), {})
     except OSError as error:
         raise CheckpointError(f"cannot write {final}: {error}") from error
     return final
-
-
-def _weights(folder: Path, manifest: Mapping[str, Any], only_kinds: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the weights of a checkpoint by name, always in the same order; with `only_kinds` just shapes and dtypes."""
-    is_sharded = manifest["format"] == SHARDED_FORMAT
-    prefix, name_of_file = (MODEL, "state.safetensors") if is_sharded else ("", "model.safetensors")
-    with safe_open(folder / name_of_file, "pt") as file:
-        for name in sorted(file.keys()):
-            if name.startswith(prefix):
-                tensor = file.get_tensor(name)
-                yield name.removeprefix(prefix), tensor.to("meta") if only_kinds else tensor
-    if is_sharded:
-        table = {name: entry for name, entry in read_table(folder, manifest).items() if name.startswith(MODEL)}
-        for name, tensor in shards.iterate_whole(folder, table, only_kinds):
-            yield name.removeprefix(MODEL), tensor
