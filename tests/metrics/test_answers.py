@@ -51,7 +51,7 @@ def test_the_means_are_between_0_and_100():
     assert metric.compute() == {"exact_match": 100 / 3, "f1": 60.0}
 
 
-def test_scores_are_those_of_torchmetrics():
+def test_scores_match_torchmetrics():
     columns = columns_of("squad", 200)
     theirs = SQuAD()
     theirs.update(

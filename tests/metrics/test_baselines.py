@@ -143,7 +143,7 @@ def test_compressors_give_bits_per_byte():
     ],
     ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
 )
-def test_baselines_that_cannot_be_had_are_told(call, kind, expected):
+def test_impossible_baselines_are_refused(call, kind, expected):
     with pytest.raises(kind) as caught:
         call()
     assert expected in str(caught.value)

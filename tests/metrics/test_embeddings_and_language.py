@@ -57,12 +57,12 @@ def test_a_pool_is_searched_in_chunks_of_queries(chunk_size):
     assert 1 < max(ranks) < 50
 
 
-def test_embeddings_of_different_lengths_are_told():
+def test_embeddings_of_different_lengths_are_refused():
     with pytest.raises(DataError, match="queries have 2 dimensions, but items of the pool 3"):
         next(metrics.similarity_rows([[1.0, 2.0]], [[1.0, 2.0, 3.0]]))
 
 
-def test_the_correlation_of_cosines_is_that_of_scipy():
+def test_the_correlation_of_cosines_matches_scipy():
     columns = columns_of("cosine_spearman", 100)
     cosines = torch.nn.functional.cosine_similarity(*(torch.tensor(columns[side]) for side in ("first", "second")))
     expected = scipy.stats.spearmanr(cosines.numpy(), columns["scores"]).statistic
@@ -72,7 +72,7 @@ def test_the_correlation_of_cosines_is_that_of_scipy():
     assert zeros.compute() == {"spearmanr": 1.0}
 
 
-def test_bits_per_byte_stand_beside_loss_and_perplexity():
+def test_bits_per_byte_come_with_loss_and_perplexity():
     metric = metrics.load("bits_per_byte")
     metric.add_batch(sums=[12.5, 40.25], counts=[5, 16], num_bytes=[21, 70])
     assert metric.compute() == {

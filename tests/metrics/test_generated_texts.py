@@ -65,7 +65,7 @@ def test_rouge_is_the_mean_of_rouge_score(use_stemmer):
         ("chrf", {"word_order": 2, "lowercase": True}),
     ],
 )
-def test_corpus_scores_are_those_of_sacrebleu(name, options):
+def test_corpus_scores_match_sacrebleu(name, options):
     columns = columns_of("chrf", 50)
     theirs = {"sacrebleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF}[name](**options)
     streams = [[texts[0] for texts in columns["references"]]]

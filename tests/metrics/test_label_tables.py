@@ -12,7 +12,7 @@ from loopwright.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_scores_of_several_labels_are_those_of_scikit_learn(seed):
+def test_scores_of_several_labels_match_scikit_learn(seed):
     columns = columns_of("multilabel", 80, seed)
     predictions, references = columns["predictions"].copy(), columns["references"].copy()
     predictions[:, 3] = references[:, 3] = 0  # A label that never occurs counts as 0 in the mean.
@@ -46,7 +46,7 @@ def test_the_number_of_columns_may_not_change():
     assert metric.compute()["f1_micro"] == 1.0
 
 
-def test_the_confusion_matrix_is_that_of_scikit_learn():
+def test_the_confusion_matrix_matches_scikit_learn():
     columns = columns_of("confusion_matrix", 100)
     result = metrics.load("confusion_matrix").compute(**columns)
     expected = sklearn.metrics.confusion_matrix(columns["references"], columns["predictions"])

@@ -121,7 +121,7 @@ def test_metrics_of_texts_are_combined():
     assert result["exact_match"] == 0.5 and result["rouge1"] == pytest.approx((2 / 3 + 1) / 2)
 
 
-def test_options_that_come_after_the_samples_are_told():
+def test_options_after_the_samples_are_refused():
     metric = metrics.load("rouge")
     metric.add_batch(predictions=["dogs"], references=["dog"])
     with pytest.raises(ConfigError, match="use_stemmer of rouge applies when samples are added"):

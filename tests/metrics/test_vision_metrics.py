@@ -48,7 +48,7 @@ def test_top_k_accuracy_has_the_numbers_of_scikit_learn():
         ([math.nan, math.nan, math.nan], 2, [0.0, 0.0]),
     ],
 )
-def test_k_is_capped_by_the_classes_and_what_is_not_a_number_is_never_right(row, label, expected):
+def test_k_is_capped_by_the_classes_and_nan_is_never_right(row, label, expected):
     result = metrics.load("top_k_accuracy").compute(predictions=[row], references=[label])
     assert list(result.values()) == expected
 
@@ -95,7 +95,7 @@ def test_classes_that_never_occur_are_left_out_and_ignored_pixels_do_not_count()
 # ------------------------------------------------------------------------------------------------------- coco ap
 
 
-def test_average_precision_is_what_is_worked_out_by_hand():
+def test_average_precision_by_hand():
     # Three objects of a class, four predictions by falling score: hit, miss, hit, and a second hit of the first object.
     boxes = [[0, 0, 10, 10], [20, 0, 30, 10], [0, 20, 10, 30]]
     reference = objects(boxes, [0, 0, 0])
@@ -117,7 +117,7 @@ def test_a_box_counts_up_to_the_threshold_of_its_overlap():
     assert result["map"] in (pytest.approx(0.6), pytest.approx(0.7))
 
 
-def test_masks_are_compared_as_masks_whichever_way_they_are_given():
+def test_masks_of_any_form_are_compared_as_masks():
     mask = np.zeros((20, 30), dtype=bool)
     mask[2:12, 5:15] = True
     half = mask.copy()
@@ -155,7 +155,7 @@ def test_an_image_that_comes_twice_counts_once():
     assert twice.state_dict() == once.state_dict() and twice.compute() == once.compute()
 
 
-def test_only_the_surest_hundred_of_a_class_are_kept_and_nothing_of_the_image():
+def test_only_the_hundred_most_confident_objects_of_a_class_are_kept():
     far = [[50.0, 50.0, 51.0, 51.0]] * 150
     found = objects([*far, [0, 0, 10, 10]], [0] * 150 + [1], [0.5 + place / 1000 for place in range(150)] + [0.1])
     metric = metrics.load("coco_ap")
@@ -189,7 +189,7 @@ def test_the_table_of_classes_has_the_mean_of_the_result():
 # ------------------------------------------------------------------------------------------ reconstruction error
 
 
-def test_reconstruction_error_is_the_mean_over_hidden_pixels_beside_that_of_the_mean_image():
+def test_reconstruction_error_is_a_mean_over_hidden_pixels_next_to_the_mean_image():
     columns = columns_of("reconstruction_error")
     hidden = np.broadcast_to(columns["masks"][:, None], columns["references"].shape)
     mean = columns["references"].mean(axis=0)

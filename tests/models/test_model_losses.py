@@ -40,7 +40,7 @@ def by_hand(name, logits, labels):
 
 
 @pytest.mark.parametrize("name", LOSS_NAMES)
-def test_a_loss_is_what_a_plain_loop_finds(pixels, name):
+def test_a_loss_matches_a_plain_loop(pixels, name):
     parts = name.split("+")
     rows = by_hand(parts[0], *pixels)
     with_labels = [row for row in rows if row[1]]
@@ -71,7 +71,7 @@ def test_parts_weighted_by_their_items_make_the_whole(pixels, name, weights):
     assert float(mean) == pytest.approx(float(whole.loss), rel=1e-6)
 
 
-def test_cross_entropy_is_that_of_torch_with_and_without_weights(pixels):
+def test_cross_entropy_matches_torch_with_and_without_weights(pixels):
     logits, labels = pixels
     weights = torch.tensor([0.5, 1.0, 2.0, 4.0])
     assert create_loss("ce", IGNORED)(logits, labels).loss == pytest.approx(
@@ -94,14 +94,14 @@ def test_without_items_a_loss_is_0_and_so_is_its_gradient(name):
 
 
 @pytest.mark.parametrize("name", LOSS_NAMES)
-def test_a_loss_falls_as_the_right_class_gets_surer(name):
+def test_a_loss_falls_with_the_score_of_the_right_class(name):
     labels = torch.randint(0, 3, (2, 4, 4))
     right = F.one_hot(labels, 3).movedim(-1, 1).float()
     values = [float(create_loss(name)(sureness * right, labels).loss) for sureness in (-5.0, 0.0, 5.0, 50.0)]
     assert values == sorted(values, reverse=True) and values[-1] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_focal_loss_of_decisions_is_a_mean_over_samples_of_what_a_plain_loop_finds():
+def test_focal_loss_of_decisions_matches_a_plain_loop():
     logits, targets = torch.randn(3, 2, 4), torch.rand(3, 2, 4)
     targets[0, 0, 1] = targets[0, 1, 2] = targets[1, 0, 0] = 1.0
     expected = []
@@ -118,6 +118,6 @@ def test_focal_loss_of_decisions_is_a_mean_over_samples_of_what_a_plain_loop_fin
     assert sigmoid_focal(logits, targets).tolist() == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_loss_that_does_not_exist_is_told():
+def test_an_unknown_loss_is_refused():
     with pytest.raises(ConfigError, match="there is no loss 'cse': use ce, focal, dice, ce\\+dice, focal\\+dice"):
         create_loss("cse")

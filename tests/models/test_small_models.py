@@ -105,13 +105,13 @@ def test_the_number_of_classes_follows_from_their_names():
         ("masked_vit", {"num_heads": 5}, "must be a multiple of num_heads, got 96 and 5"),
     ],
 )
-def test_models_that_cannot_be_made_are_told(name, config, expected):
+def test_impossible_models_are_refused(name, config, expected):
     with pytest.raises(ConfigError) as caught:
         models.create(name, **config)
     assert expected in str(caught.value)
 
 
-def test_a_folder_without_a_model_or_with_a_damaged_one_is_told(tmp_path):
+def test_a_folder_without_a_model_or_with_a_damaged_one_is_refused(tmp_path):
     assert not models.holds_model(tmp_path)
     with pytest.raises(CheckpointError, match="there is no model in"):
         models.load(tmp_path)
@@ -156,7 +156,7 @@ def test_images_of_any_size_can_be_trained_on(size):
 # --------------------------------------------------------------------------------------------------- centre point
 
 
-def test_hills_stand_where_objects_are_and_the_higher_of_two_counts():
+def test_the_heatmap_has_a_peak_per_object_and_the_higher_of_two_counts():
     images, classes = torch.tensor([0, 0, 1]), torch.tensor([1, 1, 0])
     row, column = torch.tensor([2, 2, 5]), torch.tensor([3, 4, 0])
     sizes = torch.tensor([[6.0, 12.0], [6.0, 12.0], [0.25, 0.25]])
@@ -172,7 +172,7 @@ def test_hills_stand_where_objects_are_and_the_higher_of_two_counts():
     assert maps[0, 1, 2, 3] == 1 and maps[0, 1, 2, 4] == 1 and maps[1, 0, 5, 0] == 1 and not maps[0, 0].any()
 
 
-def test_what_the_maps_say_is_decoded_to_boxes_scores_classes_and_masks():
+def test_maps_are_decoded_to_boxes_scores_classes_and_masks():
     model = models.create("center_point", **SMALL["center_point"])
     peaks, places = torch.full((2, 3, 4, 6), -9.0), torch.zeros(2, 4, 4, 6)
     coefficients, prototypes = torch.zeros(2, 4, 4, 6), torch.full((2, 4, 8, 12), -1.0)
@@ -206,7 +206,7 @@ def test_the_loss_of_a_detector_is_a_mean_over_images_with_and_without_objects()
 
 
 @pytest.mark.parametrize("num_prototypes", [0, 4])
-def test_the_loss_of_a_detector_is_the_mean_of_those_of_its_images_which_it_tells_in_evaluation(num_prototypes):
+def test_the_loss_of_a_detector_is_the_mean_of_its_image_losses_in_evaluation(num_prototypes):
     images = torch.rand(3, 3, 16, 16)
     labels = [objects((8, 8, 8, 8), (4, 4, 6, 6), classes=(0, 2)), objects(), objects((10, 6, 8, 8))]
     model = models.create("center_point", num_labels=3, width=8, num_prototypes=num_prototypes)
@@ -238,7 +238,7 @@ def test_a_detector_learns_a_scene_by_heart(num_prototypes):
         assert both.sum() / either.sum() > 0.8
 
 
-def test_masks_of_another_size_than_their_image_are_told():
+def test_masks_of_another_size_than_their_image_are_refused():
     model = models.create("center_point", **SMALL["center_point"])
     with pytest.raises(DataError, match="do not fit images of shape"):
         model(torch.randn(1, 3, 16, 16), [objects((8, 8, 4, 4), size=(18, 18))])
@@ -264,7 +264,7 @@ def test_hidden_patches_are_not_seen_and_only_they_count():
         model(torch.randn(1, 3, 6, 8))
 
 
-def test_filling_in_is_learned_where_the_visible_patches_tell_the_hidden_ones():
+def test_hidden_patches_are_learned_from_visible_ones():
     model = models.create("masked_vit", **SMALL["masked_vit"])
     # Each image has one colour.
     batches = ((torch.randn(32, 3, 1, 1).expand(-1, -1, 8, 8), torch.rand(32, 16) < 0.5) for _ in range(60))

@@ -32,7 +32,7 @@ at("pointerdown", 0.3); at("pointermove", 0.7); at("pointerup", 0.7);
 const zoomed = Boolean(document.querySelector(".reset"));
 document.querySelector(".reset").click();
 const back = !document.querySelector(".reset");
-document.body.setAttribute("data-told", JSON.stringify({tip, zoomed, back}));
+document.body.setAttribute("data-result", JSON.stringify({tip, zoomed, back}));
 </script>
 """
 

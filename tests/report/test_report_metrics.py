@@ -59,7 +59,7 @@ def test_a_curve_of_more_points_than_are_kept_still_has_its_extremes():
     assert series.mean() == pytest.approx(math.fsum(wave) / 400_000)
 
 
-def test_curves_hold_what_was_logged_under_the_name_of_the_metric(tmp_path):
+def test_curves_hold_the_logged_values_by_metric(tmp_path):
     series = read_rows(tmp_path, records()).series
     assert series["loss"].points(600) == [(update, 2.0 / update) for update in (10, 20, 30, 40)]
     assert series["eval_accuracy"].points(600) == [(20, 0.6), (40, 0.7)]
@@ -162,7 +162,7 @@ def test_a_file_that_grows_is_read_on_and_ends_as_if_it_had_been_read_at_once(tm
     }
 
 
-def test_a_file_that_a_resume_cut_back_is_read_anew(tmp_path):
+def test_a_file_truncated_by_a_resume_is_read_again(tmp_path):
     path = tmp_path / "m.jsonl"
     write_lines(path, records())
     metrics = read(path)
@@ -172,7 +172,7 @@ def test_a_file_that_a_resume_cut_back_is_read_anew(tmp_path):
     assert metrics.series["loss"].points(99)[:3] == [(10, 0.2), (20, 0.1), (25, 9.0)]
 
 
-def test_a_run_that_goes_on_from_a_save_whose_record_was_cut_off_has_its_mark(tmp_path):
+def test_a_resume_from_a_save_whose_record_was_truncated_has_its_mark(tmp_path):
     start = {"event": "start", "update": 0, "seconds": 0.0}
     rows = [start, {**start, "update": 7, "resumed_from": "step-0000000007"}]
     marks = [(mark.kind, mark.update) for mark in read_rows(tmp_path, rows).marks]

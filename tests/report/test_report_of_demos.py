@@ -1,4 +1,4 @@
-"""The reports of the demos are looked at where the demos are trained, in tests/tasks: here that none is left out."""
+"""The tests in tests/tasks that train the demos check their reports; these tests check that none is left out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_what_a_report_shows_is_said_for_each_of_the_fourteen_tasks():
     assert all(blocks for blocks, _ in PANELS.values())
 
 
-def test_each_demo_that_is_trained_has_its_report_looked_at():
+def test_the_report_of_each_trained_demo_is_checked():
     calls = {}
     for path in sorted(set(TASKS.glob("test_*.py")) - {TASKS / "test_registry.py"}):  # its task is a stranger's
         text = path.read_text(encoding="utf-8")

@@ -109,26 +109,28 @@ def test_the_card_has_the_metric_its_interval_the_baselines_and_the_verdict(run)
     ],
     ids=["touching", "worse", "equal", "both-perfect", "no-interval", "no-baseline", "less-is-better", "an-error"],
 )  # fmt: skip
-def test_the_verdict_says_what_the_numbers_allow(run, changes, verdict):
+def test_the_verdict_follows_from_the_numbers(run, changes, verdict):
     write_json(run / "result.json", {**RESULT, **changes})
     assert verdict in card_of(look(run)).verdict
 
 
-@pytest.mark.parametrize(("num_rows", "told"), [(1, "1 row is"), (4, "4 rows are")])
-def test_an_interval_of_a_handful_of_rows_is_not_judged_by(run, num_rows, told):
+@pytest.mark.parametrize(("num_rows", "notice"), [(1, "1 row is"), (4, "4 rows are")])
+def test_an_interval_of_a_handful_of_rows_is_not_judged_by(run, num_rows, notice):
     data = json.loads((run / "data.json").read_text())
     data["splits"]["validation"]["num_rows"] = num_rows
     write_json(run / "data.json", data)
-    assert card_of(look(run)).verdict == f"10.0 points better than word-count (0.6000); {told} too few to judge it by."
+    assert (
+        card_of(look(run)).verdict == f"10.0 points better than word-count (0.6000); {notice} too few to judge it by."
+    )
 
 
-def test_rows_that_a_run_leaves_out_are_not_told_as_if_it_had_taken_them(tmp_path):
+def test_the_card_shows_how_many_rows_were_used_of_a_limited_split(tmp_path):
     run = make_run(tmp_path / "run", config={"max_train_samples": (4, "flag"), "max_eval_samples": (60, "flag")})
     facts = dict(card_of(look(run)).facts)
     assert (facts["train rows"], facts["validation rows"]) == ("4 of 10", "6")
 
 
-def test_a_metric_that_is_no_number_is_told_as_such(run):
+def test_a_non_finite_metric_is_shown(run):
     write_json(run / "result.json", {**RESULT, "nonfinite": {"pearsonr": "nan"}})
     assert ("pearsonr", "nan", "") in card_of(look(run)).others
 
@@ -206,7 +208,7 @@ def test_the_first_training_batch_is_shown_where_the_run_wrote_it_down(run):
     assert fields[1][0] == ("text", "[CLS] time: 9 [SEP]")
 
 
-def test_the_speed_panel_says_where_the_time_went_and_advises_with_a_number(run):
+def test_the_speed_panel_splits_the_time_and_gives_advice_with_a_number(run):
     seen = look(run)
     assert dict(time_shares(seen)) == {
         "preparing": 2.0, "training": pytest.approx(3.0), "waiting for data": pytest.approx(1.0),
@@ -253,7 +255,7 @@ def test_the_page_loads_nothing_and_has_every_panel(run):
         assert f"<h2>{heading}</h2>" in text
 
 
-def test_what_is_in_the_data_cannot_become_part_of_the_page(tmp_path):
+def test_data_is_escaped_on_the_page(tmp_path):
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
     metrics = [{"event": "log", "update": 1, f"loss{evil}": 1.0, "loss": 1.0, "seconds": 1.0}]
     metrics += [{"event": "start", "update": 1, "resumed_from": evil, "seconds": 1.0}]
@@ -274,7 +276,7 @@ def test_damaged_lines_and_files_are_named_on_the_page(run):
 
 
 @pytest.mark.parametrize(
-    ("state", "beat", "told"),
+    ("state", "beat", "notice"),
     [
         ("running", 0, "This run is in progress"),
         ("running", 3600, "its heartbeat has stopped"),
@@ -284,16 +286,16 @@ def test_damaged_lines_and_files_are_named_on_the_page(run):
     ],
     ids=["running", "silent", "no-lease", "stopped", "failed"],
 )
-def test_a_run_without_a_result_has_a_page_that_says_how_it_is_doing(tmp_path, state, beat, told):
+def test_the_page_of_a_run_without_a_result_has_a_notice_of_its_state(tmp_path, state, beat, notice):
     run = make_run(tmp_path / "run", state=state)
     if beat is not None:
         write_json(run / "lease.json", {"heartbeat": time.time() - beat})
     text = text_of(run)
-    assert told in text and "<h2>Curves</h2>" in text
-    assert ('data-live="yes"' in text) == (told == "This run is in progress")
+    assert notice in text and "<h2>Curves</h2>" in text
+    assert ('data-live="yes"' in text) == (notice == "This run is in progress")
 
 
-def test_a_run_with_empty_metrics_has_a_page_that_says_so(tmp_path):
+def test_the_page_of_a_run_with_empty_metrics_has_a_notice(tmp_path):
     text = text_of(make_run(tmp_path / "run", metrics=[]))
     assert "metrics.jsonl has no records yet" in text and "<h2>Curves</h2>" not in text
 
@@ -363,7 +365,7 @@ def test_a_million_logged_points_make_a_small_page_in_seconds(tmp_path):
 # ------------------------------------------------------------------------------------------------- while it runs
 
 
-def test_a_live_report_is_written_anew_when_there_is_news_and_time(tmp_path):
+def test_a_live_report_is_written_again_when_the_run_changed_and_time_allows(tmp_path):
     run = make_run(tmp_path / "run", state="running", metrics=records()[:4])
     live = LiveReport(run)
     path = live.refresh()
@@ -378,7 +380,7 @@ def test_a_live_report_is_written_anew_when_there_is_news_and_time(tmp_path):
 # -------------------------------------------------------------------------------------------------------- comparing
 
 
-def test_runs_side_by_side_show_what_differs_and_what_only_one_gets_right(tmp_path, run):
+def test_a_comparison_shows_differences_and_samples_that_only_one_run_gets_right(tmp_path, run):
     right = [{**row, "prediction": row["reference"]} for row in classified()]
     config = {"learning_rate": (0.2, "flag"), "seed": (42, "default")}
     result = {**RESULT, "metrics": {"accuracy": 1.0}}
@@ -431,6 +433,6 @@ def test_runs_of_different_tasks_are_compared_where_that_makes_sense_with_a_note
 
 
 @pytest.mark.parametrize(("first", "other", "p"), [(0, 0, 1.0), (5, 5, 1.0), (0, 2, 0.5), (1, 9, 22 / 1024)])
-def test_mcnemar_is_the_binomial_of_what_only_one_gets_right(first, other, p):
+def test_mcnemar_is_a_binomial_test_of_the_samples_that_only_one_gets_right(first, other, p):
     assert mcnemar(first, other) == pytest.approx(p)
     assert mcnemar(other, first) == pytest.approx(p)

@@ -34,7 +34,7 @@ def marked(item, mark: str) -> list[str]:
     return [piece.text for _, pieces in item.fields for piece in pieces if piece.mark == mark]
 
 
-def test_the_confusion_matrix_and_the_table_by_class_are_those_of_scikit_learn(tmp_path):
+def test_the_confusion_matrix_and_the_table_by_class_match_scikit_learn(tmp_path):
     chance = random.Random(0)
     pairs = [(chance.choice(LABELS), chance.choice(LABELS)) for _ in range(200)]
     true, guess = zip(*pairs, strict=True)
@@ -61,7 +61,7 @@ def test_classes_that_are_confused_are_listed_with_their_share(tmp_path):
     assert [(name, sum(counts)) for name, counts in sure.groups] == [("right", 4), ("wrong", 2)]
 
 
-def test_the_mistakes_that_the_model_was_surest_of_come_first(tmp_path):
+def test_the_most_confident_mistakes_come_first(tmp_path):
     shown = block(found(tmp_path, classified(), LABELS), "Most confident mistakes")
     assert [item.head for item in shown.items] == [
         "row 1 · loss 1.1000 · confidence 80 %",
@@ -81,7 +81,7 @@ def test_of_many_classes_the_matrix_shows_those_with_the_most_mistakes(tmp_path)
     assert "2 of 50 classes" in matrix.note
 
 
-def test_accuracy_by_length_is_told_in_slices_of_about_as_many_samples(tmp_path):
+def test_accuracy_by_length_is_shown_in_slices_of_similar_size(tmp_path):
     sample = {"reference": "cat", "loss": 1.0}
     guesses = ["cat"] * 50 + ["dog"] * 50
     rows = [{**sample, "position": i, "prediction": guess, "text": "x" * (i + 1)} for i, guess in enumerate(guesses)]
@@ -100,7 +100,7 @@ def test_the_worst_samples_come_with_text_prediction_and_truth_and_twenty_are_en
     assert marked(first, "wrong") == ["cat"] and marked(first, "right") == ["owl"]
 
 
-def test_suspected_labels_are_shown_with_what_the_model_says(tmp_path):
+def test_suspected_labels_are_shown_with_the_prediction(tmp_path):
     row = {"position": 1, "prediction": "dog", "reference": "cat", "loss": 3.0, "sure": 0.97, "text": "woof"}
     write_table(tmp_path / "suspects.csv", [row] * 25)
     table = read_findings(tmp_path, LABELS).suspects
@@ -248,7 +248,7 @@ def test_boxes_overlap_by_their_shared_area_over_all_of_both():
     assert overlap([0, 0, 10, 10], [10, 0, 20, 10]) == 0 == overlap([0, 0, 0, 0], [0, 0, 0, 0])
 
 
-def test_the_surest_object_takes_a_true_one_and_what_lies_in_a_crowd_is_left_out():
+def test_the_most_confident_object_takes_a_true_one_and_objects_in_a_crowd_are_left_out():
     truth = [thing("cat", 0), thing("dog", 50), thing("cat", 100, crowd=True)]
     found = [thing("cat", 1, 0.6), thing("cat", 2, 0.9), thing("cat", 50, 0.8), thing("cat", 101, 0.7)]
     assert matches(found, truth) == [(0.9, True), (0.8, False), (0.6, False)]
@@ -302,7 +302,7 @@ def test_a_mistake_is_named_by_its_file_and_line(tmp_path):
     assert read_findings(tmp_path, LABELS).suspects.rows == [["line 3 of a.csv", "cat", "dog", "97 %", "woof"]]
 
 
-def test_values_that_are_all_alike_are_one_bar_and_ticks_that_are_close_can_be_told_apart(tmp_path):
+def test_equal_values_are_one_bar_and_close_ticks_are_distinguishable(tmp_path):
     rows = [{**row, "confidence": 1 - 1e-9 * row["position"]} for row in classified()]
     sure = block(found(tmp_path, rows, LABELS), "Confidence")
     assert (sure.edges[0], sure.edges[-1]) == (0.5, 1.0)

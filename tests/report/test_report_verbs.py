@@ -82,10 +82,10 @@ def test_a_run_is_compared_in_python_as_on_the_command_line(run, tmp_path, capsy
     assert (run / "compare.html").read_bytes() == by_verb
     path = Run.find(run).compare(Run.find(other), third, out=tmp_path / "three.html")
     assert path == tmp_path / "three.html" and "3 runs side by side" in path.read_text(encoding="utf-8")
-    told = "out='none/x.html' is in none, which does not exist\n  fix: out='x.html'"
-    with pytest.raises(InputError, match=told):
+    expected = "out='none/x.html' is in none, which does not exist\n  fix: out='x.html'"
+    with pytest.raises(InputError, match=expected):
         Run.find(run).compare(other, out="none/x.html")
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=expected):
         Run.find(run).report(out="none/x.html")
 
 
@@ -112,7 +112,7 @@ def test_the_verbs_import_no_torch(run):
     assert done.stdout.splitlines()[-1] == "0 False"
 
 
-def test_watch_serves_the_page_and_makes_it_anew_when_the_run_has_news(run):
+def test_watch_serves_the_page_and_renders_it_again_when_the_run_changes(run):
     write_lines(run / "metrics.jsonl", records(20))
     with served(run) as server:
         stamp, page = get(f"{server.url}stamp"), get(server.url)
@@ -146,15 +146,15 @@ def test_a_port_that_is_in_use_is_refused_and_a_free_one_named(run, capsys):
         assert "error[watch.port]" in error and "is in use" in error and "fix: --port " in error
 
 
-def test_watch_of_a_run_that_has_ended_says_so_and_serves_its_page(run):
+def test_watch_of_a_finished_run_prints_that_and_serves_its_page(run):
     command = [sys.executable, "-m", "loopwright", "watch", str(run), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
-        url, told = watching.stdout.readline().split()[0], watching.stdout.readline()
+        url, notice = watching.stdout.readline().split()[0], watching.stdout.readline()
         page = get(url)
         watching.send_signal(signal.SIGINT)
         assert watching.wait(60) == 0
-    assert told.startswith("this run has ended (done)")
+    assert notice.startswith("this run has ended (done)")
     assert 'data-live="no"' in page and "This run is in progress" not in page
 
 

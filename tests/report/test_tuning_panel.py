@@ -62,7 +62,7 @@ def test_both_are_shown_with_their_numbers(tmp_path):
     ],
     ids=["empty", "cut off", "a list", "nothing", "one point", "no numbers", "no seconds"],
 )
-def test_a_file_that_says_nothing_is_left_out(tmp_path, text):
+def test_a_file_without_content_is_ignored(tmp_path, text):
     (tmp_path / "profile").mkdir()
     (tmp_path / "lr_find.json").write_text(text)
     (tmp_path / "profile" / "summary.json").write_text(text)
