@@ -73,12 +73,14 @@ class MetricScorer(Scorer):
     """Scores by a metric of `loopwright.metrics`.
 
     A sample is a dict; "position" is its index in the evaluated data. The metric's columns are read from the keys of
-    the same names in the singular ("prediction", "reference").
+    the same names in the singular ("prediction", "reference"). `drops_columns` drops them once the metric has them: a
+    column of images or masks is large.
     """
 
-    def __init__(self, make: Any, directions: Mapping[str, bool]) -> None:
+    def __init__(self, make: Any, directions: Mapping[str, bool], *, drops_columns: bool = False) -> None:
         self._make = make
         self._metric: Any = self._wrapped()
+        self._drops_columns = drops_columns
         self.directions = directions
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -90,7 +92,10 @@ class MetricScorer(Scorer):
             self._metric.add_batch(positions=[sample["position"] for sample in samples], **columns)
         else:
             self._metric.add_batch(**columns)
-        return samples
+        if not self._drops_columns:
+            return samples
+        dropped = {name.removesuffix("s") for name in columns} - {"position"}
+        return [{name: value for name, value in sample.items() if name not in dropped} for sample in samples]
 
     def compute(self) -> dict[str, float]:
         return {name: float(value) for name, value in self._metric.compute().items()}

@@ -124,26 +124,24 @@ def predicted_row(windows: Sequence[Mapping[str, Any]], rules: AnswerRules) -> d
     return {**prediction, "n_best": answers}
 
 
-class AnsweredRows(MetricScorer):
-    """Scores rows by their answers."""
+class AnswerScorer(MetricScorer):
+    """Scores rows by their answers: with rules, once all of their windows are there."""
 
-    def compute(self) -> dict[str, float]:
-        return {name: value for name, value in super().compute().items() if not name.endswith("total")}
-
-
-class AnswerScorer(AnsweredRows):
-    """Scores rows once all of their windows are there."""
-
-    def __init__(self, make: Any, directions: Mapping[str, bool], rules: AnswerRules) -> None:
+    def __init__(self, make: Any, directions: Mapping[str, bool], rules: AnswerRules | None) -> None:
         super().__init__(make, directions)
         self._rules = rules
         self._collector = WindowCollector()
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return self._score(self._collector.add(samples))
+        return super().add(samples) if self._rules is None else self._score(self._collector.add(samples))
+
+    def compute(self) -> dict[str, float]:
+        return {name: value for name, value in super().compute().items() if not name.endswith("total")}
 
     def finish(self) -> list[dict[str, Any]]:
         """Score the rows whose windows are spread over processes or incomplete."""
+        if self._rules is None:
+            return []
         from torch import distributed
 
         from loopwright.engine.processes import gather_objects, is_distributed
@@ -156,6 +154,7 @@ class AnswerScorer(AnsweredRows):
         return self._score([*complete, *self._collector.take_rest()])
 
     def _score(self, rows: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        assert self._rules is not None, "windows come with rules"
         return super().add([scored_row(windows, self._rules) for windows in rows])
 
 

@@ -20,7 +20,7 @@ from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.scoring import JointScorer, LossInterval, Scorer, score_baselines
 from loopwright.tasks.text import models as text
-from loopwright.tasks.text.answers import AnsweredRows, AnswerRules, AnswerScorer, WindowCollector, predicted_row
+from loopwright.tasks.text.answers import AnswerRules, AnswerScorer, WindowCollector, predicted_row
 from loopwright.tasks.text.question_features import (
     TARGETS,
     SpanCollator,
@@ -214,10 +214,8 @@ class QuestionAnswering(Task):
             # A generated answer states by itself that there is none.
             threshold = args.null_score_diff_threshold if args.answer_by == "span" else 1.0
             make = partial(load_metric, "squad_v2", no_answer_threshold=threshold)
-        directions = _directions(args.version_2_with_negative)
-        scorer = AnsweredRows(make, directions)
-        if args.answer_by == "span":
-            scorer = AnswerScorer(make, directions, args.rules)
+        rules = args.rules if args.answer_by == "span" else None
+        scorer = AnswerScorer(make, _directions(args.version_2_with_negative), rules)
         # The loss is per feature; features are resampled with their row.
         return JointScorer([LossInterval(), scorer])
 

@@ -22,7 +22,6 @@ from loopwright.sources.images.image_file import IMAGE_ENDINGS, is_image_name
 from loopwright.tasks.arguments import ShortName, TaskArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Rows, Task
 from loopwright.tasks.optional_imports import import_object, is_object_name
-from loopwright.tasks.scoring import MetricScorer
 
 if TYPE_CHECKING:
     from loopwright.data.images import Scene, Transform
@@ -264,15 +263,6 @@ class VisionTask(Task):
         from loopwright.tasks.vision.pictures import write_prediction_sheets
 
         return write_prediction_sheets(self, job, run, worst)
-
-
-class ImageScorer(MetricScorer):
-    """Scores by a metric of array columns, such as images or class maps, and drops the arrays at once."""
-
-    def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        super().add(samples)
-        dropped = {name.removesuffix("s") for name in self._make().columns} - {"position"}
-        return [{name: value for name, value in sample.items() if name not in dropped} for sample in samples]
 
 
 class FirstRows:

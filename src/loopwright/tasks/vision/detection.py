@@ -22,8 +22,8 @@ from loopwright.run_folder import RunFolder, write_json
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin
 from loopwright.tasks.data import RunData
-from loopwright.tasks.scoring import JointScorer, LossInterval, Scorer
-from loopwright.tasks.vision.base import VISION_DEFAULTS, Features, ImageScorer, VisionArguments, VisionTask
+from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
+from loopwright.tasks.vision.base import VISION_DEFAULTS, Features, VisionArguments, VisionTask
 from loopwright.tasks.vision.predicted_objects import (
     Found,
     class_table,
@@ -164,7 +164,8 @@ class DetectionTask(VisionTask):
         return dict.fromkeys([*names, *(["map", "map_50"] if self.has_masks else [])], True)
 
     def create_scorer(self, job: Job) -> Scorer:
-        return JointScorer([LossInterval("image_loss"), DetectionScorer(lambda: self._metric(job), self._directions())])
+        scorer = DetectionScorer(lambda: self._metric(job), self._directions(), drops_columns=True)
+        return JointScorer([LossInterval("image_loss"), scorer])
 
     def _metric(self, job: Job) -> Any:
         kinds = ("segm", "bbox") if self.has_masks else ("bbox",)
@@ -259,7 +260,7 @@ class DetectionTask(VisionTask):
         return written
 
 
-class DetectionScorer(ImageScorer):
+class DetectionScorer(MetricScorer):
     """Scores by average precision; a sample's boxes and masks are dropped once the metric has them."""
 
     def compute(self) -> dict[str, float]:

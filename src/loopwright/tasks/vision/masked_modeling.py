@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,8 @@ from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows
 from loopwright.tasks.data import RunData
 from loopwright.tasks.optional_imports import is_object_name
-from loopwright.tasks.scoring import JointScorer, LossInterval, Scorer
-from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, ImageScorer, VisionArguments, VisionTask
+from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
+from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, VisionArguments, VisionTask
 
 if TYPE_CHECKING:
     from loopwright.data.images import Transform
@@ -137,7 +138,8 @@ class MaskedImageModeling(VisionTask):
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
-        scorer = ImageScorer(lambda: load_metric("reconstruction_error"), {"masked_mse": False})
+        make = partial(load_metric, "reconstruction_error")
+        scorer = MetricScorer(make, {"masked_mse": False}, drops_columns=True)
         return JointScorer([LossInterval("image_loss"), scorer])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:

@@ -20,8 +20,8 @@ from loopwright.tasks.arguments import TaskTrainingArguments, flag, flag_list
 from loopwright.tasks.base import Job, Origin, Rows
 from loopwright.tasks.class_weights import MODEL_LOSS, check_weights, numbers_of, pixels_by_class, settle_weights
 from loopwright.tasks.data import RunData
-from loopwright.tasks.scoring import JointScorer, LossInterval, Scorer
-from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, Features, ImageScorer, VisionArguments, VisionTask
+from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
+from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, Features, VisionArguments, VisionTask
 
 if TYPE_CHECKING:
     from loopwright.data.images import Scene, Transform
@@ -197,7 +197,7 @@ class SemanticSegmentation(VisionTask):
 
     def create_scorer(self, job: Job) -> Scorer:
         directions = {"mean_iou": True, "mean_accuracy": True, "overall_accuracy": True}
-        scorer = ImageScorer(lambda: _create_metric(job), directions)
+        scorer = MetricScorer(lambda: _create_metric(job), directions, drops_columns=True)
         return JointScorer([LossInterval("image_loss", "num_items"), scorer])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
