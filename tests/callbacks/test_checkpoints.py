@@ -324,14 +324,11 @@ def test_the_state_saved_at_the_end_of_a_run_holds_the_last_weights_not_the_best
 
 def test_a_final_state_holds_the_last_weights_also_beside_a_callback_that_loads_the_best(tmp_path):
     best = SaveBestModelCallback(tmp_path / "best.pt", "score")
-    trainer = run_with_scores([1.0, 2.0], [SaveTrainingStateCallback(tmp_path / "before"), best])
-    assert torch.equal(toys.weights(trainer), trainer.weights_after[0])
-    assert torch.equal(row(read(tmp_path / "before" / "final").model), trainer.weights_after[1])
-
-    # The other way round too: the best model is loaded when everything is saved.
-    trainer = run_with_scores([1.0, 2.0], [best, SaveTrainingStateCallback(tmp_path / "after")])
-    assert torch.equal(toys.weights(trainer), trainer.weights_after[0])
-    assert torch.equal(row(read(tmp_path / "after" / "final").model), trainer.weights_after[1])
+    for name in ("before", "after"):  # the best model is loaded when everything is saved
+        saver = SaveTrainingStateCallback(tmp_path / name)
+        trainer = run_with_scores([1.0, 2.0], [saver, best] if name == "before" else [best, saver])
+        assert torch.equal(toys.weights(trainer), trainer.weights_after[0])
+        assert torch.equal(row(read(tmp_path / name / "final").model), trainer.weights_after[1])
 
 
 @pytest.mark.parametrize("is_saved_too", [False, True])
@@ -350,10 +347,8 @@ def test_callbacks_after_the_one_that_loads_the_best_model_see_it(is_saved_too, 
     last, first = trainer.weights_after[1], trainer.weights_after[0]
     assert [torch.equal(seen[0], last), torch.equal(seen[1], first)] == [True, True]
     assert torch.equal(row(read(tmp_path / "too_late").model), last), "asked for before, it was saved before"
-    assert (
-        f"Not saving {tmp_path / 'too_late'}: another model was loaded after the end of the run"
-        in capsys.readouterr().out
-    )
+    told = f"Not saving {tmp_path / 'too_late'}: another model was loaded after the end of the run"
+    assert told in capsys.readouterr().out
     for saver in savers:
         assert torch.equal(row(read(saver.save_dir / "final").model), last)
 
@@ -403,12 +398,8 @@ def test_wsd_checkpoints_have_the_documented_arguments_and_attributes(tmp_path, 
 
 def test_wsd_saves_a_state_before_each_decay_and_the_model_after_it(tmp_path):
     trainer, callback = run_wsd(tmp_path)
-    assert names_in(tmp_path) == {
-        "checkpoint_6_wsd_pre_decay",
-        "checkpoint_8_wsd_post_decay.pt",
-        "checkpoint_14_wsd_pre_decay",
-        "checkpoint_16_wsd_post_decay.pt",
-    }
+    names = ("6_wsd_pre_decay", "8_wsd_post_decay.pt", "14_wsd_pre_decay", "16_wsd_post_decay.pt")
+    assert names_in(tmp_path) == {f"checkpoint_{name}" for name in names}
     assert callback.checkpoint_steps == {8, 16}
     assert callback.last_checkpoint_step == 16
     assert callback.decay_fraction == 0.25

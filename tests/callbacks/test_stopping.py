@@ -137,17 +137,16 @@ def test_a_metric_that_was_never_recorded_is_an_error():
 
 
 def test_an_early_stop_runs_the_closing_events_and_keeps_the_epoch():
-    events = []
-    witness = toys.callback(
-        on_training_run_epoch_end=lambda trainer, **kwargs: events.append("epoch end"),
-        on_stop_training_error=lambda trainer, error, **kwargs: events.append(str(error)),
-        on_training_run_end=lambda trainer, **kwargs: events.append("run end"),
+    watch = toys.watch(
+        on_training_run_epoch_end=lambda trainer, **kwargs: "epoch end",
+        on_stop_training_error=lambda trainer, error, **kwargs: str(error),
+        on_training_run_end=lambda trainer, **kwargs: "run end",
     )
-    trainer = toys.trainer_of([EarlyStoppingCallback(watch_metric="score"), witness], cls=Scored)
+    trainer = toys.trainer_of([EarlyStoppingCallback(watch_metric="score"), watch], cls=Scored)
     trainer.scores = [1.0, 1.0, 1.0]
     result = toys.fit(trainer, toys.data(4), num_epochs=3)
-    # The stop of epoch 2 comes before the witness hears of that epoch's end.
-    assert events == ["epoch end", "Stopping training due to no improvement after 1 epochs", "run end"]
+    # The stop of epoch 2 comes before the next callback hears of that epoch's end.
+    assert watch.seen == ["epoch end", "Stopping training due to no improvement after 1 epochs", "run end"]
     assert result.epochs == 2 and result.updates == 2
     assert trainer.run_history.get_metric_values("score") == [1.0, 1.0]
 
@@ -161,6 +160,9 @@ def poisoned(num_samples, bad_ids, value=NAN):
     return TensorDataset(x, torch.where(is_bad, torch.tensor(value), y), ids)
 
 
+NAN_IN_UPDATE_4 = "Stopping training due to NaN loss in training step (first at update 4, samples 12, 13, 14, 15)"
+
+
 def fit_in_order(trainer, dataset, **kwargs):
     return toys.fit(trainer, dataset, train_dataloader_kwargs={"shuffle": False}, **kwargs)
 
@@ -171,26 +173,17 @@ def test_a_bad_training_loss_is_seen_at_the_next_log_which_names_the_first_bad_u
     terminate = TerminateOnNaNCallback()
     trainer = toys.trainer_of([terminate], momentum=0.0)
     result = fit_in_order(trainer, poisoned(40, [13], value), num_epochs=2, log_every=3)
-    assert (
-        result.stop_reason
-        == "Stopping training due to NaN loss in training step (first at update 4, samples 12, 13, 14, 15)"
-    )
+    assert result.stop_reason == NAN_IN_UPDATE_4
     assert result.updates == 6
     assert terminate.triggered
-    assert (
-        "Stopping training due to NaN loss in training step (first at update 4, samples 12, 13, 14, 15)"
-        in capsys.readouterr().out
-    )
+    assert NAN_IN_UPDATE_4 in capsys.readouterr().out
     assert list(trainer.run_history.get_metric_values("train_loss_epoch")) == []
 
 
 def test_a_bad_training_loss_is_seen_at_the_end_of_the_epoch_at_the_latest():
     trainer = toys.trainer_of([TerminateOnNaNCallback()])
     result = fit_in_order(trainer, poisoned(40, [13]), num_epochs=3)
-    assert (
-        result.stop_reason
-        == "Stopping training due to NaN loss in training step (first at update 4, samples 12, 13, 14, 15)"
-    )
+    assert result.stop_reason == NAN_IN_UPDATE_4
     assert result.updates == 10
 
 
@@ -216,15 +209,13 @@ def test_a_bad_evaluation_loss_stops_the_run():
 
 
 def test_a_bad_loss_stops_an_evaluation_run_with_its_closing_events():
-    events = []
-    witness = toys.callback(
-        on_stop_training_error=lambda trainer, **kwargs: events.append("stop"),
-        on_evaluation_run_end=lambda trainer, **kwargs: events.append("end"),
+    watch = toys.watch(
+        on_stop_training_error=lambda trainer, **kwargs: "stop", on_evaluation_run_end=lambda trainer, **kwargs: "end"
     )
-    trainer = toys.trainer_of([TerminateOnNaNCallback(), witness])
-    result = trainer.evaluate(poisoned(8, [7]), dataloader_kwargs={"num_workers": 0})
+    trainer = toys.trainer_of([TerminateOnNaNCallback(), watch])
+    result = trainer.evaluate(poisoned(8, [7]), dataloader_kwargs=toys.NO_WORKERS)
     assert result.stop_reason == "Stopping training due to NaN loss in validation step"
-    assert events == ["stop", "end"]
+    assert watch.seen == ["stop", "end"]
 
 
 def test_a_healthy_run_after_a_bad_one_is_not_stopped():
