@@ -6,7 +6,9 @@ assert trainer.result.updates == 3 and trainer.seen[0] == [5, 0, 9, 2]
 
 import ast
 import dataclasses
+import math
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import StopTrainingError, TrainerCallback
@@ -39,6 +41,20 @@ def pairs(num_samples: int = 8) -> TensorDataset:
     """Samples (x, y) of a linear function of 4 features."""
     x = torch.randn(num_samples, 4, generator=torch.Generator().manual_seed(0))
     return TensorDataset(x, x.sum(dim=1, keepdim=True))
+
+
+class Augmented(Dataset):
+    """The samples of `data` that are never the same twice: noise from the generators of python, numpy and torch."""
+
+    def __init__(self, num_samples: int = 16) -> None:
+        self.samples = data(num_samples)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        x, y, sample_id = self.samples[index]
+        return x + 0.1 * (random.random() + float(np.random.rand()) + torch.rand(4)), y, sample_id
 
 
 def labelled(num_samples: int, features: int = 4, classes: int = 3, seed: int = 0, **kwargs: Any) -> TensorDataset:
@@ -192,6 +208,13 @@ def stop_at(update: int | None, reason: str = "enough") -> TrainerCallback:
     return at_update(update, lambda trainer: trainer.request_stop(reason))
 
 
+def save_at_updates(folder: Path) -> TrainerCallback:
+    """A callback that asks for a state `update_{k}` after each update."""
+    return callback(
+        on_update_end=lambda trainer, **kwargs: trainer.request_save(folder / f"update_{trainer.progress.update}")
+    )
+
+
 def raising(event: str, error: BaseException | None = None) -> TrainerCallback:
     """A callback that raises at an event, by default what stops the run there."""
 
@@ -229,6 +252,17 @@ class Recording:
 
 class RecordingTrainer(Recording, Trainer):
     """The Trainer, writing down what its loop does."""
+
+
+class PoisonedOnOne(Trainer):
+    """The loss of one update is nan on the second of several processes alone."""
+
+    poisoned_update = 2
+
+    def calculate_train_batch_loss(self, batch):
+        output = super().calculate_train_batch_loss(batch)
+        is_bad = self.progress.update + 1 == self.poisoned_update and os.environ["RANK"] == "1"
+        return {**output, "loss": output["loss"] * math.nan} if is_bad else output
 
 
 def trainer_of(

@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     IterableDataset,
     RandomSampler,
     Sampler,
@@ -45,19 +44,7 @@ def table() -> dict[str, dict[str, str]]:
 # What is trained
 
 
-class Augmented(Dataset):
-    """A noisy linear function whose samples are augmented by draws from python, numpy and torch."""
-
-    def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.x = torch.randn(SIZE, 4, generator=generator)
-        self.y = self.x.sum(dim=1, keepdim=True)
-
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index):
-        return self.x[index] * random.uniform(0.5, 1.5) + torch.rand(4), self.y[index] + np.random.rand()
+Augmented = partial(toys.Augmented, SIZE)
 
 
 class AugmentedStream(IterableDataset):
@@ -86,17 +73,17 @@ class OwnLoader(DataLoader):
     """A DataLoader that changes every batch."""
 
     def __iter__(self):
-        for x, y in super().__iter__():
-            yield x + torch.rand(4), y
+        for x, *rest in super().__iter__():
+            yield x + torch.rand(4), *rest
 
 
 class OwnBatches:
     """Ready batches, augmented when they are read."""
 
     def __iter__(self):
-        data = Augmented()
+        x, y, _ = toys.data(SIZE).tensors
         for ids in torch.randperm(SIZE).split(BATCH_SIZE):
-            yield data.x[ids] + torch.rand(4), data.y[ids] + random.random()
+            yield x[ids] + torch.rand(4), y[ids] + random.random()
 
 
 class LazySampler(Sampler):

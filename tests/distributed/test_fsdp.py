@@ -339,14 +339,8 @@ def test_a_sharded_checkpoint_is_exported_as_one_file(first, folder, tmp_path):
 # Precision, recomputing, losses that are not finite
 
 
-class PoisonedTrainer(Trainer):
-    """One process's loss of one update is nan."""
-
-    def calculate_train_batch_loss(self, batch):
-        output = super().calculate_train_batch_loss(batch)
-        if self.progress.update == 2 and os.environ["RANK"] == "1":
-            output["loss"] = output["loss"] * float("nan")
-        return output
+class PoisonedTrainer(toys.PoisonedOnOne):
+    poisoned_update = 3
 
 
 def precisions(results) -> None:

@@ -4,14 +4,12 @@ Two launches serve all tests: "measure", and "resume", which goes on in new proc
 """
 
 import os
-import random
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import toys
 from distributed.launcher import Rank, Results, run
@@ -26,6 +24,7 @@ from loopwright.callbacks import (
     TrainerCallback,
 )
 from loopwright.errors import DataError
+from toys import Augmented
 
 pytestmark = pytest.mark.distributed
 
@@ -48,20 +47,6 @@ TOLERANCE = 1e-6
 # What is trained
 
 
-class Augmented(Dataset):
-    """Samples (x, y, id) with noise from each of the three generators."""
-
-    def __init__(self, num_samples: int):
-        self.tensors = toys.data(num_samples).tensors
-
-    def __len__(self):
-        return len(self.tensors[0])
-
-    def __getitem__(self, index):
-        x, y, sample_id = (tensor[index] for tensor in self.tensors)
-        return x + 0.1 * (random.random() + float(np.random.rand()) + torch.rand(4)), y, sample_id
-
-
 class Witness(TrainerCallback):
     """Notes which samples each update saw here, and every log."""
 
@@ -74,14 +59,6 @@ class Witness(TrainerCallback):
 
     def on_log(self, trainer, logs=None, **kwargs):
         self.logs.append(logs)
-
-
-class SaveAtUpdates(TrainerCallback):
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def on_update_end(self, trainer, **kwargs):
-        trainer.request_save(self.folder / f"update_{trainer.progress.update}")
 
 
 def fit(num_samples: int, accumulation: int, folder: Path, callbacks=(), seed: int | None = SEED, **kwargs) -> dict:
@@ -266,7 +243,7 @@ def test_a_stop_on_one_process_ends_both_at_the_same_update(way, resumed):
 def measure(results: Results) -> None:
     rank, folder = int(os.environ["RANK"]), results.path.parent
     for name, (num_samples, accumulation) in RUNS.items():
-        callbacks = [SaveAtUpdates(folder / "states")] if name == RESUMED_RUN else []
+        callbacks = [toys.save_at_updates(folder / "states")] if name == RESUMED_RUN else []
         results[name] = fit(num_samples, accumulation, folder, callbacks)
     measure_prediction(results)
     measure_gathering(results, rank)

@@ -12,11 +12,9 @@ import time
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
 import toys
 from distributed.launcher import SERVER, exit_code
@@ -25,17 +23,9 @@ from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint import find_newest
 from loopwright.failpoints import FAILPOINTS, arm
 from loopwright.run_folder import read_status
+from toys import Augmented
 
 NUM_UPDATES = 12
-
-
-class Augmented(Dataset):
-    def __len__(self) -> int:
-        return 44
-
-    def __getitem__(self, index: int):
-        noise = random.random() + np.random.rand() + torch.rand(())
-        return torch.full((4,), float(index)) / 44 + noise, torch.tensor([index % 3.0])
 
 
 class Journal(TrainerCallback):
@@ -78,7 +68,7 @@ def train(folder: Path, workers: int = 0, signal_number: int | None = None, time
     checkpoints = Checkpointing(folder / "checkpoints", every_updates=2, **policy)
     schedule = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=NUM_UPDATES)
     result = trainer.train(
-        Augmented(), 2, Augmented(), per_device_batch_size=4, gradient_accumulation_steps=2, seed=5,
+        Augmented(44), 2, Augmented(44), per_device_batch_size=4, gradient_accumulation_steps=2, seed=5,
         create_scheduler_fn=schedule, train_dataloader_kwargs={"num_workers": workers},
         eval_dataloader_kwargs={"num_workers": 0}, checkpoints=checkpoints, resume_from="auto", log_every=2,
     )  # fmt: skip

@@ -144,19 +144,8 @@ def test_a_further_file_that_cannot_have_its_name_is_refused_before_the_first_up
     assert trainer.seen == []
 
 
-class NanOfTheSecond(Trainer):
-    calls = 0
-
-    def calculate_train_batch_loss(self, batch):
-        output = super().calculate_train_batch_loss(batch)
-        self.calls += 1
-        is_bad = os.environ["RANK"] == "1" and self.calls == 2
-        return {**output, "loss": output["loss"] * (math.nan if is_bad else 1.0)}
-
-
 def job_with_a_nan_on_one_process():
-    trainer = toys.trainer_of(cls=NanOfTheSecond)
-    return trainer.train(toys.data(32), 1, per_device_batch_size=4, log_every=4, seed=1).stop_reason
+    return toys.trained((), toys.data(32), cls=toys.PoisonedOnOne, log_every=4, seed=1).result.stop_reason
 
 
 @pytest.mark.distributed

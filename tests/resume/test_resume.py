@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
 import toys
 from distributed.launcher import exit_code
@@ -27,7 +27,7 @@ from loopwright.callbacks import (
 from loopwright.checkpoint import read
 from loopwright.errors import CheckpointError, ConfigError
 from loopwright.schedulers import CosineLrScheduler, WSDLrScheduler, get_scheduler
-from toys import assert_same, state_of
+from toys import Augmented, assert_same, save_at_updates, state_of
 
 NUM_EPOCHS = 2
 UPDATES_PER_EPOCH = 5  # nine micro-batches of two, in windows of two: the last one is short
@@ -37,20 +37,6 @@ SEED = 11
 
 
 # What is trained
-
-
-class Augmented(Dataset):
-    """Samples that are never the same twice: noise from each of the three generators."""
-
-    def __init__(self, num_samples: int):
-        self.x, self.y, _ = toys.data(num_samples).tensors
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, index):
-        noise = torch.rand(4) + random.random() + torch.from_numpy(np.random.rand(4)).float()
-        return self.x[index] + 0.1 * noise, self.y[index]
 
 
 class Net(nn.Module):
@@ -110,16 +96,6 @@ class Totals(TrainerCallback):
         self.losses, self.total, self.where = state["losses"], state["total"].clone(), state["where"]
 
 
-class SaveAtUpdates(TrainerCallback):
-    """Asks for a state `update_{k}` after each update, as `trainer.progress` counts them."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def on_update_end(self, trainer, **kwargs):
-        trainer.request_save(self.folder / f"update_{trainer.progress.update}")
-
-
 def one_cycle():
     epochs, steps = TrainerPlaceholderValues.NUM_EPOCHS, TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
     return partial(lr_scheduler.OneCycleLR, max_lr=0.05, epochs=epochs, steps_per_epoch=steps)
@@ -174,7 +150,7 @@ def resume(folder: Path, state: Path | str, callbacks=(), **kwargs):
 def whole(tmp_path_factory):
     """The run that was never interrupted; its states after each update are in the folder."""
     folder = tmp_path_factory.mktemp("whole")
-    outcome = run(folder, [SaveAtUpdates(folder)], seed=SEED)
+    outcome = run(folder, [save_at_updates(folder)], seed=SEED)
     assert outcome["progress"]["update"] == NUM_UPDATES
     return outcome, folder
 
@@ -243,7 +219,7 @@ def test_the_number_of_workers_may_change(before, after, whole, tmp_path):
     expected, folder = whole
     if before:
         folder = tmp_path / "first"
-        run(folder, [SaveAtUpdates(folder), toys.stop_at(3)], seed=SEED, num_workers=before)
+        run(folder, [save_at_updates(folder), toys.stop_at(3)], seed=SEED, num_workers=before)
     found = resume(tmp_path / "second", folder / "update_3", num_workers=after)
     assert_same_run(found, expected)
 
@@ -253,7 +229,7 @@ def test_several_resumes_in_a_row_change_nothing(whole, tmp_path):
     state = folder / "update_1"
     for update in (2, 5, 9):
         here = tmp_path / str(update)
-        partial_run = resume(here, state, [SaveAtUpdates(here), toys.stop_at(update, "again")])
+        partial_run = resume(here, state, [save_at_updates(here), toys.stop_at(update, "again")])
         assert partial_run["_stop_reason"] == "again" and partial_run["progress"]["update"] == update
         state = here / f"update_{update}"
     assert_same_run(resume(tmp_path / "last", state), expected)
@@ -261,7 +237,7 @@ def test_several_resumes_in_a_row_change_nothing(whole, tmp_path):
 
 def test_a_resumed_run_writes_the_same_states_as_the_whole_one(whole, tmp_path):
     _, folder = whole
-    resume(tmp_path, folder / "update_4", [SaveAtUpdates(tmp_path)])
+    resume(tmp_path, folder / "update_4", [save_at_updates(tmp_path)])
     for update in (5, 8, 10):
         found, expected = read(tmp_path / f"update_{update}"), read(folder / f"update_{update}")
         assert_same(found.model, expected.model)
@@ -352,7 +328,7 @@ def test_a_run_cut_short_by_a_limit_continues_with_a_larger_one(limit, tmp_path)
 
 @pytest.mark.parametrize("limit", [5, 7, 10])
 def test_a_limited_run_that_dies_after_its_last_update_still_reports_its_last_epoch(limit, tmp_path):
-    saver = SaveAtUpdates(tmp_path)
+    saver = save_at_updates(tmp_path)
     limited = run(tmp_path, [saver], seed=SEED, max_num_train_steps=limit)
     found = resume(tmp_path / "again", tmp_path / f"update_{limit}", max_num_train_steps=limit)
     assert_same_run(found, limited)
@@ -578,7 +554,7 @@ def test_every_scheduler_resumes_where_it_was(name, tmp_path):
         options = {"eval_dataset": toys.data(8), "create_scheduler_fn": SCHEDULERS[name], **kwargs}
         return toys.trained(callbacks, toys.data(20), 3, **options)
 
-    whole = run_with([SaveAtUpdates(tmp_path)])
+    whole = run_with([save_at_updates(tmp_path)])
     assert len(set(whole.lrs)) > 1 and len(whole.lrs) == 15
     for update in (2, 5, 12):
         resumed = run_with(resume_from=tmp_path / f"update_{update}")
@@ -608,7 +584,7 @@ def test_a_loss_with_weights_is_part_of_the_state(tmp_path):
             callbacks, num_epochs=2, model=model, loss_func=loss, optimizer=optimizer, cls=Trainer, **kwargs
         )
 
-    whole = run_with([SaveAtUpdates(tmp_path)])
+    whole = run_with([save_at_updates(tmp_path)])
     resumed = run_with(resume_from=tmp_path / "update_3")
     toys.assert_same_weights(resumed.loss_func, whole.loss_func)
     assert int(whole.loss_func.calls) == 8
@@ -640,7 +616,7 @@ def test_every_kind_of_data_resumes_where_it_was(kind, tmp_path):
         options = {"model": toys.network(6, dropout=0.3), "train_dataloader_kwargs": loader_kwargs, **kwargs}
         return toys.trained(callbacks, dataset, 2, **options)
 
-    whole = run_with([SaveAtUpdates(tmp_path)])
+    whole = run_with([save_at_updates(tmp_path)])
     assert len(whole.seen) in (8, 10)
     for update in (1, len(whole.seen) // 2, len(whole.seen) // 2 + 2):
         resumed = run_with(torch_seed=None, resume_from=tmp_path / f"update_{update}")
@@ -650,7 +626,7 @@ def test_every_kind_of_data_resumes_where_it_was(kind, tmp_path):
 
 
 def test_a_trainer_that_has_run_before_resumes_like_a_new_one(tmp_path):
-    reference = toys.trained([SaveAtUpdates(tmp_path)], toys.data(20), 2, model=toys.network(6, dropout=0.3))
+    reference = toys.trained([save_at_updates(tmp_path)], toys.data(20), 2, model=toys.network(6, dropout=0.3))
     trainer = toys.trained((), toys.data(12), 3, model=toys.network(6, dropout=0.3), torch_seed=1)
     toys.fit(trainer, toys.data(20), num_epochs=2, torch_seed=2, resume_from=tmp_path / "update_7")
     assert torch.equal(toys.weights(trainer), toys.weights(reference))
@@ -660,7 +636,7 @@ def test_a_trainer_that_has_run_before_resumes_like_a_new_one(tmp_path):
 
 def test_a_resumed_run_that_counts_epochs_on_from_an_earlier_one_counts_them_alike(tmp_path):
     whole = toys.trained((), toys.data(8), 3)
-    whole.callback_handler.add_callback(SaveAtUpdates(tmp_path))
+    whole.callback_handler.add_callback(save_at_updates(tmp_path))
     toys.fit(whole, toys.data(8), num_epochs=2, reset_run_history=False)
     resumed = toys.trained((), toys.data(8), 2, resume_from=tmp_path / "update_3")
     assert resumed.epochs == [5] and whole.epochs[-4:] == [4, 4, 5, 5]
