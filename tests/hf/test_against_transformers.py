@@ -1,6 +1,7 @@
 """The numbers, events and calls of transformers' own Trainer, where it is right."""
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 import loopwright.hf as ours
 from loopwright.data.order import Shuffled
+from toys import seeded
 
 from .tiny import Classifier, bert, fit, largest_difference, llama, logged, losses, rows, token_rows
 
@@ -17,11 +19,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:transformers")
 
 EVENTS = sorted(name for name in dir(ours.TrainerCallback) if name.startswith("on_"))
 QUIET = {"disable_tqdm": True, "use_cpu": True, "report_to": "none"}
-
-
-def plain():
-    torch.manual_seed(0)
-    return Classifier()
 
 
 def class_rows():
@@ -35,7 +32,7 @@ def class_rows():
 CASES = {
     "classification": (bert, class_rows(), {"gradient_accumulation_steps": 1, "weight_decay": 0.01}),
     "causal LM": (llama, token_rows(40), {"gradient_accumulation_steps": 2}),
-    "plain module": (plain, rows(40), {"gradient_accumulation_steps": 2, "warmup_steps": 5}),
+    "plain module": (partial(seeded, Classifier), rows(40), {"gradient_accumulation_steps": 2, "warmup_steps": 5}),
 }
 
 

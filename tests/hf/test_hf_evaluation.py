@@ -40,7 +40,7 @@ def test_the_last_weights_are_kept_and_reported_if_no_metric_is_a_number(tmp_pat
     assert (resumed.state.best_metric, resumed.state.best_global_step) == (4.0, 25)
 
 
-def test_metrics_that_are_arrays_are_returned_unchanged_and_written_as_lists(tmp_path):
+def test_metrics_may_be_arrays_which_are_written_as_lists_or_replace_the_loss(tmp_path):
     given = {
         "each": np.array([0.5, math.nan]),
         "counts": torch.tensor([1, 2]),
@@ -58,8 +58,6 @@ def test_metrics_that_are_arrays_are_returned_unchanged_and_written_as_lists(tmp
     trainer.save_metrics("eval", metrics)
     assert json.loads((tmp_path / "eval_results.json").read_text())["eval_counts"] == [1, 2]
 
-
-def test_a_loss_among_the_metrics_counts_as_with_transformers(tmp_path):
     def evaluated(**metrics):
         return made(tmp_path, compute_metrics=lambda _: metrics).evaluate(rows(4))["eval_loss"]
 

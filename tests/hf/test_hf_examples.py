@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 @pytest.fixture
 def output_of(tmp_path, monkeypatch, capsys):
-    """Return a function that runs an example as a script, in another folder, and returns what it printed."""
+    """Return a function that runs an example as a script in another folder, and returns its output."""
 
     def run(name: str) -> str:
         monkeypatch.setattr(sys, "argv", [str(EXAMPLES / name)])

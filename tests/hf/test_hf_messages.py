@@ -63,15 +63,12 @@ def test_metrics_must_be_a_dict(tmp_path):
     assert "eval_loss" not in trainer.evaluate([])
 
 
-def test_data_that_cannot_be_trained_on_is_refused(tmp_path):
+def test_data_that_cannot_be_trained_on_and_a_file_as_output_folder_are_refused(tmp_path):
     data = {"train": rows(4), "test": rows(4)}
     assert_refused(r"dict of datasets \(train, test\).* datasets\['train'\]", fit, tmp_path, data=data)
     text = "no batch. The dataset is empty, or smaller than a batch while dataloader"
     assert_refused(text, fit, tmp_path, data=[])
     assert_refused("no batch", fit, tmp_path, data=rows(2), dataloader_drop_last=True)
-
-
-def test_an_output_folder_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "run").write_text("notes")
     assert_refused("output_dir='.*run' is a file: give a folder", made, tmp_path / "run")
 

@@ -235,7 +235,7 @@ def test_it_is_an_argparse_parser_that_may_return_the_remaining_strings():
         parser.parse_args(["-m", "m", "--kind", "rnn"])
 
 
-def test_help_shows_types_texts_defaults_and_the_config_flag(capsys):
+def test_help_shows_types_texts_defaults_groups_and_the_config_flag(capsys):
     parser = HfArgumentParser((ModelArguments, TrainingArguments))
     with pytest.raises(SystemExit) as caught:
         parser.parse_args_into_dataclasses(["--help"])
@@ -248,8 +248,6 @@ def test_help_shows_types_texts_defaults_and_the_config_flag(capsys):
     assert "--config FILE" in text
     assert "--deepspeed" not in text and "--warmup_ratio" not in text
 
-
-def test_a_dataclass_may_have_a_group_in_the_help():
     @dataclass
     class Grouped:
         _argument_group_name = "about the data"

@@ -161,17 +161,14 @@ def test_model_init_creates_a_fresh_model_for_every_run(tmp_path):
 # ------------------------------------------------------------------------------------------------------------- data
 
 
-@row(23)
-def test_datasets_of_several_kinds_and_a_dict_for_evaluation(tmp_path, plain):
+@row(23, 24)
+def test_datasets_of_several_kinds_a_dict_for_evaluation_and_a_collator(tmp_path, plain):
     metrics = made(tmp_path, eval_dataset={"near": rows(8), "far": rows(8, seed=9)}).evaluate()
     assert {"eval_near_loss", "eval_far_loss"} <= set(metrics) and metrics["eval_near_loss"] != metrics["eval_far_loss"]
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_list([{"x": row["x"].tolist(), "labels": row["labels"]} for row in rows(20)])
     assert losses(fit(tmp_path, data=table)) == pytest.approx(losses(plain), rel=1e-6)
 
-
-@row(24)
-def test_the_data_collator_creates_the_batch(tmp_path, plain):
     def halved(samples):
         batch = hf.default_data_collator(samples)
         return {**batch, "x": batch["x"] / 2}
@@ -395,18 +392,14 @@ def test_gradient_checkpointing_changes_no_number(tmp_path):
     assert_refused("gradient_checkpointing_enable", fit, tmp_path, gradient_checkpointing=True)
 
 
-@row(80)
-def test_predictions_are_on_the_host_with_and_without_eval_accumulation_steps(tmp_path):
+@row(80, 81)
+def test_predictions_are_on_the_host_and_logits_are_reduced_before_they_are_stored(tmp_path):
     seen = []
     for steps in (None, 2):
         options = {"compute_metrics": lambda prediction: seen.append(prediction.predictions) or {}}
         made(tmp_path, eval_accumulation_steps=steps, **options).evaluate(rows(20))
     assert isinstance(seen[0], np.ndarray) and np.array_equal(*seen)
     assert_refused("eval_accumulation_steps", arguments, tmp_path, eval_accumulation_steps=0)
-
-
-@row(81)
-def test_logits_are_reduced_before_they_are_stored(tmp_path):
     options = {"preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1)}
     trainer = made(tmp_path, compute_metrics=lambda prediction: {"dims": prediction.predictions.ndim}, **options)
     assert trainer.evaluate(rows(8))["eval_dims"] == 1
@@ -538,9 +531,14 @@ def scores(*values):
     return lambda prediction: {"score": next(remaining)}
 
 
-@row(108)
-def test_the_best_model_is_loaded_at_the_end(tmp_path, plain):
-    options = {**EVALUATED, "compute_metrics": scores(0.1, 0.9, 0.3, 0.2, 0.1), "eval_dataset": rows(4)}
+@row(108, 134)
+def test_the_best_value_is_tracked_and_its_model_loaded_at_the_end(tmp_path, plain):
+    options = {**EVALUATED, "eval_dataset": rows(4)}
+    trainer = fit(tmp_path, compute_metrics=scores(3.0, 1.0, 2.0, 4.0, 5.0), greater_is_better=False, **options)
+    assert (trainer.state.best_metric, trainer.state.best_global_step) == (1.0, 2)
+    other = {**options, "compute_metrics": scores(1.0), "metric_for_best_model": "other"}
+    assert_refused("eval_other.*It has eval_loss, eval_score", fit, tmp_path, **other)
+    options["compute_metrics"] = scores(0.1, 0.9, 0.3, 0.2, 0.1)
     trainer = fit(tmp_path, load_best_model_at_end=True, **options)
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
     assert differ(trainer, plain)
@@ -659,15 +657,6 @@ def test_metrics_are_printed_and_written(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == ["***** eval metrics *****", *(f"  {line}" for line in expected)]
     for split, values in (("eval", {"eval_loss": 0.5}), ("all", {"eval_loss": 0.5}), ("test", {"test_loss": 0.25})):
         assert json.loads((tmp_path / f"{split}_results.json").read_text()) == values
-
-
-@row(134)
-def test_the_best_value_is_tracked(tmp_path):
-    options = {**EVALUATED, "eval_dataset": rows(4)}
-    trainer = fit(tmp_path, compute_metrics=scores(3.0, 1.0, 2.0, 4.0, 5.0), greater_is_better=False, **options)
-    assert (trainer.state.best_metric, trainer.state.best_global_step) == (1.0, 2)
-    options |= {"compute_metrics": scores(1.0), "metric_for_best_model": "other"}
-    assert_refused("eval_other.*It has eval_loss, eval_score", fit, tmp_path, **options)
 
 
 # ------------------------------------------------------------------------------------------- callbacks and logging

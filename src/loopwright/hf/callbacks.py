@@ -131,8 +131,11 @@ class CallbackHandler:
 
         A class of transformers also matches our class of the same name.
         """
+        is_class = isinstance(callback, type)
+        is_theirs = is_class and callback.__module__.partition(".")[0] == "transformers"
         for found in self.callbacks:
-            if _is_of(found, callback) if isinstance(callback, type) else found == callback:
+            is_namesake = is_theirs and type(found).__name__ == callback.__name__
+            if is_namesake or (isinstance(found, callback) if is_class else found == callback):
                 self.callbacks.remove(found)
                 return found
         return None
@@ -170,11 +173,6 @@ class CallbackHandler:
             if result is not None:
                 control = checked_control(result, event, callback)
         return control
-
-
-def _is_of(callback: Any, kind: type) -> bool:
-    is_namesake = kind.__module__.partition(".")[0] == "transformers" and type(callback).__name__ == kind.__name__
-    return isinstance(callback, kind) or is_namesake
 
 
 class DefaultFlowCallback(TrainerCallback):

@@ -54,14 +54,10 @@ class KeptColumns(dict[str, Any]):
 
 
 class ColumnCollator:
-    """Collates the columns that the model can use.
+    """Collates the columns that the model can use: the parameters of its forward, and the labels.
 
-    Args:
-        collate: creates a batch from samples.
-        names: the parameters of the model's forward.
-        label_names: those of them that are labels.
-        keeps_others: keep the other columns available by name for `compute_loss`. If the model's forward takes none
-            of the columns, the batch has all of them.
+    With `keeps_others` the other columns stay available by name for `compute_loss`; if the forward takes none of the
+    columns, the batch has all of them.
     """
 
     def __init__(self, collate: DataCollator, names: list[str], label_names: list[str], keeps_others: bool) -> None:

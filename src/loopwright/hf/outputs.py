@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,6 @@ import numpy as np
 import torch
 
 from loopwright.engine.seeding import use_deterministic_algorithms
-
-_NAME = re.compile(r"checkpoint-\d+")
 
 
 class EvalPrediction:
@@ -81,7 +78,7 @@ def get_last_checkpoint(folder: str | Path) -> str | None:
 
     It is not verified; `train(resume_from_checkpoint=True)` takes the newest complete one.
     """
-    found = [path for path in Path(folder).glob("checkpoint-*") if path.is_dir() and _NAME.fullmatch(path.name)]
+    found = [path for path in Path(folder).glob("checkpoint-*") if path.is_dir() and path.name[11:].isdecimal()]
     return str(max(found, key=lambda path: (int(path.name[11:]), path))) if found else None
 
 

@@ -84,14 +84,9 @@ class EvaluationPass:
         trainer = self._trainer
         trainer.callback_handler.eval_dataloader = dataloader
         loss = trainer.core.run_evaluation(dataloader, self._step)
-        paddings = (self._padding, IGNORED, IGNORED, IGNORED)
-        results: list[Any] = [batches or None for batches in self._collected]
-        if trainer.args.eval_do_concat_batches:
-            pairs = zip(results, paddings, strict=True)
-            results = [None if batches is None else joined(batches, padding) for batches, padding in pairs]
-        predictions, labels, *_ = results
+        predictions, labels = self._result(0), self._result(1)
         metrics: dict[str, Any] = {f"{prefix}_loss": loss} if self._has_loss else {}
-        for name, value in plain_metrics(self._metrics(EvalPrediction(*results))).items():
+        for name, value in plain_metrics(self._metrics(predictions, labels)).items():
             if name.startswith(f"{prefix}_"):
                 metrics.setdefault(name, value)
             else:
@@ -128,6 +123,11 @@ class EvaluationPass:
             self._num_reported = run_of(core).eval_batch + 1
             trainer.call_event("on_prediction_step")
         return mean, 0 if loss is None else rows if count is None else count
+
+    def _result(self, index: int) -> Any:
+        """Return one kind of collected output, joined into arrays or as a list of batches; None if there is none."""
+        batches, joins = self._collected[index], self._trainer.args.eval_do_concat_batches
+        return joined(batches, IGNORED if index else self._padding) if batches and joins else batches or None
 
     def _main_input(self, inputs: Any) -> Any:
         name = self._trainer.main_input_name
@@ -183,13 +183,17 @@ class EvaluationPass:
             leave_alone(error)
             raise
 
-    def _metrics(self, prediction: EvalPrediction) -> dict[str, Any]:
+    def _metrics(self, predictions: Any, labels: Any) -> dict[str, Any]:
         compute_metrics = self._trainer.compute_metrics
-        has_both = prediction.predictions is not None and prediction.label_ids is not None
+        has_both = predictions is not None and labels is not None
         has_batches = self._last_batch is not None if self._by_batch else has_both
         if compute_metrics is None or self._loss_only or not has_batches:
             return {}
-        metrics: Any = self._compute_by_batch(is_last=True) if self._by_batch else compute_metrics(prediction)
+        metrics: Any
+        if self._by_batch:
+            metrics = self._compute_by_batch(is_last=True)
+        else:
+            metrics = compute_metrics(EvalPrediction(predictions, labels, self._result(2), self._result(3)))
         if not isinstance(metrics, Mapping):
             raise ConfigError(
                 f"compute_metrics must return a dict of metrics by name, it returned a {type(metrics).__name__}: "

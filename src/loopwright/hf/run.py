@@ -83,8 +83,7 @@ class HfRun(TrainerCallback):
         self.output: TrainOutput | None = None
         self.logged = (0.0, 0.0, 0)
         self.last_saved: int | None = None
-        self._trainer = owner
-        self._ignore_keys = ignore_keys
+        self._trainer, self._ignore_keys = owner, ignore_keys
         self._keeps_best = owner.args.load_best_model_at_end or owner.args.save_strategy == "best"
         self._losses = LossTracker()  # over the whole run, each a mean with its number of items
         self._samples_seen = 0  # over all processes
