@@ -170,7 +170,7 @@ def test_written_texts_show_the_words_that_differ(tmp_path):
     assert block(findings, "Texts").items[0] == ("exact matches", "1 of 2 (50 %)")
     item = block(findings, "Samples that differ").items[0]
     assert marked(item, "wrong") == ["2018-06-16"] and marked(item, "right") == ["2018-01-16"]
-    assert words(item)["written"] == "on 2018-06-16"
+    assert words(item)["generated"] == "on 2018-06-16"
 
 
 def test_language_models_show_how_hard_the_parts_are_and_masked_tokens_which_were_guessed(tmp_path):

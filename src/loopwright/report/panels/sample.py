@@ -188,14 +188,14 @@ def differing(predicted: str, true: str) -> Fields:
     """Return the generated and the expected text, with differing words marked."""
     ours, theirs = cut(predicted, 600).split(), cut(true, 600).split()
     matcher = difflib.SequenceMatcher(None, ours, theirs, autojunk=False)
-    written: list[Piece] = []
-    wanted: list[Piece] = []
+    generated: list[Piece] = []
+    expected: list[Piece] = []
     for change, start, end, other_start, other_end in matcher.get_opcodes():
         if end > start:
-            written.append(Piece(" ".join(ours[start:end]), "" if change == "equal" else "wrong"))
+            generated.append(Piece(" ".join(ours[start:end]), "" if change == "equal" else "wrong"))
         if other_end > other_start:
-            wanted.append(Piece(" ".join(theirs[other_start:other_end]), "" if change == "equal" else "right"))
-    return [("written", _spaced(written) or [Piece("nothing")]), ("true", _spaced(wanted) or [Piece("nothing")])]
+            expected.append(Piece(" ".join(theirs[other_start:other_end]), "" if change == "equal" else "right"))
+    return [("generated", _spaced(generated) or [Piece("nothing")]), ("true", _spaced(expected) or [Piece("nothing")])]
 
 
 def _spaced(pieces: Sequence[Piece]) -> list[Piece]:
