@@ -6,6 +6,15 @@ import io
 import json
 import os
 
+from loopwright.cli import main
+
+
+def run(capsys, *argv):
+    """Run a command line; return its exit code, and what it printed to both streams."""
+    code = main(list(map(str, argv)))
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
 
 def parsed(text):
     """Return the objects of a text that has one on each line, as a strict parser reads them."""

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from cli.streams import run
 from loopwright.cli import main
 from loopwright.sources import CODES
 from tasks.reviews import rows, write_csv, write_jsonl
 from tasks.texts import tiny_bert, tiny_gpt2
 
 CONTEXT = "Ada Lovelace wrote the first programme."
+MISSING = ["error[data.missing]", "line 22", "--missing_values drop"]
+LONG_LINE = b"text,label\n" + b"a" * 10_100_000 + b",b\n"
 GOOD = "".join(f"text {number},{'ab'[number % 2]}\n" for number in range(20))
 
 
@@ -31,17 +34,14 @@ def questions(start: int, answer: str) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in made).encode()
 
 
+ONE_CLASS = table("text,label", *(f"text {n},a" for n in range(20)))
+
 # Each: the file's name and bytes, the task and its flags, and what the error says.
 FILES = {
     "an-empty-file": ("x.csv", b"", [], ["error[data.empty]", "x.csv", "fix: "]),
     "blanks-alone": ("x.csv", b" \n\n", [], ["error[data.empty]", "fix: "]),
     "a-header-alone": ("x.csv", b"text,label\n", [], ["error[data.no_rows]", "fix: "]),
-    "one-class": (
-        "x.csv",
-        table("text,label", *(f"text {n},a" for n in range(20))),
-        [],
-        ["error[data.one_class]", "'a'", "fix: "],
-    ),
+    "one-class": ("x.csv", ONE_CLASS, [], ["error[data.one_class]", "'a'", "fix: "]),
     "labels-of-two-kinds": (
         "x.jsonl",
         b"".join(json.dumps({"text": f"t {n}", "label": ["a", 1][n % 2]}).encode() + b"\n" for n in range(12)),
@@ -50,12 +50,7 @@ FILES = {
     ),
     "not-utf-8": ("x.csv", "text,label\nnaïve,a\n".encode("latin-1"), [], ["error[data.encoding]", "line 2", "fix: "]),
     "a-column-twice": ("x.csv", b"text,label,text\n" + b"a,b,c\n" * 9, [], ["error[data.duplicate_column]", "'text'"]),
-    "a-line-of-10-MB": (
-        "x.csv",
-        b"text,label\n" + b"a" * 10_100_000 + b",b\n",
-        [],
-        ["error[data.long_row]", "line 2", "10 MB", "fix: "],
-    ),
+    "a-line-of-10-MB": ("x.csv", LONG_LINE, [], ["error[data.long_row]", "line 2", "10 MB"]),
     "a-nul-byte": ("x.csv", b"text,label\na\0b,c\n", [], ["error[data.nul]", "fix: "]),
     "an-open-quote": ("x.csv", b'text,label\n"a,b\nc,d\n', [], ["error[data.quote]", "fix: "]),
     "ragged-rows": ("x.csv", b"text,label\na,b\na,b,c,d\n", [], ["error[data.ragged]", "line 3", "fix: "]),
@@ -67,27 +62,16 @@ FILES = {
         ["--text_column", "reviev"],
         ["error[data.column]", "columns in x.csv:", "e.g. 'text 0'", "fix: --text_column review"],
     ),
-    "a-value-missing": (
-        "x.csv",
-        f"text,label\n{GOOD},a\n".encode(),
-        [],
-        ["error[data.missing]", "line 22", "--missing_values drop"],
-    ),
+    "a-value-missing": ("x.csv", f"text,label\n{GOOD},a\n".encode(), [], MISSING),
     "too-few-rows": ("x.csv", b"text,label\na,b\n", [], ["error[data."]),
 }
-
-
-def run(capsys, *words):
-    """Run a command line; return its exit code and what it said about the error."""
-    code = main(list(map(str, words)))
-    return code, capsys.readouterr().err
 
 
 def check_refused(capsys, told, *words, code=2):
     """Check that a command line ends with a code, says all of this in an error that has a fix, and leaves nothing."""
     before = {path: path.stat().st_mtime_ns for path in Path().rglob("*") if path.is_file()}
     capsys.readouterr()
-    found, err = run(capsys, *words)
+    found, _, err = run(capsys, *words)
     assert found == code, err
     assert [text for text in told if text not in err] == [], err
     assert re.match(r"error\[[a-z_.]+\]: .+", err) and "\n  fix: " in err and "Traceback" not in err
@@ -148,7 +132,7 @@ def test_data_that_has_changed_since_the_run_began_is_refused_by_every_verb_that
     told = ["error[resume.data]", "reviews.csv changed since the run started", "--allow_changed_data"]
     check_refused(capsys, told, "evaluate", folder)
     assert main(["evaluate", str(folder), "--allow_changed_data"]) == 0
-    code, err = run(capsys, "resume", folder, "--epochs", 3)
+    code, _, err = run(capsys, "resume", folder, "--epochs", 3)
     assert code == 2 and "error[resume.data]" in err
 
 
@@ -240,7 +224,8 @@ def test_each_code_that_explain_errors_lists_is_asserted_by_a_test(capsys, monke
 
 def test_graphs_without_a_gpu_are_refused_before_a_run_is_made(capsys):
     Path("x.csv").write_text(f"text,label\n{GOOD}")
-    code, err = run(capsys, "train", "text-classification", "--data", "x.csv", "--step_mode", "graph", "--use_cpu")
+    flags = ["--step_mode", "graph", "--use_cpu"]
+    code, _, err = run(capsys, "train", "text-classification", "--data", "x.csv", *flags)
     assert code == 2 and "needs a CUDA device" in err and not Path("runs").exists()
 
 

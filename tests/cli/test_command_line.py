@@ -14,21 +14,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cli.streams import run
 from loopwright import failpoints
 from loopwright.cli import VERBS, main
-from loopwright.cli.exit_codes import guarded
+from loopwright.cli.exit_codes import failure_of
 from loopwright.errors import CheckpointError, Preempted
 from loopwright.sources import CODES
 from tasks.reviews import rows, write_csv
 
 FLAGS = ["--lr", "2e-3", "--epochs", "1", "--threads", "1"]
-
-
-def run(capsys, *words):
-    """Run a command line; return its exit code, and what it printed to both streams."""
-    code = main(list(map(str, words)))
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 def read_text(path):
@@ -110,16 +104,7 @@ def test_a_value_comes_from_the_flag_else_the_file_else_the_task_else_the_defaul
 
 
 def test_the_spellings_of_the_no_trainer_scripts_are_taken(capsys, reviews):
-    flags = [
-        "--max_train_steps",
-        "9",
-        "--num_warmup_steps",
-        "3",
-        "--checkpointing_steps",
-        "4",
-        "--max-seq-length",
-        "12",
-    ]
+    flags = ["--max_train_steps=9", "--num_warmup_steps=3", "--checkpointing_steps=4", "--max-seq-length=12"]
     flags += ["--model_name_or_path", "some/model", "--train_file", reviews]
     out = run(capsys, "train", "text-classification", *flags, "--print_config")[1]
     found = yaml.safe_load(out)
@@ -213,18 +198,8 @@ def test_a_disk_that_refuses_ends_with_74(capsys, reviews):
 
 
 def test_a_loss_that_is_not_finite_ends_with_4(capsys, reviews):
-    words = [
-        "train",
-        "text-classification",
-        "--data",
-        reviews,
-        "--lr",
-        "1e30",
-        "--max_grad_norm",
-        "0",
-        "--no_rehearsal",
-    ]
-    code, _, err = run(capsys, *words, "--logging_steps", "2")
+    flags = ["--lr", "1e30", "--max_grad_norm", "0", "--no_rehearsal", "--logging_steps", "2"]
+    code, _, err = run(capsys, "train", "text-classification", "--data", reviews, *flags)
     assert code == 4 and "error[loss.nan]" in err and "a smaller --lr" in err
     assert "no state was saved before it" in err
 
@@ -253,33 +228,25 @@ def test_each_end_has_its_code(capsys, monkeypatch, error, code, told):
     assert told in said and ("Traceback" in said) == (code == 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("ENOSPC", "fix: make room, and resume\n"),
-        ("EDQUOT", "fix: make room within your quota"),
-        ("EROFS", "fix: make the file system writable"),
-        ("EACCES", "fix: get write permission"),
-        ("EIO", "fix: check the disk"),
-        ("EMFILE", "fix: raise the limit of open files"),
-        ("ENOTDIR", "fix: make sure that the folder exists"),
-    ],
-    ids=["space", "quota", "read-only", "permission", "faults", "open-files", "other"],
-)
-@pytest.mark.parametrize("is_save", [False, True], ids=["file", "save"])
-def test_what_helps_fits_the_reason_why_a_file_was_not_written(capsys, name, told, is_save):
-    number = getattr(errno, name)
+DISK_FIXES = {
+    errno.ENOSPC: "make room, and resume",
+    errno.EDQUOT: "make room within your quota",
+    errno.EROFS: "make the file system writable",
+    errno.EACCES: "get write permission",
+    errno.EIO: "check the disk",
+    errno.EMFILE: "raise the limit of open files",
+    errno.ENOTDIR: "make sure that the folder exists",
+}
 
-    def write(words):
-        try:
-            raise OSError(number, os.strerror(number), "run/x")
-        except OSError as error:
-            if not is_save:
-                raise
-            raise CheckpointError("saving failed twice in a row") from error
 
-    assert guarded(write, []) == 74
-    assert told in capsys.readouterr().err
+@pytest.mark.parametrize("number", DISK_FIXES, ids=errno.errorcode.get)
+def test_what_helps_fits_the_reason_why_a_file_was_not_written(number):
+    error, save = OSError(number, os.strerror(number), "run/x"), CheckpointError("saving failed twice in a row")
+    save.__cause__ = error
+    for each, code in ((error, "disk.write"), (save, "checkpoint.write")):
+        failure = failure_of(each)
+        assert (failure.exit_code, failure.error.code) == (74, code)
+        assert failure.error.fix.startswith(DISK_FIXES[number])
 
 
 def test_tasks_explain_and_doctor_say_what_there_is(capsys):

@@ -8,20 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cli.streams import run
 from loopwright import api
-from loopwright.cli import main
 from loopwright.report import write_report
 from loopwright.results import LearningRateCurve
 from loopwright.runs.auto.learning_rate import plot_lines
 
 TRAIN = {"epochs": 1, "batch": 16, "threads": 1, "quiet": True}
-
-
-def run(capsys, *words):
-    """Run a command line; return its exit code, and what it printed to both streams."""
-    code = main(list(map(str, words)))
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 def test_a_loss_that_rises_from_the_start_is_drawn_too():

@@ -25,6 +25,7 @@ from tasks.reviews import read_lines
 from tasks.squares import write_squares
 
 FLAGS = ["--lr", "2e-3", "--batch", "16", "--threads", "1", "--no_rehearsal"]
+EPOCHS = "did you mean --epochs (short for --num_train_epochs)?"
 OF_START = {"run", "folder", "task", "data", "model", "updates", "epochs", "evaluations", "batch", "processes"}
 OF_START |= {"learning_rate", "metric", "direction", "baselines", "expected_seconds"}
 
@@ -42,13 +43,8 @@ def test_a_run_tells_the_records_of_its_metrics_and_how_it_ended(capsys, reviews
     code, events = told(capsys, *line)
     start, *others, end = events
     records = {record["event"]: record for record in read_lines(Path("run/metrics.jsonl"))}
-    assert code == 0 and [event["event"] for event in others] == [
-        "log",
-        "speed",
-        "training",
-        "evaluation",
-        "checkpoint",
-    ]
+    assert code == 0
+    assert [event["event"] for event in others] == ["log", "speed", "training", "evaluation", "checkpoint"]
     assert {name: start[name] for name in start if name not in OF_START} == records["start"]
     assert set(start) >= OF_START and start["folder"] == "run" and start["task"] == "text-classification"
     assert start["updates"] == records["log"]["update"] and sum(start["data"]["rows"].values()) == 96
@@ -57,15 +53,12 @@ def test_a_run_tells_the_records_of_its_metrics_and_how_it_ended(capsys, reviews
         records[name] for name in ("log", "speed", "training", "checkpoint")
     ]
     assert (end["event"], end["state"], end["exit_code"]) == ("end", "done", 0)
-    assert (
-        end["result"] == json.loads(Path("run/result.json").read_text()) and end["seconds"] == records["end"]["seconds"]
-    )
-    assert {"model", "report", "metrics", "log"} <= set(end["paths"]) and all(
-        map(os.path.exists, end["paths"].values())
-    )
-    assert [command.split()[:3] for command in end["next"]] == [
-        ["lw", verb, "run"] for verb in ("report", "predict", "resume")
-    ]
+    assert end["result"] == json.loads(Path("run/result.json").read_text())
+    assert end["seconds"] == records["end"]["seconds"]
+    assert {"model", "report", "metrics", "log"} <= set(end["paths"])
+    assert all(map(os.path.exists, end["paths"].values()))
+    commands = [["lw", verb, "run"] for verb in ("report", "predict", "resume")]
+    assert [command.split()[:3] for command in end["next"]] == commands
     assert "done in" in Path("run/log.txt").read_text()
 
     code, events = told(capsys, "resume", "run", "--epochs", "2")
@@ -82,11 +75,7 @@ def test_a_run_tells_the_records_of_its_metrics_and_how_it_ended(capsys, reviews
         ("train nothing", "args.task", "did you mean sentence-embedding?"),
         ("train", "args.task", "lw train text-classification --data FILE --json"),
         ("train text-classification --data absent.csv", "data.file", "--data with a file that exists"),
-        (
-            "train text-classification --epoch 3",
-            "args.unknown",
-            "did you mean --epochs (short for --num_train_epochs)?",
-        ),
+        ("train text-classification --epoch 3", "args.unknown", EPOCHS),
         ("train text-classification --batch 0", "args.value", "--batch 16   (the default)"),
         ("check text-classification", "data.file", "--data FILE   or   lw demo text-classification"),
         ("resume nothing", "run.unknown", "lw runs lists them"),
@@ -107,12 +96,7 @@ def test_a_run_tells_the_records_of_its_metrics_and_how_it_ended(capsys, reviews
 def test_what_is_wrong_before_anything_starts_is_one_object_with_a_code_and_a_fix(capsys, words, code, fix):
     exit_code, events = told(capsys, *words.split())
     assert exit_code == 2 and len(events) == 1
-    assert {name: events[0][name] for name in ("event", "code", "fix", "exit_code")} == {
-        "event": "error",
-        "code": code,
-        "fix": fix,
-        "exit_code": 2,
-    }
+    assert [events[0][name] for name in ("event", "code", "fix", "exit_code")] == ["error", code, fix, 2]
     assert events[0]["message"] and "error[" not in events[0]["message"]
 
 

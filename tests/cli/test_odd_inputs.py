@@ -8,15 +8,8 @@ import os
 
 import pytest
 
-from loopwright.cli import main
+from cli.streams import run
 from tasks.reviews import rows, write_csv
-
-
-def run(capsys, *words):
-    """Run a command line; return its exit code and all that it said."""
-    code = main(list(map(str, words)))
-    said = capsys.readouterr()
-    return code, said.out + said.err
 
 
 @pytest.fixture
@@ -24,7 +17,7 @@ def refused(capsys):
     """Return a function that runs a command line, which must be refused, and returns what it said."""
 
     def check(*words):
-        code, err = run(capsys, *words)
+        code, _, err = run(capsys, *words)
         assert code == 2 and "fix: " in err and "Traceback" not in err
         return err
 
@@ -54,7 +47,8 @@ def test_a_very_long_label_is_cut_off_where_it_is_shown(capsys, tmp_path):
     names = ["x" * 300, "y" * 300]
     made = [row | {"stars": names[place % 2]} for place, row in enumerate(rows(30))]
     data = write_csv(tmp_path / "long.csv", made)
-    code, said = run(capsys, "check", "text-classification", "--files", "--data", data)
+    code, *printed = run(capsys, "check", "text-classification", "--files", "--data", data)
+    said = "".join(printed)
     assert code == 0 and "labels xxx" in said and max(map(len, said.splitlines())) < 200
 
 
@@ -67,8 +61,13 @@ def test_halves_of_characters_are_predicted_too(capsys, finished, tmp_path):
 
 def test_what_a_terminal_would_obey_is_spelt_out(capsys, tmp_path):
     made = [row | {"stars": ["good\x1b[31m", "bad\u202e"][place % 2]} for place, row in enumerate(rows(30))]
-    code, said = run(capsys, "check", "text-classification", "--files", "--data", write_csv(tmp_path / "a.csv", made))
+    code, *printed = run(
+        capsys, "check", "text-classification", "--files", "--data", write_csv(tmp_path / "a.csv", made)
+    )
+    said = "".join(printed)
     assert code == 0 and r"good\x1b[31m" in said and r"bad\u202e" in said
     assert "\x1b" not in said and "\u202e" not in said
-    code, said = run(capsys, "check", "text-classification", "--files", "--data", "a.csv", "--label_column", "\x1b[2J")
-    assert code == 2 and "\x1b" not in said
+    code, *printed = run(
+        capsys, "check", "text-classification", "--files", "--data", "a.csv", "--label_column", "\x1b[2J"
+    )
+    assert code == 2 and "\x1b" not in "".join(printed)

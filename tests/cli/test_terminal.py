@@ -229,12 +229,7 @@ def test_of_several_processes_the_first_one_speaks(place):
     done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0 and CONTROL.findall(done.stdout) == [] and "\r" not in done.stderr
     rows = done.stdout.splitlines()
-    for start in (
-        "loopwright ",
-        "device  2 processes on CPU",
-        "batch   64 × accum 1 × 2 devices = 128",
-        "eval ",
-        "done in ",
-    ):
+    block = ("device  2 processes on CPU", "batch   64 × accum 1 × 2 devices = 128")
+    for start in ("loopwright ", *block, "eval ", "done in "):
         assert sum(row.startswith(start) for row in rows) == 1, start
     assert "time    known once the first updates are logged" in done.stdout
