@@ -420,7 +420,6 @@ def _column_flags(task: Task) -> list[str]:
 
 
 def _check_changes(changes: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Refuse flags that a trained model cannot change."""
     for name in changes:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)

@@ -179,7 +179,6 @@ def failed(code: str, exit_code: int, what: str, fix: str) -> Failure:
 
 
 def _disk_fix(error: BaseException | None) -> str:
-    """Return the fix for a failed write, by the OSError at its root."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__
     if error is None:
@@ -222,7 +221,6 @@ def _first_line(error: BaseException) -> str:
 
 
 def _print(text: str) -> None:
-    """Print to stderr, wrapped to the terminal."""
     sys.stderr.write(_wrapped(text))
     sys.stderr.flush()
 

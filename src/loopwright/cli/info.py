@@ -113,7 +113,6 @@ def _machine() -> dict[str, Any]:
 
 
 def _driver() -> str:
-    """Return the version of the NVIDIA driver, as reported by the kernel module."""
     try:
         words = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").split()
     except OSError:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from loopwright.cli.exit_codes import BUG, DIVERGED, DONE, INPUT, INTERRUPTED, NO_CHECKPOINT, OWN, PREEMPTED, is_first
+from loopwright.config.parser import split_off
 from loopwright.errors import InputError
 from loopwright.run_folder import find_run, runs_root
 from loopwright.run_folder.layout import new_run_id
@@ -116,11 +117,8 @@ def _with_folder(target: list[str], options: Any) -> list[str]:
 
 
 def _folder_in(argv: Sequence[str]) -> Path | None:
-    for index, word in enumerate(argv):
-        name, equals, value = word.partition("=")
-        if name.replace("-", "_") in ("__output_dir", "__out"):
-            return Path(value if equals else argv[index + 1]) if equals or index + 1 < len(argv) else None
-    return None
+    folders = [folder for folder in split_off(argv, "--out", "--output_dir")[0] if folder is not None]
+    return Path(folders[-1]) if folders else None
 
 
 def _run(torchrun: Any, settled: Any) -> int:

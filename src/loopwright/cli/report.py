@@ -90,6 +90,5 @@ def _write(names: list[str], out: str | None, should_open: bool, events: EventLi
 
 
 def _show(address: str, place: str) -> None:
-    """Open an address in the browser, or report that there is no browser."""
     if not webbrowser.open(address):
         sys.stdout.write(f"no browser was found here: open {place} in one yourself\n")

@@ -80,7 +80,6 @@ def train_seeds(
 
 
 def _broken_off(seed: int, screen: Screen) -> list[SeedRun]:
-    """Return the interrupted run, if it had a folder."""
     run = screen.run
     if run is None or not run.path.is_dir():
         return []

@@ -308,7 +308,7 @@ class HfArgumentParser(argparse.ArgumentParser):
             files += [beside] if beside.is_file() else []
         if flag:
             named, line = split_off(line, flag)
-            files += [Path(name) for name in named]
+            files += [Path(name) for name in named if name is not None]
         words = []
         for file in files:
             try:
@@ -319,9 +319,12 @@ class HfArgumentParser(argparse.ArgumentParser):
 
     def split_config_files(self, line: list[str]) -> tuple[list[str], list[str]]:
         """Return the files of `--config`, and the line without them, unless `--config` is a user's own flag."""
-        if self._option_string_actions[CONFIG_FLAG] is self._config_action:
-            return split_off(line, CONFIG_FLAG)
-        return [], line
+        if self._option_string_actions[CONFIG_FLAG] is not self._config_action:
+            return [], line
+        files, rest = split_off(line, CONFIG_FLAG)
+        if None in files:
+            self.error(f"argument {CONFIG_FLAG}: expected one argument")
+        return [file for file in files if file is not None], rest
 
     def _parse_line(self, line: list[str], from_files: Mapping[str, Any]) -> tuple[argparse.Namespace, list[str]]:
         """Parse flags over the values of files, which satisfy required flags too."""
@@ -458,10 +461,10 @@ def _braced(choices: Iterable[Any]) -> str:
     return "{" + ",".join(map(str, choices)) + "}"
 
 
-def split_off(argv: Sequence[str], *flags: str) -> tuple[list[str], list[str]]:
-    """Return the values of these flags in a command line, and the command line without them."""
+def split_off(argv: Sequence[str], *flags: str) -> tuple[list[str | None], list[str]]:
+    """Return the values of these flags in a command line, None for one without, and the command line without them."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     spellings = dict.fromkeys(spelling for flag in flags for spelling in (flag, f"--{flag[2:].replace('_', '-')}"))
-    parser.add_argument(*spellings, dest="values", action="append", default=[])
+    parser.add_argument(*spellings, dest="values", action="append", nargs="?", default=[])
     found, rest = parser.parse_known_args(list(argv))
     return found.values, rest

@@ -161,7 +161,6 @@ def by_role(plan: DataPlan, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trained_options(task: Task, args: Any, plan: DataPlan) -> DataOptions:
-    """Return the options to read other data with the model's labels."""
     if plan.labels is None:
         return task.data_options(args)
     kind = plan.labels.kind if plan.labels.kind in ("class", "multi", "float") else None

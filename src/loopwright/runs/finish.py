@@ -18,7 +18,7 @@ from loopwright.results import TrainResult
 from loopwright.run_folder import RunFolder
 from loopwright.runs.clock import TimeSpent
 from loopwright.runs.console.end import print_summary
-from loopwright.runs.console.screen import Screen, Waiting
+from loopwright.runs.console.screen import Screen, Waiting, eval_metrics
 from loopwright.runs.job import RunJob
 from loopwright.runs.model_card import model_card
 from loopwright.runs.trainer import TaskTrainer
@@ -93,12 +93,7 @@ def evaluate(
     callbacks = [] if waiting is None else [CountBatches(waiting)]
     trainer = TaskTrainer(job, callbacks=callbacks, report=lambda kind, text, **fields: report(text))
     found = trainer.evaluate_fully(dataset, None if folder is None else folder / "predictions.jsonl")
-    bounds = {f"eval_{name}{end}" for name in trainer.intervals for end in ("_low", "_high")}
-    metrics = {
-        name.removeprefix("eval_"): float(value)
-        for name, value in found.metrics.items()
-        if name.startswith("eval_") and name not in bounds
-    }
+    metrics = {name: float(value) for name, value in eval_metrics(found.metrics).items()}
     metrics["loss"] = float(found.metrics["evaluation_loss"])
     if folder is not None and trainer.is_first:
         write_lines(folder / "worst.jsonl", _with_places(trainer.examples.worst, dataset))
@@ -108,7 +103,6 @@ def evaluate(
 
 
 def _with_places(samples: list[dict[str, Any]], dataset: Any) -> list[dict[str, Any]]:
-    """Add file and line to each sample, if the dataset's rows know them."""
     find = getattr(getattr(dataset, "rows", None), "place", None)
     if find is None:
         return samples

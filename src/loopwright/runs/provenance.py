@@ -59,6 +59,11 @@ def run_facts(run: RunJob) -> dict[str, Any]:
     }
 
 
+def name_of(run: RunFolder) -> str:
+    """Return the name of a run as one would type it."""
+    return shlex.quote(run.id if run.path.name == run.id else os.path.normpath(run.path))
+
+
 def place_facts(run: RunFolder) -> dict[str, Any]:
     """Return the location of a run."""
     return {"run": run.id, "folder": os.path.normpath(run.path)}

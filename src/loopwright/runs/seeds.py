@@ -17,7 +17,7 @@ from loopwright.config.parser import split_off
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder, check_new_folder
 from loopwright.runs.console.screen import Screen, metric_text
-from loopwright.runs.provenance import place_facts
+from loopwright.runs.provenance import name_of, place_facts
 from loopwright.runs.settings import Settings
 from loopwright.runs.start import Outcome, check_files, start
 from loopwright.sources import DataPlan
@@ -162,11 +162,6 @@ def best_of(runs: Sequence[SeedRun]) -> SeedRun | None:
         return None
     sign = 1 if scored[0][0].result["direction"] == "max" else -1
     return max(scored, key=lambda pair: sign * pair[1])[0]
-
-
-def name_of(run: RunFolder) -> str:
-    """Return the name of a run as one would type it."""
-    return shlex.quote(run.id if run.path.name == run.id else os.path.normpath(run.path))
 
 
 def print_seeds(runs: Sequence[SeedRun], commands: Sequence[str], screen: Screen) -> None:

@@ -163,7 +163,6 @@ def find_rate_only(run: RunJob, search: Search) -> LearningRateCurve:
 
 
 def _check_not_auto(run: RunJob) -> None:
-    """Refuse "auto" for a run that has already begun with a value."""
     for name in run.args.auto:
         value = f"{getattr(run.training, name):g}"
         raise InputError(

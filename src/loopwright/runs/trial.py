@@ -184,7 +184,6 @@ class _EnoughUpdates(TrainerCallback):
 
 
 def _timed_seconds(budget: float) -> float:
-    """Return how long to time updates for a run of this many seconds."""
     return max(min(_SHARE * budget, _MOST_SECONDS), min(_LEAST_SECONDS, _MOST_SHARE * budget))
 
 
@@ -283,7 +282,6 @@ def _print_rehearsal(run: RunJob, found: Rehearsal, trainer: TaskTrainer) -> Non
 
 
 def _num_eval_batches(job: Job, trainer: TaskTrainer) -> int:
-    """Return the batches of an evaluation on this process."""
     return -(-len(job.eval_dataset) // (job.training.eval_batch_size * trainer.num_processes))
 
 

@@ -83,7 +83,6 @@ def _accumulate(settings: Settings, batch: int, effective: int, num_processes: i
 
 
 def _candidates(effective: int, num_samples: int) -> list[int]:
-    """Return the powers of two that divide an update, ascending, and no larger than the dataset."""
     powers = [2**power for power in range(effective.bit_length()) if effective % 2**power == 0]
     return [rows for rows in powers if rows <= num_samples] or [1]
 

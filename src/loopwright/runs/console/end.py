@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from loopwright.report import summary_of
 from loopwright.runs.clock import TimeSpent
 from loopwright.runs.console.screen import clock, lasted, metrics_text, visible
+from loopwright.runs.provenance import name_of
 from loopwright.tasks.base import Job
 from loopwright.tasks.scoring import Examples
 
@@ -54,7 +55,7 @@ def print_summary(
     screen.block("files", f"{place}/model   {place}/report.html")
     if drawn:
         screen.block("", ", ".join(str(path.relative_to(folder.path)) for path in drawn))
-    name = shlex.quote(folder.id if folder.path.name == folder.id else place)
+    name = name_of(folder)
     longer = f"--epochs {2 * max(int(result['epochs']), 1)}"
     if run.training.max_steps > 0:  # overrides the epochs
         longer = f"--max_steps {2 * run.training.max_steps}"

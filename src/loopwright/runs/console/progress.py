@@ -52,7 +52,6 @@ class ReportProgress(TrainerCallback):
     # --- events -------------------------------------------------------------------------------------------------
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Start the clock, and open the live line if possible."""
         update = trainer.progress.update
         self._pace.begin(update)
         if update > 0:
@@ -68,7 +67,6 @@ class ReportProgress(TrainerCallback):
             trainer.request_log()
 
     def on_log(self, trainer: TrainerLike, logs: Any = None, **kwargs: Any) -> None:
-        """Print position, speed and time left."""
         self._latest, self._speed = logs, dict(trainer.speed)
         self._pace.log(logs["update"], self._speed.get("data_wait", 0.0))
         share = 100 * logs["update"] / max(self._length.updates, 1)
@@ -81,7 +79,6 @@ class ReportProgress(TrainerCallback):
         self._refresh()
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Record the time."""
         self._pace.begin_evaluation()
         self._evaluated = (0, _num_batches(trainer.eval_loader))
 
@@ -118,7 +115,6 @@ class ReportProgress(TrainerCallback):
         self._refresh()
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Print the metrics on the training data, if requested."""
         latest = trainer.run_history.latest()
         if "train_eval_loss" in latest:
             names = {name.removeprefix("train_"): value for name, value in latest.items() if name.startswith("train_")}
@@ -127,14 +123,12 @@ class ReportProgress(TrainerCallback):
             self._screen.print(f"on the training data, update {trainer.progress.update}:  {text}")
 
     def on_stop_training_error(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Print that a stopped run is saved first."""
         self._screen.close_line()
         self._line = None
         again = "; a second Ctrl-C drops that" if "SIGINT" in str(kwargs.get("error")) else ""
         self._screen.print(f"stopped after step {trainer.progress.update:,}, saving{again}")
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Stop the clock, and remove the live line."""
         self._pace.end()
         self._screen.close_line()
         self._line = None

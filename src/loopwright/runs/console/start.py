@@ -7,7 +7,6 @@ about memory and disk come from the rehearsal.
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from loopwright.errors import CheckpointError
 from loopwright.run_folder import RunFolder
 from loopwright.runs.clock import RunLength
 from loopwright.runs.console.screen import Screen, clock, counted, metrics_text
+from loopwright.runs.provenance import name_of
 from loopwright.training.prepare import unused_devices
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def print_time(length: RunLength, screen: Screen) -> None:
 def print_saved(run: RunFolder, seconds: float, screen: Screen) -> str:
     """Print and return the point from which an interrupted run can resume."""
     screen.close_line()
-    name = run.id if run.path.name == run.id else os.path.normpath(run.path)
+    name = name_of(run)
     newest = _newest_saved(run)
     if newest is None:
         text = f"nothing was saved yet   start again with: lw resume {name}"
