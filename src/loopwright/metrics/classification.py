@@ -57,7 +57,7 @@ class LabelTotals(Totals):
         return self.places.setdefault(label, len(self.places))
 
     def aligned(self, totals: Counts, other: LabelTotals) -> Counts:
-        """Return sums in the order of other labels in the order of these; new labels are added."""
+        """Return sums by the labels of another state in the order of this one; new labels are appended."""
         places = [self.place(label) for label in other.places]
         placed = np.zeros((*totals.shape[:-1], len(self.places), 3), dtype=np.int64)
         counted = totals.reshape(*totals.shape[:-1], -1, 3)

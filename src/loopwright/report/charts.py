@@ -74,7 +74,6 @@ class Chart:
     has_legend: bool = False
     is_from_zero: bool = False
     span: tuple[float, float] | None = None
-    kind: str = "chart"
 
     @property
     def is_log(self) -> bool:
@@ -133,11 +132,8 @@ def draw(chart: Chart) -> str:
     parts = [_grid(frame, chart)]
     for name, value in chart.levels:
         if frame.bottom <= value <= frame.top:
-            label = f"{escape(name)} {shown(value, chart.unit)}"
-            parts += (
-                frame.across("level", value),
-                _text("level-name", frame.width - _RIGHT - 4, frame.y(value) - 4, label),
-            )
+            x, y, text = frame.width - _RIGHT - 4, frame.y(value) - 4, f"{escape(name)} {shown(value, chart.unit)}"
+            parts += frame.across("level", value), _text("level-name", x, y, text)
     marks = _distinct_marks(frame, chart)
     parts.append(f'<g class="marks">{"".join(_mark(frame, mark) for mark in marks)}</g>')
     parts += (_curve(frame, curve, index) for index, curve in enumerate(chart.curves))
