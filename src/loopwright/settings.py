@@ -6,7 +6,7 @@ Only real objects are checked (modules, optimizers, sized datasets): stand-ins i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -23,16 +23,15 @@ from loopwright.schedulers import SchedulerBase
 STEP_MODES = ("auto", "eager", "compile", "graph")
 NAN_POLICIES = ("stop", "skip")
 BAD_SAMPLE_POLICIES = ("raise", "skip")
-REDUCTIONS = ("fast", "exact")
-OOM_POLICIES = ("stop", "split")
-PRECISIONS = (None, "no", "fp16", "bf16", "fp8")
-_COUNTS = (
-    "num_epochs",
-    "per_device_batch_size",
-    "max_num_train_steps",
-    "gradient_accumulation_steps",
-    "log_every",
-)
+_CHOICES: Mapping[str, tuple[str | None, ...]] = {
+    "step_mode": STEP_MODES,
+    "nan": NAN_POLICIES,
+    "bad_samples": BAD_SAMPLE_POLICIES,
+    "reduction": ("fast", "exact"),
+    "oom": ("stop", "split"),
+    "mixed_precision": (None, "no", "fp16", "bf16", "fp8"),
+}
+_COUNTS = ("num_epochs", "per_device_batch_size", "max_num_train_steps", "gradient_accumulation_steps", "log_every")
 
 
 @dataclass(frozen=True)
@@ -92,20 +91,10 @@ class RunSettings:
                 raise ConfigError(f"{name} must be a number above 0, or None for no clipping, got {value!r}")
         if self.checkpoints is not None and not isinstance(self.checkpoints, Checkpointing):
             raise ConfigTypeError(f"checkpoints must be a Checkpointing(directory, ...), got {self.checkpoints!r}")
-        if self.step_mode not in STEP_MODES:
-            raise ConfigError(f"step_mode must be one of {', '.join(STEP_MODES)}, got {self.step_mode!r}")
-        policies = (
-            ("nan", NAN_POLICIES),
-            ("bad_samples", BAD_SAMPLE_POLICIES),
-            ("reduction", REDUCTIONS),
-            ("oom", OOM_POLICIES),
-        )
-        for name, allowed in policies:
+        for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
-                choices = " or ".join(f'"{choice}"' for choice in allowed)
-                raise ConfigError(f"{name} must be {choices}, got {getattr(self, name)!r}")
-        if self.mixed_precision not in PRECISIONS:
-            raise ConfigError(f'mixed_precision must be "no", "fp16", "bf16" or "fp8", got {self.mixed_precision!r}')
+                *others, last = [f'"{choice}"' for choice in allowed if choice is not None]
+                raise ConfigError(f"{name} must be {', '.join(others)} or {last}, got {getattr(self, name)!r}")
         Sharding.parse(self.sharding)
 
     @property

@@ -492,28 +492,18 @@ class Trainer(TrainerHooks):
     progress: Progress = of_run("progress", "Where the run is.")
     requests: Requests = of_run("requests", "What was asked of the loop, to be served at the next update boundary.")
     seed: int = of_run("seed", "The seed of the current run: the same seed gives the same run.")
-    gradient_norm: torch.Tensor | None = of_run(
-        "gradient_norm", "Of the last update before clipping, on the device; None unless clipped by norm."
-    )
+    gradient_norm: torch.Tensor | None = of_run("gradient_norm", "Of the last update before clipping by norm, or None.")
     current_rows: int | None = of_run("current_rows", "The samples of the current micro-batch; None between batches.")
-    num_graphed_updates: int = of_run(
-        "logbook.num_graphed_updates", "Updates of the current run, in this process, that were CUDA graphs."
-    )
-    speed: Mapping[str, float] = of_run(
-        "logbook.speed", "How fast the run was between the last two logs (`tracking.throughput`); empty before them."
-    )
+    num_graphed_updates: int = of_run("logbook.num_graphed_updates", "Updates of this process that were CUDA graphs.")
+    speed: Mapping[str, float] = of_run("logbook.speed", "The speed between the last two logs; empty before them.")
     _train_dataloader: Any = of_run("train_loader", "The contract's name of `train_loader`.")
     _eval_dataloader: Any = of_run("eval_loader", "The contract's name of `eval_loader`.")
     device: torch.device = of_run("engine.device", "Where the model is during a run.", settable=False)
     num_processes: int = of_run("engine.num_processes", "How many processes take part in the run.", settable=False)
     train_loader: Any = of_run("train_loader", "The training loader of the current run, or None.", settable=False)
     eval_loader: Any = of_run("eval_loader", "The evaluation loader of the current run, or None.", settable=False)
-    num_parts: int = of_run(
-        "memory.parts.train", "Parts that a micro-batch is cut into; 1 while memory suffices.", settable=False
-    )
-    data_wait_seconds: float = of_run(
-        "logbook.data_wait_seconds", "Seconds that this process has waited for data.", settable=False
-    )
+    num_parts: int = of_run("memory.parts.train", "Parts that a micro-batch is split into.", settable=False)
+    data_wait_seconds: float = of_run("logbook.data_wait_seconds", "Seconds spent waiting for data.", settable=False)
 
     @property
     def _accelerator(self) -> Any:

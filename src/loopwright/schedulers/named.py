@@ -75,8 +75,7 @@ def cosine_with_min_lr(
     lowest = _lowest_factor(lr_init, min_lr, min_lr_rate)
     if update < num_warmup_steps:
         return _warmup(update, num_warmup_steps)
-    progress = _progress(update, num_warmup_steps, num_training_steps)
-    return _raised(_wave(progress, num_cycles), lowest)
+    return _raised(_wave(_progress(update, num_warmup_steps, num_training_steps), num_cycles), lowest)
 
 
 def cosine_warmup_with_min_lr(

@@ -64,10 +64,9 @@ class EpochLosses:
 
     @staticmethod
     def _own_counts(window: Window, counts: list[float | None]) -> list[float] | None:
-        known = [float(count) for count in counts if count is not None]
-        if len(known) < len(counts):
+        if None in counts:
             return None
-        return [count if piece.rows else 0.0 for count, piece in zip(known, window.pieces, strict=True)]
+        return [float(count or 0) if piece.rows else 0.0 for count, piece in zip(counts, window.pieces, strict=True)]
 
     @property
     def counts_items(self) -> bool:

@@ -44,11 +44,8 @@ def save_checkpoint(
     """Write the model, and optionally optimizer and scheduler, into one file.
 
     Args:
-        trainer: whose model.
         save_path: a ".safetensors" file gets the weights alone, any other a dict as `torch.save` writes it.
         checkpoint_kwargs: further entries at the dict's top level.
-        save_optimizer: include the optimizer's state.
-        save_scheduler: include the scheduler's state, if there is a scheduler.
         save_per_node: write on one process of each node, not only of the first.
         model: another model than the trainer's own.
     """
@@ -154,12 +151,7 @@ def _write_readable(path: str | Path, state: dict[str, Any]) -> None:
 
 
 def load_model_file(
-    path: str | Path,
-    model: nn.Module,
-    optimizer: Any,
-    scheduler: Any,
-    load_optimizer: bool,
-    load_scheduler: bool,
+    path: str | Path, model: nn.Module, optimizer: Any, scheduler: Any, load_optimizer: bool, load_scheduler: bool
 ) -> dict[str, Any]:
     """Read what `save_model_file` wrote into model, optimizer and scheduler, and return the dict.
 
@@ -186,15 +178,16 @@ def load_model_file(
     if not isinstance(checkpoint, dict) or "model_state_dict" not in checkpoint:
         found = ", ".join(map(str, checkpoint))[:200] if isinstance(checkpoint, dict) else type(checkpoint).__name__
         raise CheckpointError(f"{path} was not written by save_checkpoint: it has no model_state_dict, but {found}")
-    if load_optimizer and "optimizer_state_dict" in checkpoint and optimizer is None:
+    restores_optimizer = load_optimizer and "optimizer_state_dict" in checkpoint
+    if restores_optimizer and optimizer is None:
         raise ConfigError(
             f"{path} holds optimizer state but the trainer has no optimizer. Pass one, or load_optimizer=False."
         )
     check_shapes(str(path), model.state_dict(), checkpoint["model_state_dict"])
-    if load_optimizer and "optimizer_state_dict" in checkpoint:
+    if restores_optimizer:
         _check_groups(str(path), optimizer, checkpoint["optimizer_state_dict"])
     model.load_state_dict(checkpoint["model_state_dict"])
-    if load_optimizer and "optimizer_state_dict" in checkpoint:
+    if restores_optimizer:
         optimizer.load_state_dict(checkpoint["optimizer_state_dict"])
     if load_scheduler and "scheduler_state_dict" in checkpoint and scheduler is not None:
         scheduler.load_state_dict(checkpoint["scheduler_state_dict"])
@@ -249,10 +242,7 @@ def check_shapes(source: str, current: Mapping[str, Any], saved: Mapping[str, An
 
 
 def _check_groups(source: str, optimizer: Any, saved: Mapping[str, Any]) -> None:
-    """Refuse the state of an optimizer with other groups of parameters; torch would see that after the model's weights.
-
-    An optimizer of the user's own may have none.
-    """
+    """Raise a CheckpointError for an optimizer with other parameter groups, before the model's weights are loaded."""
     here, found = (
         [len(group["params"]) for group in groups]
         for groups in (getattr(optimizer, "param_groups", ()), saved.get("param_groups", ()))
