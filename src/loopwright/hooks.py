@@ -41,8 +41,8 @@ class TrainerHooks:
         dataset, sampler, collate function and workers, while its order becomes resumable (docs/concepts/data_order.md).
 
         Args:
-            batch_size: `per_device_batch_size`; a `batch_size` in the kwargs wins over it.
-            train_dl_kwargs: the caller's `train_dataloader_kwargs`, which win over the defaults.
+            batch_size: `per_device_batch_size`; a `batch_size` in the kwargs overrides it.
+            train_dl_kwargs: the caller's `train_dataloader_kwargs`, which override the defaults.
         """
         defaults = self.get_default_train_dl_kwargs(batch_size)
         self._current_run.train_loader_kwargs = loader_kwargs(self.train_dataset, defaults, train_dl_kwargs)
@@ -132,7 +132,7 @@ class TrainerHooks:
     def create_capturer(self) -> Capturer:
         """Return the object that records updates as graphs; called once for a run whose updates may be graphs.
 
-        By default only runs on a CUDA device have graphs; an override says that this one has them too.
+        By default only runs on a CUDA device have graphs; overriding it enables them elsewhere.
         """
         return CudaCapturer(self._current_run.engine.device)
 
@@ -159,14 +159,14 @@ class TrainerHooks:
         """Run when an epoch is over, evaluation included."""
 
     def training_run_end(self) -> None:
-        """Run after the last epoch: takes the distributed wrapper off the model."""
+        """Run after the last epoch: removes the distributed wrapper from the model."""
         self.model = self.get_model()
 
     def evaluation_run_start(self) -> None:
         """Run at the start of `evaluate`."""
 
     def evaluation_run_end(self) -> None:
-        """Run at the end of `evaluate`: takes the distributed wrapper off the model."""
+        """Run at the end of `evaluate`: removes the distributed wrapper from the model."""
         self.model = self.get_model()
 
     def get_model(self, keep_torch_compile: bool = True) -> Any:
@@ -176,7 +176,7 @@ class TrainerHooks:
     def checkpoint_files(self) -> Mapping[str, bytes]:
         """Return further files of a checkpoint by name, such as a config.json; called for every checkpoint.
 
-        They lie beside the weights, are listed and hashed in the manifest, and are not read when a run is resumed.
+        They are stored next to the weights, listed and hashed in the manifest, and not read when a run is resumed.
         """
         return {}
 
@@ -202,15 +202,15 @@ class TrainerHooks:
     # --- advice in errors ---------------------------------------------------------------------------------------
 
     def remedy_of_policy(self) -> str:
-        """Return how to ask for updates in parts; called for the error of a run that has run out of memory."""
+        """Return the setting that splits updates; for the error of a run that is out of memory."""
         return 'oom="split"'
 
     def remedies_of_step(self) -> str:
-        """Return changes that need less memory in the optimizer's step; called for an error."""
+        """Return changes that need less memory in the optimizer's step; for its out-of-memory error."""
         return "an optimizer with less state (SGD, Adafactor), fewer trained weights, or a smaller model"
 
     def remedies_of_batch(self, rows: int, length: int | None, savings: list[MemorySaving]) -> str:
-        """Return changes that need less memory in forward and backward, with what each saves; called for an error.
+        """Return changes that need less memory in forward and backward, with what each saves; for an error.
 
         Args:
             rows: of the micro-batch that does not fit.
@@ -226,11 +226,11 @@ class TrainerHooks:
         return list_savings(changes, savings) or 'a smaller per_device_batch_size, or mixed_precision="bf16"'
 
     def remedies_of_evaluation(self) -> str:
-        """Return changes that need less memory in an evaluation; called for an error."""
+        """Return changes that need less memory in an evaluation; for its out-of-memory error."""
         return 'a smaller batch_size in eval_dataloader_kwargs, shorter samples, or mixed_precision="bf16"'
 
     def remedies_of_unused_parameters(self) -> tuple[str, str]:
-        """Return how to train parameters that a loss may not depend on, and how to freeze them; called for an error."""
+        """Return how to train parameters that a loss may not depend on, and how to freeze them; for an error."""
         handler = "DistributedDataParallelKwargs(find_unused_parameters=True)"
         shared = f"override _create_accelerator to return Accelerator(kwargs_handlers=[{handler}])"
         return shared, "parameter.requires_grad_(False)"

@@ -24,12 +24,12 @@ class TrainerWithTimmScheduler(Trainer):
         self.num_updates = self.progress.update
 
     def scheduler_step(self) -> None:
-        """Tell the scheduler how many updates are finished."""
+        """Step the scheduler with the number of finished updates."""
         self.num_updates = self.progress.update + 1
         self.scheduler.step_update(num_updates=self.num_updates)
 
     def training_run_epoch_end(self) -> None:
-        """Tell the scheduler how many epochs are finished, with or without evaluation."""
+        """Step the scheduler with the number of finished epochs, with or without evaluation."""
         super().training_run_epoch_end()
         if self.scheduler is not None:
             self.scheduler.step(self.progress.epoch + 1)

@@ -62,7 +62,7 @@ class Trainer(TrainerHooks):
         model, loss_func, optimizer, scheduler: as given, and during a run as prepared for it.
         callback_handler: holds the callbacks.
         run_history: every metric of the run.
-        run_config: the settled numbers of the current run.
+        run_config: the resolved numbers of the current run.
         graph_safe: of a subclass: its step hooks may be recorded once and replayed. They then see the same tensors each
             time, with new values in them, and run on the host only while they are recorded.
     """
@@ -83,7 +83,7 @@ class Trainer(TrainerHooks):
             model: the module to train.
             loss_func: called with (outputs, targets); None if the model or an overridden hook computes the loss.
             optimizer: over the model's parameters.
-            callbacks: instances, or classes to be made without arguments; called in this order.
+            callbacks: instances, or classes to instantiate without arguments; called in this order.
             run_history: keeps the metrics; in memory by default.
         """
         self.model = model
@@ -138,17 +138,17 @@ class Trainer(TrainerHooks):
 
         Args:
             train_dataset: map-style or iterable dataset, or a ready DataLoader.
-            num_epochs: epochs in all, those before a resume included.
+            num_epochs: total epochs, including those before a resume.
             eval_dataset: evaluated after each epoch.
-            per_device_batch_size: samples of a micro-batch.
-            max_num_train_steps: updates in all, if that is less than the epochs give.
+            per_device_batch_size: samples per micro-batch.
+            max_num_train_steps: maximum number of updates, if fewer than the epochs give.
             gradient_accumulation_steps: micro-batches per update and process.
             gradient_clip_value: clip each gradient element to [-v, v].
             create_scheduler_fn: called with the optimizer; a functools.partial may hold placeholders.
-            train_dataloader_kwargs, eval_dataloader_kwargs: win over the loaders' defaults.
-            reset_run_history: forget earlier runs' metrics; False counts epochs on from them.
-            collate_fn: makes a batch of samples.
-            resume_from: a saved training state to continue; "auto" takes the newest of `checkpoints`, if any.
+            train_dataloader_kwargs, eval_dataloader_kwargs: override the loaders' defaults.
+            reset_run_history: discard the metrics of earlier runs; False continues their count of epochs.
+            collate_fn: builds a batch from samples.
+            resume_from: a saved training state to resume; "auto" takes the newest of `checkpoints`, if any.
             seed: fixes order, augmentation and dropout; None takes torch's current seed.
             mixed_precision: "no", "bf16", "fp16" or "fp8"; None follows accelerate's configuration.
             gradient_clip_norm: clip the gradient's norm.
@@ -156,14 +156,14 @@ class Trainer(TrainerHooks):
             checkpoints: where and when to save.
             log_every: updates between logs.
             evaluate_every: updates between evaluations within an epoch, or "2 epochs"; None is after each epoch.
-            nan: "stop" at a loss that is not finite, or "skip" such updates, which waits for the device each time.
+            nan: "stop" at a loss that is not finite, or "skip" such updates, which syncs with the device each time.
             bad_samples: "raise" when the dataset raises for a sample, or "skip" such samples.
-            reduction: "exact" sums gradients the same way for every number of processes; "fast" as is quickest.
-            sharding: "full_shard" to split weights, gradients and optimizer over the processes (FSDP2); None copies.
-            oom: "stop" when memory runs out, or "split": run the update again in smaller micro-batches.
+            reduction: "exact" sums gradients the same way for every number of processes; "fast" the fastest way.
+            sharding: "full_shard" splits weights, gradients and optimizer over the processes (FSDP2); None replicates.
+            oom: "stop" when memory runs out, or "split": rerun the update in smaller micro-batches.
 
         Raises:
-            ConfigError, DataError: before anything is touched.
+            ConfigError, DataError: before anything is changed.
             LeaseError: another process trains in the folder of `checkpoints`.
             MemoryLimitError: memory ran out.
         """
@@ -237,10 +237,10 @@ class Trainer(TrainerHooks):
         """Evaluate the model once and record `evaluation_loss` in a fresh run history.
 
         Args:
-            dataset: None takes the evaluation dataset of the last call, and its collate_fn unless one is given.
-            per_device_batch_size: samples of a batch.
-            dataloader_kwargs: win over the loader's defaults.
-            collate_fn: makes a batch of samples.
+            dataset: None uses the evaluation dataset of the last call, and its collate_fn unless one is given.
+            per_device_batch_size: samples per batch.
+            dataloader_kwargs: override the loader's defaults.
+            collate_fn: builds a batch from samples.
         """
         run = start_evaluation(self, dataset, per_device_batch_size, dataloader_kwargs, collate_fn)
         try:
@@ -338,7 +338,7 @@ class Trainer(TrainerHooks):
         return create_accelerator(settings.mixed_precision, sharding=settings.sharding)
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
-        """Make a fresh engine, and prepare the model, the optimizer and the loaders for it."""
+        """Create a fresh engine, and prepare the model, the optimizer and the loaders for it."""
         run = self._current_run
         run.close()
         run.start_engine()
@@ -355,7 +355,7 @@ class Trainer(TrainerHooks):
         max_num_train_steps: int | None,
         gradient_clip_value: float | None,
     ) -> Any:
-        """Return the settled numbers of the run."""
+        """Return the resolved numbers of the run."""
         run = self._current_run
         loaders = (run.train_loader, run.eval_loader, run.train_loader_kwargs, run.eval_loader_kwargs)
         limits = (num_epochs, gradient_accumulation_steps, max_num_train_steps, gradient_clip_value)
@@ -406,22 +406,22 @@ class Trainer(TrainerHooks):
     # --- requests and events ------------------------------------------------------------------------------------
 
     def request_log(self) -> None:
-        """Ask for a log at the next update boundary."""
+        """Request a log at the next update boundary."""
         self._current_run.requests.log = True
 
     def request_evaluation(self) -> None:
-        """Ask for an evaluation at the next update boundary; it is recorded as `intermediate_eval_loss`."""
+        """Request an evaluation at the next update boundary; it is recorded as `intermediate_eval_loss`."""
         # A no-op without an evaluation dataset.
         self._current_run.requests.evaluate = self._current_run.eval_loader is not None
 
     def request_save(self, directory: str | Path, metadata: dict[str, Any] | None = None) -> None:
-        """Ask for a saved training state at the next update boundary."""
+        """Request a saved training state at the next update boundary."""
         self._current_run.checkpoints.request(directory, metadata)
 
     def request_load(self, checkpoint_path: str | Path) -> None:
-        """Ask for a checkpoint file to be loaded at the end of the run, once everything asked for is saved.
+        """Request a checkpoint file to be loaded at the end of the run, after all requested saves.
 
-        Asked for in `on_training_run_end`, it is loaded at once: callbacks further down the list see it.
+        Requested in `on_training_run_end`, it is loaded at once: callbacks later in the list see it.
         """
         run = self._current_run
         run.requests.load = Path(checkpoint_path)
@@ -429,7 +429,7 @@ class Trainer(TrainerHooks):
             run.checkpoints.load_at_end()
 
     def request_stop(self, reason: str) -> None:
-        """Ask for the run to end at the next update boundary; all processes stop together."""
+        """Request the end of the run at the next update boundary; all processes stop together."""
         requests = self._current_run.requests
         requests.stop = requests.stop or StopReason.of(reason)
 
@@ -438,7 +438,7 @@ class Trainer(TrainerHooks):
         try:
             self.callback_handler.call_event(event, self, **kwargs)
         except StopTrainingError as error:
-            # If this process left alone, the others would wait for it for ever.
+            # If this process left alone, the others would wait for it forever.
             if not self._current_run.engine.is_distributed:
                 raise
             self.request_stop(StopReason.of(error))
@@ -447,14 +447,14 @@ class Trainer(TrainerHooks):
             raise
 
     def write_record(self, event: str, **fields: Any) -> None:
-        """Append your own event to metrics.jsonl, with the update and the epoch; called by callbacks and hooks.
+        """Append your own event to metrics.jsonl, with the update and the epoch; for callbacks and hooks.
 
-        Without `checkpoints` there is no such file, and only the first process writes.
+        A no-op without `checkpoints`; only rank 0 writes.
         """
         self._current_run.logbook.write(event, **fields)
 
     def evaluate_copy(self, model: Any, callbacks: Iterable[Any], metric_prefix: str) -> None:
-        """Evaluate another model on the run's evaluation data, with these callbacks alone, under a metric prefix."""
+        """Evaluate another model on the run's evaluation data, with these callbacks only, under a metric prefix."""
         handler = CallbackHandler(callbacks, limited_by=self.callback_handler)
         with swapped(self, model, handler, metric_prefix), self._accelerator.autocast():
             self._run_eval_epoch(self._current_run.eval_loader)
@@ -490,7 +490,7 @@ class Trainer(TrainerHooks):
     # --- where the run is ---------------------------------------------------------------------------------------
 
     progress: Progress = of_run("progress", "Where the run is.")
-    requests: Requests = of_run("requests", "What was asked of the loop, to be served at the next update boundary.")
+    requests: Requests = of_run("requests", "Requests that the loop serves at the next update boundary.")
     seed: int = of_run("seed", "The seed of the current run: the same seed gives the same run.")
     gradient_norm: torch.Tensor | None = of_run("gradient_norm", "Of the last update before clipping by norm, or None.")
     current_rows: int | None = of_run("current_rows", "The samples of the current micro-batch; None between batches.")

@@ -65,7 +65,7 @@ class MicroBatchStep:
         self._counts_items = is_overridden(run.trainer, TrainerHooks, "count_batch_items")
 
     def begin(self, window: Window) -> Window:
-        """Start an update: count its items and tell `run.losses`; return the window, empty parts left out."""
+        """Start an update: count its items for `run.losses`; return the window without empty parts."""
         count = self.run.trainer.count_batch_items
         counts = [count(piece.batch) for piece in window.pieces] if self._counts_items else []
         window, counts = with_items(window, counts)

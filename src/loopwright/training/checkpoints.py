@@ -41,8 +41,8 @@ class RunCheckpoints:
 
     Attributes:
         saver: writes the checkpoints; None for a run without `checkpoints`.
-        metadata: what every manifest says about the run: guarantee, fingerprint, settings, data sizes.
-        initial: the hyper-parameters as the user made them; None if the optimizer was used before.
+        metadata: the run's part of every manifest: guarantee, fingerprint, settings, data sizes.
+        initial: the hyper-parameters as the user created them; None if the optimizer was used before.
         resumed_from: the checkpoint that the run continues, or None.
         loaded: the rest of that checkpoint's state until the callbacks have taken theirs, or None.
         is_changed: the run continues with other settings or other data.
@@ -69,7 +69,7 @@ class RunCheckpoints:
         return found
 
     def describe(self) -> None:
-        """Note what the run is about; called once everything is prepared and nothing is restored yet."""
+        """Collect the metadata of the run; called once everything is prepared and nothing is restored yet."""
         run, engine = self.run, self.run.engine
         mark = fingerprint(
             engine.device,
@@ -92,7 +92,7 @@ class RunCheckpoints:
         self.initial = hyper_parameters(run.bare_optimizer(), run.trainer.scheduler, names)
 
     def start(self) -> None:
-        """Get ready to save."""
+        """Create the saver."""
         run, engine, policy = self.run, self.run.engine, self.run.settings.checkpoints
         if policy is not None:
             self.saver = Saver(
@@ -325,7 +325,7 @@ class RunCheckpoints:
             self.saver.wait()
 
     def report(self) -> None:
-        """Tell the callbacks about checkpoints committed since the last time, and print failures."""
+        """Report the checkpoints committed since the last call to the callbacks, and report failures."""
         saver, run, record = self.saver, self.run, self.run.logbook.record
         if saver is None:
             return
@@ -344,7 +344,7 @@ class RunCheckpoints:
             record.set_status(last_error=saver.last_error)
 
     def report_last(self) -> None:
-        """Record the checkpoints committed since the last report; called when a run breaks off."""
+        """Record the checkpoints committed since the last report; called when a run fails."""
         saver, record = self.saver, self.run.logbook.record
         if saver is None:
             return

@@ -22,7 +22,7 @@ _MOST_SKIPPED_IN_A_ROW = 10
 
 
 class Logbook:
-    """Writes down how a run goes.
+    """Logs and records a run.
 
     Attributes:
         record: metrics.jsonl, status.json and the lease; writes nothing for a run without `checkpoints`.
@@ -75,7 +75,7 @@ class Logbook:
             self.record.close(state, message, error, **self._position())
 
     def begin(self) -> None:
-        """Begin metrics.jsonl, or cut it back to the checkpoint, and print which guarantee holds."""
+        """Begin metrics.jsonl, or cut it back to the checkpoint, and report the guarantee."""
         run, checkpoints = self.run, self.run.checkpoints
         loaded, tier = checkpoints.loaded, checkpoints.metadata["tier"]
         local_process_zero_first(self.record.begin)(None if loaded is None else loaded["record"])

@@ -27,13 +27,13 @@ def check_data(
 
 
 def check_step_mode(trainer: Trainer, step_mode: str) -> None:
-    """Refuse graphs where there are none; called before anything is touched."""
+    """Raise a ConfigError for graphs where there are none; called before anything is changed."""
     if not has_graphs(trainer):
         check_graphs(step_mode, trainer.device)
 
 
 def prepare(run: TrainingRun) -> None:
-    """Prepare everything, and make sure that the loaders are ours even if the user's own hook prepared them."""
+    """Prepare everything; the loaders are ours afterwards, even if an overridden hook prepared them."""
     trainer, given = run.trainer, (run.train_loader, run.eval_loader)
     forget_precision()
     trainer._prepare_model_optimizer_and_dataloaders()
@@ -91,7 +91,7 @@ def start_evaluation(
 
 
 def unused_devices(num_devices: int) -> str:
-    """Return a line that says how to train on all GPUs of a machine; printed when a run begins on one of several."""
+    """Return the message of a run that uses one of several GPUs: how to train on all of them."""
     return (
         f"Training on 1 of {num_devices} GPUs. All of them: lw launch -n {num_devices} -- train ..., "
         f"or torchrun --nproc-per-node {num_devices} with a script"

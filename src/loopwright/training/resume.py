@@ -98,7 +98,7 @@ def stored_window(folder: str | Path) -> int | None:
 
 
 def leave_newer_behind(folder: Path, checkpoints: Checkpointing | None, notify: Notify) -> None:
-    """Set aside the checkpoints after the one that a run goes back to: they belong to the way that it went before."""
+    """Set aside the checkpoints newer than the one to resume from: they belong to an abandoned continuation."""
     if checkpoints is None:
         return
     update = store.update_of(store.read_manifest(folder))
@@ -108,7 +108,7 @@ def leave_newer_behind(folder: Path, checkpoints: Checkpointing | None, notify: 
 
 
 def _check_same_run(folder: Path, checkpoints: Checkpointing | None) -> None:
-    """Refuse to continue one run among the checkpoints of another: nobody could tell them apart afterwards."""
+    """Raise a ConfigError for a run among the checkpoints of another: they could not be told apart afterwards."""
     run_id = _run_of(folder)
     for path in store.checkpoint_folders(checkpoints.directory) if checkpoints is not None else ():
         if _run_of(path) not in (run_id, None):
@@ -196,7 +196,7 @@ def in_stored_windows(run: TrainingRun, resume_path: Path | None) -> RunSettings
 
 
 def resume(run: TrainingRun, path: Path) -> None:
-    """Continue a saved run: check that it is this one, restore it, and print what has changed since."""
+    """Resume a saved run: check that it is this one, restore it, and report what has changed since."""
     trainer, checkpoints = run.trainer, run.checkpoints
     checkpoint = checkpoints.read(path)
     if "run" not in checkpoint.state:
@@ -255,7 +255,7 @@ def _restored_parts(run: TrainingRun, saved: dict[str, int]) -> Parts:
 
 
 def _check_continuity(run: TrainingRun, path: Path, saved: dict[str, Any]) -> None:
-    """Refuse other data; print what else differs, and settle which guarantee is left."""
+    """Raise a DataError for other data, report all other changes, and determine the remaining guarantee."""
     policy, metadata = run.settings.checkpoints, run.checkpoints.metadata
     if policy is None or not policy.allow_changed_data:
         check_sizes(saved["data"], metadata["data"])
@@ -276,7 +276,7 @@ def _check_continuity(run: TrainingRun, path: Path, saved: dict[str, Any]) -> No
 
 
 def _apply_settings(run: TrainingRun, path: Path, state: dict[str, Any]) -> None:
-    """Let the optimizer's and scheduler's current settings win over the saved ones, and print what changed."""
+    """Let the current settings of optimizer and scheduler override the saved ones, and report the changes."""
     checkpoints, initial = run.checkpoints, state["run"]["made"]
     if initial is None or checkpoints.initial is None:
         checkpoints.initial = checkpoints.initial or initial
@@ -288,7 +288,7 @@ def _apply_settings(run: TrainingRun, path: Path, state: dict[str, Any]) -> None
 
 
 def _left_out(run: TrainingRun, state: dict[str, Any]) -> Iterator[str]:
-    """Yield a line for everything that a resumed run does not take over from a saved state."""
+    """Yield a message for each part of a saved state that a resumed run does not restore."""
     if state["scheduler"] is not None and run.trainer.scheduler is None:
         yield f"Resuming without the saved {state['scheduler_class']}: no create_scheduler_fn was given"
     if state["run"]["seed"] != run.seed:

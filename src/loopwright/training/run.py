@@ -166,14 +166,14 @@ class TrainingRun:
     # --- preparing ----------------------------------------------------------------------------------------------
 
     def start_engine(self) -> None:
-        """Make a fresh engine over the trainer's accelerator."""
+        """Create a fresh engine over the trainer's accelerator."""
         forget_precision()
         self.accelerator = self.trainer._create_accelerator()
         self.engine = Engine(self.accelerator, self.settings.reduction)
         self.losses.follow(self.engine)
 
     def as_loader(self, source: Any, is_evaluation: bool = False) -> Loader:
-        """Return a loader of ours over a DataLoader or any iterable of batches."""
+        """Wrap a DataLoader or any iterable of batches in one of our loaders."""
         if isinstance(source, Loader):
             return source
         engine, accumulation = self.engine, self.settings.gradient_accumulation_steps
@@ -190,14 +190,14 @@ class TrainingRun:
         )
 
     def adopt_loaders(self) -> None:
-        """Make the run's loaders ours, unless they are."""
+        """Wrap the run's loaders, unless they are ours already."""
         if self.train_loader is not None:
             self.train_loader = self.as_loader(self.train_loader)
         if self.eval_loader is not None:
             self.eval_loader = self.as_loader(self.eval_loader, is_evaluation=True)
 
     def close(self) -> None:
-        """Give the model and the optimizer back as the user made them; drop workers, graphs and buffers."""
+        """Unwrap the model and the optimizer; drop workers, graphs and buffers."""
         self.is_running = False
         self._windows = iter(())
         for loader in (self.train_loader, self.eval_loader):
@@ -215,7 +215,7 @@ class TrainingRun:
         return self.engine.unwrap(self.trainer.model, keep_torch_compile=False)
 
     def bare_optimizer(self) -> Any:
-        """Return the optimizer as the user made it."""
+        """Return the optimizer without its wrapper."""
         return self.engine.unwrap_optimizer(self.trainer.optimizer)
 
     # --- the run ------------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class TrainingRun:
         self.is_running = True
 
     def begin(self) -> None:
-        """Get ready for the first update. Idempotent: a user's own `_run_training` may not call it."""
+        """Prepare for the first update. Idempotent, since an overridden `_run_training` may not call it."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -279,7 +279,7 @@ class TrainingRun:
         self.boundary.serve_stop()
 
     def stop(self, error: StopTrainingError) -> None:
-        """End the run early: print why, drop half an update, tell the callbacks."""
+        """Stop the run early: report why, drop the unfinished update, call the event."""
         trainer = self.trainer
         self.stop_reason = StopReason.of(error)
         trainer.notify("stop", str(error), reason=self.stop_reason)
@@ -300,7 +300,7 @@ class TrainingRun:
         return self.train_loader
 
     def begin_epoch(self) -> None:
-        """Begin to train an epoch, or continue it; begins the run too if nobody has."""
+        """Begin or continue the training of an epoch; also begin the run if that has not happened."""
         self.begin()
         if self.progress.stage >= TRAINED:
             self.progress.end_epoch()
@@ -320,11 +320,11 @@ class TrainingRun:
                 yield self.begin_update(window)
 
     def end_training(self) -> None:
-        """End the training part of an epoch, and log what is left of it."""
+        """End the training part of an epoch, and log the rest of it."""
         self.current_rows = None
         num_batches = self.train_loader.num_batches if isinstance(self.train_loader, Loader) else None
         is_at_end = self.progress.batch == num_batches if num_batches is not None else False
-        # Where the length is unknown, only asking for more tells.
+        # If the length is unknown, only the next window tells.
         self.epoch_is_whole = self.boundary.ends_epoch(is_at_end or next(self._windows, None) is None)
         self._windows = iter(())
         self.logbook.log()
@@ -338,7 +338,7 @@ class TrainingRun:
             self.progress.stage = stage
 
     def end_evaluation(self) -> None:
-        """Record that the epoch is evaluated; an evaluation that a callback makes does not count as this one."""
+        """Record that the epoch is evaluated; an evaluation by a callback does not count."""
         self.reach(EVALUATED)
         self.boundary.serve_stop()
 
@@ -368,7 +368,7 @@ class TrainingRun:
     # --- the update ---------------------------------------------------------------------------------------------
 
     def begin_update(self, window: Window) -> Window:
-        """Start an update; return its window as it is run: in parts, once memory has run out."""
+        """Start an update; return its window, split into parts if memory ran out before."""
         if self.memory.parts.train > 1:
             window = cut_window(window, self.memory.parts.train, self.trainer.cut_batch)
         window = self.micro_batch_step.begin(window)
@@ -436,7 +436,7 @@ class TrainingRun:
                 holder.zero_grad()
 
     def run_eagerly(self, reason: str) -> None:
-        """Run updates eagerly from here on, and report why, unless they are."""
+        """Run updates eagerly from here on, and report why, unless they already are."""
         if self.stepper.rounds_rates:
             self.stepper = EagerStepper(self)
             report_eager(self, reason)
@@ -445,7 +445,7 @@ class TrainingRun:
 def run_of(trainer: Trainer) -> TrainingRun:
     """Return a trainer's current run, its last one, or the idle one that it has from the constructor on.
 
-    For packages that build on the Trainer; its attributes are none of the names that a subclass has to avoid.
+    For packages that build on the Trainer. It is a function, so that a subclass has one name less to avoid.
     """
     return trainer._current_run
 
