@@ -54,12 +54,10 @@ def test_the_means_are_between_0_and_100():
 def test_scores_match_torchmetrics():
     columns = columns_of("squad", 200)
     theirs = SQuAD()
+    answers = [{"text": texts, "answer_start": [0] * len(texts)} for texts in columns["references"]]
     theirs.update(
         [{"id": str(index), "prediction_text": text} for index, text in enumerate(columns["predictions"])],
-        [
-            {"id": str(index), "answers": {"text": texts, "answer_start": [0] * len(texts)}}
-            for index, texts in enumerate(columns["references"])
-        ],
+        [{"id": str(index), "answers": each} for index, each in enumerate(answers)],
     )
     expected = {name: float(value) for name, value in theirs.compute().items()}
     assert metrics.load("squad").compute(**columns) == pytest.approx(expected, rel=1e-5)
@@ -78,13 +76,10 @@ def test_rows_of_questions_in_different_orders_are_refused(name):
 
 def test_rows_in_the_form_of_evaluate_do_as_well():
     predictions = [{"id": "1", "prediction_text": "Normandy"}, {"id": "2", "prediction_text": "x"}]
-    references = [
-        {"id": "1", "answers": {"text": ["Normandy"], "answer_start": [3]}},
-        {"id": "2", "answers": {"text": ["y"], "answer_start": [5]}},
-    ]
+    answers = [{"text": ["Normandy"], "answer_start": [3]}, {"text": ["y"], "answer_start": [5]}]
+    references = [{"id": "1", "answers": answers[0]}, {"id": "2", "answers": answers[1]}]
     expected = {"exact_match": 50.0, "f1": 50.0}
     assert metrics.load("squad").compute(predictions=predictions, references=references) == expected
-    answers = [row["answers"] for row in references]
     assert metrics.load("squad").compute(predictions=["Normandy", "x"], references=answers) == expected
     rows = [{**row, "no_answer_probability": 0.25} for row in predictions]
     second = metrics.load("squad_v2").compute(predictions=rows, references=references)

@@ -68,14 +68,8 @@ def test_every_scheme_of_tags_means_the_same_entities(scheme, tags):
 
 
 def test_tags_without_a_letter_and_types_with_hyphens_are_read():
-    assert as_iob2(["PER", "PER", "O", "B-top-level", "E-top-level", "I-top-level"]) == [
-        "I-PER",
-        "I-PER",
-        "O",
-        "B-top-level",
-        "I-top-level",
-        "B-top-level",
-    ]
+    converted = as_iob2(["PER", "PER", "O", "B-top-level", "E-top-level", "I-top-level"])
+    assert converted == ["I-PER", "I-PER", "O", "B-top-level", "I-top-level", "B-top-level"]
     result = metrics.load("entities").compute(predictions=[["PER", "PER", "O"]], references=[["B-PER", "I-PER", "O"]])
     assert result["f1"] == 1.0
 
@@ -83,13 +77,8 @@ def test_tags_without_a_letter_and_types_with_hyphens_are_read():
 def test_indices_are_read_with_the_list_of_tags_and_ignored_places_are_left_out():
     references = torch.tensor([[-100, 1, 2, -100, 0], [-100, 3, -100, -100, -100]])
     predictions = torch.tensor([[3, 1, 2, 4, 0], [0, 3, 4, 1, 1]])
-    metric = metrics.load("entities", labels=TAGS)
-    assert metric.compute(predictions=predictions, references=references) == {
-        "precision": 1.0,
-        "recall": 1.0,
-        "f1": 1.0,
-        "accuracy": 1.0,
-    }
+    result = metrics.load("entities", labels=TAGS).compute(predictions=predictions, references=references)
+    assert result == {"precision": 1.0, "recall": 1.0, "f1": 1.0, "accuracy": 1.0}
     accuracy = metrics.load("token_accuracy")
     assert accuracy.compute(predictions=predictions, references=references) == {"token_accuracy": 1.0}
 

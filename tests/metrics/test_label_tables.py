@@ -58,22 +58,15 @@ def test_the_confusion_matrix_matches_scikit_learn():
 
 def test_the_most_confused_pairs_come_first():
     metric = metrics.load("confusion_matrix")
-    metric.add_batch(
-        references=["cat", "cat", "cat", "dog", "dog", "ant"], predictions=["dog", "dog", "cat", "cat", "dog", "dog"]
-    )
+    predictions = ["dog", "dog", "cat", "cat", "dog", "dog"]
+    metric.add_batch(predictions=predictions, references=["cat", "cat", "cat", "dog", "dog", "ant"])
     assert metric.most_confused(2) == [
         {"reference": "cat", "prediction": "dog", "count": 2, "share": 2 / 3},
         {"reference": "ant", "prediction": "dog", "count": 1, "share": 1.0},
     ]
     assert [row["label"] for row in metric.table()] == ["ant", "cat", "dog"]
-    assert metric.table()[2] == {
-        "label": "dog",
-        "precision": 1 / 4,
-        "recall": 1 / 2,
-        "f1": 2 / 6,
-        "num_references": 2,
-        "num_predictions": 4,
-    }
+    scores = {"precision": 1 / 4, "recall": 1 / 2, "f1": 2 / 6}
+    assert metric.table()[2] == {"label": "dog", **scores, "num_references": 2, "num_predictions": 4}
     with pytest.raises(DataError, match="must all be numbers or all be texts"):
         metric.add_batch(references=[1], predictions=[1])
     with pytest.raises(ConfigError, match="labels of confusion_matrix lack 'ant', which occur"):

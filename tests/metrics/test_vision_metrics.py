@@ -67,14 +67,10 @@ def test_mean_iou_has_the_numbers_of_scikit_learn():
     assert [row["iou"] for row in table] == pytest.approx(list(ious), rel=1e-12)
     assert metric.confusion_matrix() == confusion_matrix(referred, predicted).tolist()
     assert [row["num_references"] for row in table] == np.bincount(referred).tolist()
-    assert metric.compute() == pytest.approx(
-        {
-            "mean_iou": ious.mean(),
-            "mean_accuracy": recall_score(referred, predicted, average="macro"),
-            "overall_accuracy": (referred == predicted).mean(),
-        },
-        rel=1e-12,
-    )
+    recall = recall_score(referred, predicted, average="macro")
+    overall = (referred == predicted).mean()
+    expected = {"mean_iou": ious.mean(), "mean_accuracy": recall, "overall_accuracy": overall}
+    assert metric.compute() == pytest.approx(expected, rel=1e-12)
 
 
 def test_classes_that_never_occur_are_left_out_and_ignored_pixels_do_not_count():
@@ -95,12 +91,17 @@ def test_classes_that_never_occur_are_left_out_and_ignored_pixels_do_not_count()
 # ------------------------------------------------------------------------------------------------------- coco ap
 
 
+def average_precision(found, reference, **options):
+    """Return the result of one image."""
+    return metrics.load("coco_ap", **options).compute(predictions=[found], references=[reference], positions=[3])
+
+
 def test_average_precision_by_hand():
     # Three objects of a class, four predictions by falling score: hit, miss, hit, and a second hit of the first object.
     boxes = [[0, 0, 10, 10], [20, 0, 30, 10], [0, 20, 10, 30]]
     reference = objects(boxes, [0, 0, 0])
     found = objects([boxes[0], [40, 40, 50, 50], boxes[1], boxes[0]], [0] * 4, [0.9, 0.8, 0.7, 0.6])
-    result = metrics.load("coco_ap").compute(predictions=[found], references=[reference], positions=[0])
+    result = average_precision(found, reference)
     # Precision is 1 up to a recall of 1/3 (34 of the 101 points), 2/3 up to 2/3 (33 more), then 0.
     expected = (34 * 1 + 33 * 2 / 3) / 101
     assert result["map"] == pytest.approx(expected, abs=1e-12) and result["map_50"] == pytest.approx(expected)
@@ -111,7 +112,7 @@ def test_average_precision_by_hand():
 def test_a_box_counts_up_to_the_threshold_of_its_overlap():
     # 8 of 10 columns overlap: IoU 0.8, a hit at 0.5, 0.55, ..., 0.8 (7 of 10 thresholds).
     reference, found = objects([[0, 0, 10, 10]], [2]), objects([[0, 0, 8, 10]], [2], [0.5])
-    result = metrics.load("coco_ap").compute(predictions=[found], references=[reference], positions=[3])
+    result = average_precision(found, reference)
     assert (result["map_50"], result["map_75"]) == pytest.approx((1.0, 1.0))
     assert result["map"] == pytest.approx(0.7, abs=0.1 + 1e-9)  # 0.8 itself is a matter of rounding
     assert result["map"] in (pytest.approx(0.6), pytest.approx(0.7))
@@ -128,8 +129,7 @@ def test_masks_of_any_form_are_compared_as_masks():
     for form in (mask, {"size": [20, 30], "counts": lengths}):
         reference = objects([[5, 2, 15, 12]], [0], masks=[form])
         found = objects([[5, 2, 15, 12]], [0], [0.9], masks=[half])
-        metric = metrics.load("coco_ap", iou_types=("bbox", "segm"))
-        results.append(metric.compute(predictions=[found], references=[reference], positions=[0]))
+        results.append(average_precision(found, reference, iou_types=("bbox", "segm")))
     assert results[0] == results[1]
     assert results[0]["map"] == pytest.approx(1.0)
     assert results[0]["mask_map_75"] == 0.0 and results[0]["mask_map"] <= 0.1  # IoU 0.5
@@ -138,8 +138,7 @@ def test_masks_of_any_form_are_compared_as_masks():
 def test_a_crowd_is_neither_found_nor_missed():
     reference = objects([[0, 0, 10, 10], [20, 20, 60, 60]], [0, 0], crowd=[False, True])
     found = objects([[0, 0, 10, 10], [25, 25, 35, 35]], [0, 0], [0.5, 0.9])
-    metric = metrics.load("coco_ap")
-    assert metric.compute(predictions=[found], references=[reference], positions=[0])["map"] == pytest.approx(1.0)
+    assert average_precision(found, reference)["map"] == pytest.approx(1.0)
 
 
 def test_an_image_that_comes_twice_counts_once():
@@ -167,12 +166,11 @@ def test_only_the_hundred_most_confident_objects_of_a_class_are_kept():
 
 def test_finding_nothing_scores_0_and_nothing_to_be_found_scores_no_number():
     nothing, one = objects([], [], []), objects([[0, 0, 5, 5]], [0])
+    assert average_precision(nothing, one, labels=["cat", "dog"])["map"] == 0.0
     metric = metrics.load("coco_ap", labels=["cat", "dog"])
-    assert metric.compute(predictions=[nothing], references=[one], positions=[0])["map"] == 0.0
     metric.add_batch(predictions=[objects([[0, 0, 5, 5]], [1], [0.5])], references=[nothing], positions=[0])
-    assert metric.table() == [
-        {"label": "dog", "map": None, "map_50": None, "num_references": 0, "num_predictions": 1},
-    ]
+    row = {"label": "dog", "map": None, "map_50": None, "num_references": 0, "num_predictions": 1}
+    assert metric.table() == [row]
     assert math.isnan(metric.compute()["map"])
 
 
