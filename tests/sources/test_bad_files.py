@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import hypothesis.strategies as st
 import pytest
@@ -191,12 +192,8 @@ def test_a_missing_package_comes_with_its_install_line(tmp_path, monkeypatch):
 def test_a_hub_dataset_that_cannot_be_reached_is_refused(monkeypatch, tmp_path):
     datasets = pytest.importorskip("datasets")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(datasets, "load_dataset", _no_network)
+    monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=ConnectionError("no network")))
     assert "ConnectionError: no network" in refused("data.hub", CLASSIFY, "somebody/reviews")
-
-
-def _no_network(*arguments, **options):
-    raise ConnectionError("no network")
 
 
 def test_a_file_that_is_no_parquet_is_refused(tmp_path, monkeypatch):

@@ -20,9 +20,6 @@ INSTANCES = SCHEMAS["instance-segmentation"]
 REBUILD = SCHEMAS["masked-image-modeling"]
 
 
-# --------------------------------------------------------------------------------------------------------- images
-
-
 @pytest.mark.parametrize("ending", ["png", "jpg", "gif", "bmp", "webp"])
 @pytest.mark.parametrize("flaw", ["cut off", "no image", "empty"])
 def test_an_image_that_is_cut_off_or_none_is_named_or_left_out(tmp_path, ending, flaw):
@@ -94,9 +91,6 @@ def test_without_pillow_the_package_is_named(tmp_path, monkeypatch):
     assert refused("install.extra", CLASSIFY, tmp_path).fix == "pip install 'loopwright[vision]'"
 
 
-# -------------------------------------------------------------------------------------------------------- folders
-
-
 @pytest.mark.parametrize("schema", [CLASSIFY, SEGMENT, DETECT, INSTANCES, REBUILD], ids=lambda schema: schema.task)
 def test_a_folder_without_images_is_refused(tmp_path, schema):
     (tmp_path / "empty" / "deeper").mkdir(parents=True)
@@ -141,9 +135,6 @@ def test_one_class_is_not_enough(tmp_path):
     assert refusal.fix.startswith("10 pixels are 255, which is ignored: --ignore_index -100")
 
 
-# ---------------------------------------------------------------------------------------------------------- masks
-
-
 def test_a_class_id_that_there_cannot_be_is_named_with_its_first_mask(tmp_path):
     mask_folders(tmp_path)
     write(tmp_path / "id2label.json", '["sky", "road", "car"]')
@@ -160,14 +151,10 @@ def test_a_class_id_that_there_cannot_be_is_named_with_its_first_mask(tmp_path):
     assert refusal.error.what.startswith("masks contain class 1 but id2label.json has no name for it")
 
 
-def test_a_mask_of_another_size_than_its_image_is_refused(tmp_path):
+def test_a_mask_of_another_size_is_refused_and_an_image_without_a_mask_too_or_left_out(tmp_path):
     mask_folders(tmp_path)
     draw_ids(tmp_path / "masks" / "002.png", np.zeros((8, 6)))
     assert refused("data.size", SEGMENT, tmp_path).error.saw == ("002.png is 6 x 8, its image is 8 x 6",)
-
-
-def test_an_image_without_a_mask_is_refused_or_left_out(tmp_path):
-    mask_folders(tmp_path)
     (tmp_path / "masks" / "002.png").rename(tmp_path / "masks" / "other.png")
     assert "mask: 1 row, first in images/002.jpg" in refused("data.missing", SEGMENT, tmp_path)
     plan = plan_of(SEGMENT, tmp_path, missing_values="drop")
@@ -208,41 +195,28 @@ def test_masks_of_validation_must_be_numbered_in_the_same_way(tmp_path):
     assert "class 0 is 'road' there and 'sky' here" in refused("data.labels", SEGMENT, tmp_path)
 
 
+CLASSES = "data.classes"
+
+
 @pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ('{"0": "a"', "data.json"),
-        ('{"a": "b"}', "data.classes"),
-        ("[]", "data.classes"),
-        ('["a", "a"]', "data.classes"),
-    ],
+    ("text", "code"), [('{"0": "a"', "data.json"), ('{"a": "b"}', CLASSES), ("[]", CLASSES), ('["a", "a"]', CLASSES)]
 )
 def test_names_that_cannot_be_read_are_refused(tmp_path, text, code):
     mask_folders(tmp_path)
     write(tmp_path / "id2label.json", text)
-    if code == "data.json":
-        assert_refused("data.json", SEGMENT, tmp_path)
-    else:
-        assert_refused("data.classes", SEGMENT, tmp_path)
+    assert_refused(code, SEGMENT, tmp_path)
 
 
-# -------------------------------------------------------------------------------------------------------- objects
-
-
-@pytest.mark.parametrize("box", [[1, 2, 3], [1, 2, "a", 4], [1, 2, None, 4], [1, 2, float("nan"), 4], "box"], ids=str)
-def test_a_box_that_is_none_is_refused_with_its_image(tmp_path, box):
-    path = coco(tmp_path / "train.json", [annotation(102) | {"bbox": box}])
-    assert "in 2.png cannot be used" in refused("data.boxes", DETECT, train_file=path)
+BOXES = [[1, 2, 3], [1, 2, "a", 4], [1, 2, None, 4], [1, 2, float("nan"), 4], "box"]
+OUTLINES = [[[1, 2, 3]], [["a", 1, 2, 3, 4, 5]], {"size": [10]}, {"size": [10, 20], "counts": [3, 4]}, "outline"]
 
 
 @pytest.mark.parametrize(
-    "segmentation",
-    [[[1, 2, 3]], [["a", 1, 2, 3, 4, 5]], {"size": [10]}, {"size": [10, 20], "counts": [3, 4]}, "outline"],
-    ids=str,
+    "changed", [*({"bbox": box} for box in BOXES), *({"segmentation": outline} for outline in OUTLINES)], ids=str
 )
-def test_an_outline_that_is_none_is_refused(tmp_path, segmentation):
-    path = coco(tmp_path / "train.json", [annotation(102, segmentation=segmentation)])
-    assert_refused("data.boxes", INSTANCES, train_file=path)
+def test_a_box_or_an_outline_that_is_none_is_refused_with_its_image(tmp_path, changed):
+    path = coco(tmp_path / "train.json", [annotation(102) | changed])
+    assert "in 2.png cannot be used" in refused("data.boxes", INSTANCES, train_file=path)
 
 
 def test_objects_that_are_none_are_refused(tmp_path):
@@ -285,18 +259,18 @@ def test_annotations_of_unknown_images_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("images", "annotations", "categories"),
+    "changed",
     [
-        ([], [], None),
-        ([{"id": 1}], [], None),
-        ([{"file_name": "a.png"}], [], None),
-        ([{"id": 1, "file_name": "a.png"}, {"id": 1, "file_name": "b.png"}], [], None),
-        (None, [], [{"id": 1}]),
-        (None, [], None),
+        {"images": []},
+        {"images": [{"id": 1}]},
+        {"images": [{"file_name": "a.png"}]},
+        {"images": [{"id": 1, "file_name": "a.png"}, {"id": 1, "file_name": "b.png"}]},
+        {"categories": [{"id": 1}]},
+        {},
     ],
 )
-def test_a_coco_file_with_gaps_is_refused(tmp_path, images, annotations, categories):
-    path = coco(tmp_path / "train.json", annotations, images=images, categories=categories)
+def test_a_coco_file_with_gaps_is_refused(tmp_path, changed):
+    path = coco(tmp_path / "train.json", [], **changed)
     assert_refused("data.annotations", DETECT, train_file=path)
 
 

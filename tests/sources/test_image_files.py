@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from tests.sources.drawing import annotation, class_folders, coco, draw, draw_ids, draw_turned, mask_folders
-from tests.sources.refusing import all_rows, assert_refused, lengths, plan_of, write
+from tests.sources.refusing import all_rows, assert_refused, lengths, plan_of, write, write_csv, write_jsonl
 
-from loopwright.sources import SCHEMAS, DataOptions, DataPlan, check_unchanged, open_table
+from loopwright.sources import SCHEMAS, DataPlan, check_unchanged, open_table
 from loopwright.sources.images import scene_scan
-from loopwright.sources.images.masks import run_lengths
+from loopwright.sources.images.image_file import upright_size
+from loopwright.sources.images.masks import count_ids, decode_ids, run_lengths
 
+SAMPLES = Path(__file__).parents[1] / "samples" / "COCO"
 CLASSIFY = SCHEMAS["image-classification"]
 SEGMENT = SCHEMAS["semantic-segmentation"]
 DETECT = SCHEMAS["object-detection"]
@@ -33,9 +35,6 @@ def again(plan):
     for split in plan.splits:
         assert all_rows(read, split) == all_rows(plan, split)
     return read
-
-
-# ------------------------------------------------------------------------------------------------- classification
 
 
 def test_a_folder_per_class_gives_paths_and_labels(tmp_path):
@@ -96,14 +95,11 @@ def test_images_of_validation_that_are_also_in_training_move_there(tmp_path):
 
 @pytest.mark.parametrize("image_dir", ["", "images", "elsewhere"])
 def test_paths_in_a_csv_file_go_from_its_folder_or_from_images_in_it(tmp_path, image_dir):
-    with open(tmp_path / "pets.csv", "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["file", "kind"])
-        for number in range(20):
-            draw(tmp_path / image_dir / f"{number}.png", number)
-            writer.writerow([f"{number}.png", ["cat", "dog"][number % 2]])
-    options = DataOptions(image_dir=str(tmp_path / "elsewhere") if image_dir == "elsewhere" else None)
-    plan = plan_of(CLASSIFY, tmp_path / "pets.csv", options=options)
+    images = [draw(tmp_path / image_dir / f"{number}.png", number) for number in range(20)]
+    rows = [[image.name, ["cat", "dog"][number % 2]] for number, image in enumerate(images)]
+    path = write_csv(tmp_path / "pets.csv", rows, ["file", "kind"])
+    options = {"image_dir": str(tmp_path / "elsewhere")} if image_dir == "elsewhere" else {}
+    plan = plan_of(CLASSIFY, path, **options)
     assert plan.columns == {"image": "file", "label": "kind"} and len(plan.guesses) == 2
     assert all((tmp_path / image_dir) == (tmp_path / row["image"]).parent for row in all_rows(plan, "train"))
     again(plan)
@@ -111,7 +107,7 @@ def test_paths_in_a_csv_file_go_from_its_folder_or_from_images_in_it(tmp_path, i
     (tmp_path / image_dir / "3.png").unlink()
     draw(tmp_path / image_dir / "3.png", 99)
     assert_refused("resume.data", check_unchanged, plan)
-    assert [file.sha256 for file in plan_of(CLASSIFY, tmp_path / "pets.csv", options=options).files] != before
+    assert [file.sha256 for file in plan_of(CLASSIFY, path, **options).files] != before
 
 
 def test_moved_data_has_the_same_hash(tmp_path):
@@ -141,11 +137,9 @@ def test_a_changed_folder_is_refused_and_the_hash_is_told_with_progress(tmp_path
 
 
 def test_metadata_beside_the_images_is_read_as_datasets_reads_it(tmp_path):
-    lines = []
-    for number in range(12):
-        draw(tmp_path / "train" / f"{number}.png", number)
-        lines.append(json.dumps({"file_name": f"{number}.png", "label": ["a", "b"][number % 2]}))
-    write(tmp_path / "train" / "metadata.jsonl", "\n".join(lines))
+    images = [draw(tmp_path / "train" / f"{number}.png", number) for number in range(12)]
+    rows = [{"file_name": image.name, "label": ["a", "b"][number % 2]} for number, image in enumerate(images)]
+    write_jsonl(tmp_path / "train" / "metadata.jsonl", rows)
     plan = plan_of(CLASSIFY, tmp_path)
     assert plan.columns == {"image": "file_name", "label": "label"}
     assert all_rows(plan, "train")[0]["image"] == str(tmp_path / "train" / "0.png")
@@ -191,9 +185,6 @@ def test_rows_of_images_are_a_dataset_for_loaders_with_workers(tmp_path):
     rows = plan_of(DETECT, coco(tmp_path / "a.json", [annotation(100), annotation(103, 3)])).rows("train")
     loader = DataLoader(rows, batch_size=2, num_workers=2, collate_fn=list)
     assert [row for batch in loader for row in batch] == [rows[index] for index in range(len(rows))]
-
-
-# --------------------------------------------------------------------------------------------------- segmentation
 
 
 def test_masks_are_found_beside_their_images_and_their_pixels_are_counted(tmp_path):
@@ -247,11 +238,8 @@ def test_masks_lie_in_folders_of_splits_or_splits_in_folders_of_masks(tmp_path, 
 
 def test_masks_may_be_named_in_a_column(tmp_path):
     mask_folders(tmp_path)
-    lines = [
-        json.dumps({"image": f"images/{number:03}.jpg", "annotation": f"masks/{number:03}.png"}) for number in range(10)
-    ]
-    write(tmp_path / "train.jsonl", "\n".join(lines))
-    plan = plan_of(SEGMENT, train_file=tmp_path / "train.jsonl")
+    rows = [{"image": f"images/{number:03}.jpg", "annotation": f"masks/{number:03}.png"} for number in range(10)]
+    plan = plan_of(SEGMENT, train_file=write_jsonl(tmp_path / "train.jsonl", rows))
     assert plan.columns == {"image": "image", "mask": "annotation"}
     assert all_rows(plan, "train")[0]["mask"].startswith(str(tmp_path / "masks"))
     again(plan)
@@ -261,8 +249,7 @@ def test_ignored_pixels_count_for_no_class_and_reduced_labels_are_one_lower(tmp_
     for number in range(6):
         draw(tmp_path / "images" / f"{number}.png", number, (4, 1))
         draw_ids(tmp_path / "masks" / f"{number}.png", [[0, 1, 2, 255]])
-    options = DataOptions(validation_ratio=0)
-    plan = plan_of(SEGMENT, tmp_path, options=options)
+    plan = plan_of(SEGMENT, tmp_path, validation_ratio=0)
     assert plan.counts == {"train": {"0": 6, "1": 6, "2": 6}}
     reduced = plan_of(SEGMENT, tmp_path, validation_ratio=0, reduce_labels=True)
     assert reduced.counts == {"train": {"0": 6, "1": 6}} and reduced.images["reduce_labels"] is True
@@ -275,8 +262,6 @@ def test_of_many_masks_some_at_equal_distances_are_read_to_the_last_pixel(tmp_pa
 
 
 def test_a_palette_gives_ids_by_place_and_other_depths_their_values(tmp_path):
-    from loopwright.sources.images.masks import count_ids, decode_ids
-
     ids = np.array([[0, 3], [3, 2]], np.uint8)
     palette = Image.fromarray(ids, "P")
     palette.putpalette([7, 8, 9] * 256)
@@ -284,9 +269,6 @@ def test_a_palette_gives_ids_by_place_and_other_depths_their_values(tmp_path):
     Image.fromarray(ids.astype(np.uint16) * 1000).save(tmp_path / "deep.png")
     assert decode_ids(str(tmp_path / "palette.png")).tolist() == ids.tolist()
     assert count_ids(decode_ids(str(tmp_path / "deep.png"))) == {0: 1, 2000: 1, 3000: 2}
-
-
-# -------------------------------------------------------------------------------------------------------- objects
 
 
 def test_coco_gives_boxes_classes_outlines_and_crowds(tmp_path):
@@ -405,9 +387,8 @@ def test_sizes_and_boxes_are_those_of_the_upright_image(tmp_path):
         {"id": 1, "file_name": "a.jpg", "width": 10, "height": 20},
         {"id": 2, "file_name": "b.png", "width": 20, "height": 10},
     ]
-    path = coco(
-        tmp_path / "a.json", [annotation(1, bbox=(0, 0, 30, 30)), annotation(2, bbox=(5, 5, 30, 30))], 0, listed
-    )
+    found = [annotation(1, bbox=(0, 0, 30, 30)), annotation(2, bbox=(5, 5, 30, 30))]
+    path = coco(tmp_path / "a.json", found, 0, listed)
     plan = plan_of(DETECT, train_file=path, validation_ratio=0)
     assert [row["objects"]["boxes"] for row in all_rows(plan)] == [[[0.0, 0.0, 10.0, 20.0]], [[5.0, 5.0, 10.0, 20.0]]]
     assert plan.images["sizes"]["width"]["max"] == 10 and plan.images["turned"] == 2
@@ -422,8 +403,7 @@ def test_yolo_boxes_and_outlines_become_pixels(tmp_path):
     write(tmp_path / "labels" / "train" / "1.txt", "")
     write(tmp_path / "labels" / "train" / "3.txt", "0 0.5 0.5 1 1\n")
     write(tmp_path / "data.yaml", "path: .\ntrain: images/train\nnames: {0: person, 1: car}\n")
-    options = DataOptions(validation_ratio=0)
-    plan = plan_of(DETECT, tmp_path, options=options)
+    plan = plan_of(DETECT, tmp_path, validation_ratio=0)
     assert plan.labels.names == ("person", "car") and plan.files[0].kind == "yolo"
     rows = all_rows(plan, "train")
     assert np.allclose(rows[0]["objects"]["boxes"], [[8, 3, 12, 7], [2, 1, 10, 6]])
@@ -432,7 +412,7 @@ def test_yolo_boxes_and_outlines_become_pixels(tmp_path):
     assert np.allclose(rows[0]["objects"]["segments"][1], [[2, 1, 10, 1, 10, 6]])
     assert plan.images["empty"] == {"train": 2}
     again(plan)
-    by_file = plan_of(DETECT, tmp_path / "data.yaml", options=options)
+    by_file = plan_of(DETECT, tmp_path / "data.yaml", validation_ratio=0)
     assert all_rows(by_file, "train") == rows
     write(tmp_path / "labels" / "train" / "3.txt", "0 0.5 0.5 1 0.9\n")
     assert_refused("resume.data", check_unchanged, plan)
@@ -444,9 +424,8 @@ def test_yolo_files_may_lie_beside_the_images_with_classes_in_a_text(tmp_path):
         write(tmp_path / f"{number}.txt", f"{number % 2} 0.5 0.5 0.5 0.5\n")
     write(tmp_path / "classes.txt", "cat\ndog\n")
     plan = plan_of(DETECT, tmp_path)
-    assert plan.labels.names == ("cat", "dog") and all_rows(plan, "train")[0]["objects"]["boxes"] == [
-        [5.0, 2.5, 15.0, 7.5]
-    ]
+    assert plan.labels.names == ("cat", "dog")
+    assert all_rows(plan, "train")[0]["objects"]["boxes"] == [[5.0, 2.5, 15.0, 7.5]]
     assert lengths(plan_of(REBUILD, tmp_path))["train"] >= 1
 
 
@@ -460,13 +439,10 @@ def test_objects_in_a_column_have_the_form_of_datasets(tmp_path, form):
             objects = [{key: value[0] for key, value in objects.items()}]
         rows.append({"image": f"{number}.png", "image_id": number, "objects": objects})
     if form == "json in csv":
-        with open(tmp_path / "train.csv", "w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(rows[0])
-            writer.writerows([row["image"], row["image_id"], json.dumps(row["objects"])] for row in rows)
-        path = tmp_path / "train.csv"
+        cells = [[row["image"], row["image_id"], json.dumps(row["objects"])] for row in rows]
+        path = write_csv(tmp_path / "train.csv", cells, list(rows[0]))
     else:
-        path = write(tmp_path / "train.jsonl", "\n".join(map(json.dumps, rows)))
+        path = write_jsonl(tmp_path / "train.jsonl", rows)
     plan = plan_of(DETECT, train_file=path, validation_ratio=0)
     assert plan.labels.names == ("cat", "dog")
     assert all_rows(plan, "train")[1] == {
@@ -549,16 +525,10 @@ def test_other_data_is_evaluated_with_the_classes_of_a_trained_model(tmp_path):
     assert len(new.rows("test")) == 6 and new.labels is None
 
 
-# --------------------------------------------------------------------------------------------------- images alone
-
-
 @pytest.mark.parametrize("layout", ["classes", "flat", "masks", "coco", "splits", "yolo splits"])
 def test_images_alone_come_from_any_layout(tmp_path, layout):
     if layout == "classes":
         class_folders(tmp_path)
-    elif layout == "flat":
-        for number in range(20):
-            draw(tmp_path / "a" / "b" / f"{number}.png", number)
     elif layout == "masks":
         mask_folders(tmp_path, 20)
     elif layout == "coco":
@@ -568,29 +538,25 @@ def test_images_alone_come_from_any_layout(tmp_path, layout):
         mask_folders(tmp_path / "val", 5, start=50)
     else:
         for number in range(20):
-            draw(tmp_path / "images" / ("train" if number < 15 else "val") / f"{number}.png", number)
+            split = "images/train" if number < 15 else "images/val"
+            draw(tmp_path / ("a/b" if layout == "flat" else split) / f"{number}.png", number)
     plan = plan_of(REBUILD, tmp_path)
     assert sum(lengths(plan).values()) == 20 and set(all_rows(plan, "train")[0]) == {"image"}
     assert plan.labels is None and plan.counts == {}
     again(plan)
 
 
-def test_real_coco_annotations_are_read(shared_data, tmp_path):
-    samples = shared_data / "samples" / "COCO"
-    if not samples.is_dir():
-        pytest.skip("no COCO samples")
-    annotations = json.loads((samples / "coco_annotations.txt").read_text())
-    listed = [{"id": 39769, "file_name": "000000039769.png", "width": 640, "height": 480}]
+def test_the_coco_sample_is_read(tmp_path):
+    annotations = json.loads((SAMPLES / "coco_annotations.txt").read_text())
+    width, height = upright_size(str(SAMPLES / "000000039769.png"))
+    listed = [{"id": 39769, "file_name": "000000039769.png", "width": width, "height": height}]
     categories = [{"id": number, "name": str(number)} for number in {each["category_id"] for each in annotations}]
-    path = tmp_path / "train.json"
-    path.write_text(json.dumps({"images": listed, "annotations": annotations, "categories": categories}))
-    options = DataOptions(validation_ratio=0, image_dir=str(samples))
-    plan = plan_of(INSTANCES, train_file=path, options=options)
+    path = coco(tmp_path / "train.json", annotations, images=listed, categories=categories)
+    plan = plan_of(INSTANCES, train_file=path, validation_ratio=0, image_dir=str(SAMPLES))
     objects = all_rows(plan, "train")[0]["objects"]
     assert len(objects["boxes"]) == len(annotations) == sum(plan.counts["train"].values())
-    for box, each in zip(objects["boxes"], annotations, strict=True):
-        x, y, width, height = each["bbox"]
-        assert np.allclose(box, [x, y, x + width, y + height], atol=1)
+    expected = [[x, y, x + width, y + height] for x, y, width, height in (each["bbox"] for each in annotations)]
+    assert np.allclose(objects["boxes"], expected, atol=1)
     assert plan.labels.names == tuple(sorted(plan.labels.names, key=int))
     again(plan)
 

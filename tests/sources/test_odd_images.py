@@ -47,9 +47,6 @@ def saved(folder, content):
     return write(folder / "objects.json", json.dumps(content))
 
 
-# --------------------------------------------------------------------------------------------------- image files
-
-
 def test_a_pipe_among_the_images_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(class_folders(tmp_path / "pets") / "cat" / "pipe.png")
     assert "pipe.png is not a regular file" in refused("data.image", CLASSIFY, tmp_path / "pets")
@@ -97,9 +94,6 @@ def test_one_folder_of_images_is_told_that_another_is_needed(tmp_path):
     assert "--label_column" not in refusal and "a folder for each class" in refusal.fix
 
 
-# ---------------------------------------------------------------------------------------------------------- masks
-
-
 def masks(folder, ids):
     """Write images, and masks whose pixels have these ids in turn."""
     for number in range(10):
@@ -124,9 +118,6 @@ def test_ids_that_are_no_numbers_of_classes_are_refused(tmp_path):
 def test_masks_of_one_id_are_not_told_of_an_id_that_they_do_not_have(tmp_path):
     assert "--ignore_index" not in refused("data.one_class", SEGMENT, masks(tmp_path, (0, 0))).fix
     assert "--ignore_index" in refused("data.one_class", SEGMENT, masks(tmp_path, (255, 255))).fix
-
-
-# ----------------------------------------------------------------------------------------------------------- COCO
 
 
 @pytest.mark.parametrize(
@@ -219,9 +210,6 @@ def test_packed_run_lengths_are_unpacked_as_the_tools_of_coco_pack_them():
         assert unpacked_run_lengths(packed).tolist() == expected
     content = {"category": [1], "segmentation": [{"size": [40, 300], "counts": packed}], "bbox": [[1, 1, 5, 5]]}
     assert read_objects(content, (300, 40)).segments == content["segmentation"]
-
-
-# --------------------------------------------------------------------------------------------------- other files
 
 
 def test_a_number_of_a_class_that_there_cannot_be_is_refused_at_once(tmp_path):

@@ -38,9 +38,6 @@ def reviews_csv(tmp_path):
     return write_csv(tmp_path / "reviews.csv", reviews(100), ["review", "stars"])
 
 
-# ----------------------------------------------------------------------------------------------------- columns
-
-
 def test_a_single_file_becomes_a_plan(reviews_csv):
     plan = plan_of(CLASSIFY, reviews_csv)
     assert plan.columns == {"text": "review", "label": "stars"}
@@ -58,16 +55,16 @@ def test_a_single_file_becomes_a_plan(reviews_csv):
     assert row["label"] == int(row["text"].split()[-1]) % 2
 
 
-def test_columns_that_are_named_are_taken(tmp_path):
-    path = write_csv(tmp_path / "rows.csv", [[f"x {k}", f"y {k}", k % 2] for k in range(20)], ["a", "b", "c"])
+def test_columns_that_are_named_are_taken(table):
+    path = table([[f"x {k}", f"y {k}", k % 2] for k in range(20)], ["a", "b", "c"])
     plan = plan_of(CLASSIFY, path, columns={"text": "b", "label": "c"})
     assert plan.columns == {"text": "b", "label": "c"} and plan.guesses == ()
     assert plan.rows("train")[0]["text"].startswith("y ")
 
 
-def test_columns_are_guessed_by_elimination(tmp_path):
+def test_columns_are_guessed_by_elimination(table):
     rows = [[k, f"some words {k}", ["up", "down"][k % 2]] for k in range(20)]
-    plan = plan_of(CLASSIFY, write_csv(tmp_path / "rows.csv", rows, ["nr", "satz", "urteil"]))
+    plan = plan_of(CLASSIFY, table(rows, ["nr", "satz", "urteil"]))
     assert plan.columns == {"text": "satz", "label": "urteil"}
     assert all("no other column is left that fits" in guess for guess in plan.guesses)
 
@@ -89,35 +86,27 @@ def test_a_column_that_does_not_exist_is_refused_with_all_columns(reviews_csv):
         (["text", "id", "label"], {"text_pair": "text2"}, "--text_pair_column id"),
     ],
 )
-def test_a_column_that_another_role_has_is_not_proposed(tmp_path, columns, named, fix):
+def test_a_column_that_another_role_has_is_not_proposed(columns, named, fix, table):
     rows = [[f"first {k}", f"second {k}", k % 2] for k in range(20)]
-    path = write_csv(tmp_path / "rows.csv", rows, columns)
+    path = table(rows, columns)
     assert refused("data.column", CLASSIFY, path, columns=named).fix == fix
-
-
-def test_where_no_column_is_left_none_is_proposed(tmp_path):
-    path = write_csv(tmp_path / "rows.csv", [[f"some words {k}", k % 2] for k in range(20)])
+    path = table([[f"some words {k}", k % 2] for k in range(20)])
     refusal = assert_refused("data.column", CLASSIFY, path, columns={"text_pair": "text2"})
     assert refusal.fix == "a file with a column for text_pair, named by --text_pair_column"
 
 
-def test_columns_that_would_both_do_are_not_guessed(tmp_path):
+def test_columns_that_would_both_do_are_not_guessed(table):
     rows = [[f"one {k}", f"two {k}", k % 2] for k in range(20)]
-    refusal = assert_refused(
-        "data.column", CLASSIFY, write_csv(tmp_path / "rows.csv", rows, ["review", "content", "label"])
-    )
+    refusal = assert_refused("data.column", CLASSIFY, table(rows, ["review", "content", "label"]))
     assert "'review' and 'content' would both do" in refusal
-    refusal = assert_refused("data.column", CLASSIFY, write_csv(tmp_path / "rows.csv", rows, ["one", "two", "label"]))
-    assert "'one' and 'two' would both do" in refusal
-    preferred = write_csv(tmp_path / "rows.csv", rows, ["content", "text", "label"])
+    assert "'one' and 'two' would both do" in refused("data.column", CLASSIFY, table(rows, ["one", "two", "label"]))
+    preferred = table(rows, ["content", "text", "label"])
     assert plan_of(CLASSIFY, preferred).columns["text"] == "text"
 
 
-def test_of_several_columns_that_would_do_the_one_with_most_words_is_proposed_as_a_shell_takes_it(tmp_path):
+def test_of_several_columns_that_would_do_the_one_with_most_words_is_proposed_as_a_shell_takes_it(table):
     rows = [[f"T-{k}", f"what a nice film {k}", f"by k{k}", k % 2] for k in range(20)]
-    refusal = assert_refused(
-        "data.column", CLASSIFY, write_csv(tmp_path / "rows.csv", rows, ["ticket", "what was it?", "who", "label"])
-    )
+    refusal = assert_refused("data.column", CLASSIFY, table(rows, ["ticket", "what was it?", "who", "label"]))
     assert refusal.fix == "--text_column 'what was it?'"
 
 
@@ -163,10 +152,10 @@ def test_a_validation_file_with_other_columns_is_refused(reviews_csv, tmp_path):
     assert "val.csv has no column 'review'" in refusal
 
 
-def test_choices_and_entries_of_objects_are_columns_too(tmp_path):
+def test_choices_and_entries_of_objects_are_columns_too(jsonl):
     choices = {"sent1": "s", "ending1": "b", "ending0": "a"}
     rows = [choices | {"translation": {"en": f"hello {k}", "de": f"hallo {k}"}, "label": k % 2} for k in range(20)]
-    path = write_jsonl(tmp_path / "rows.jsonl", rows)
+    path = jsonl(rows)
     plan = plan_of(SCHEMAS["translation"], path, columns={"source": "translation.de", "target": "translation.en"})
     first = plan.splits["train"].parts[0].rows[0]
     assert plan.rows("train")[0] == {"source": f"hallo {first}", "target": f"hello {first}"}
@@ -186,9 +175,6 @@ def test_a_schema_of_its_own_and_one_without_labels(reviews_csv):
     assert CLASSIFY.with_names({"text": ("stars",)}).roles[0].names == ("stars",)
 
 
-# ------------------------------------------------------------------------------------------------------ labels
-
-
 @pytest.mark.parametrize(
     ("values", "names"),
     [
@@ -199,9 +185,9 @@ def test_a_schema_of_its_own_and_one_without_labels(reviews_csv):
         ([" x", "x ", "y"], ("x", "y")),
     ],
 )
-def test_labels_are_sorted_numbers_by_value(tmp_path, values, names):
+def test_labels_are_sorted_numbers_by_value(values, names, jsonl):
     rows = [{"text": f"row {k}", "label": values[k % len(values)]} for k in range(30)]
-    plan = plan_of(CLASSIFY, write_jsonl(tmp_path / "rows.jsonl", rows))
+    plan = plan_of(CLASSIFY, jsonl(rows))
     assert plan.labels.names == names
     train = plan.rows("train")
     for k in range(len(train)):
@@ -210,8 +196,8 @@ def test_labels_are_sorted_numbers_by_value(tmp_path, values, names):
         assert names[train[k]["label"]] == text
 
 
-def test_numbers_that_are_not_whole_are_predicted_as_numbers(tmp_path):
-    path = write_csv(tmp_path / "rows.csv", [[f"t {k}", f"{k / 4:.2f}"] for k in range(20)], ["text", "score"])
+def test_numbers_that_are_not_whole_are_predicted_as_numbers(tmp_path, table):
+    path = table([[f"t {k}", f"{k / 4:.2f}"] for k in range(20)], ["text", "score"])
     plan = plan_of(CLASSIFY, path)
     assert plan.labels.kind == "float" and plan.labels.names == () and plan.counts == {}
     assert plan.label_range == (0.0, 4.75)
@@ -227,21 +213,21 @@ def test_numbers_that_are_not_whole_are_predicted_as_numbers(tmp_path):
     assert plan_of(CLASSIFY, whole, label_kind="class").labels.names == ("0.0", "1.0")
 
 
-def test_several_labels_per_row_are_lists_or_separated(tmp_path):
+def test_several_labels_per_row_are_lists_or_separated(jsonl, table):
     rows = [{"text": f"t {k}", "labels": [["a", "b"], ["b"], ["c", "a"]][k % 3]} for k in range(30)]
-    plan = plan_of(CLASSIFY, write_jsonl(tmp_path / "rows.jsonl", rows), validation_ratio=0)
+    plan = plan_of(CLASSIFY, jsonl(rows), validation_ratio=0)
     assert plan.labels.kind == "multi" and plan.labels.names == ("a", "b", "c")
     assert plan.counts == {"train": {"a": 20, "b": 20, "c": 10}}
     assert plan.rows("train")[2] == {"text": "t 2", "label": [2, 0]}
-    path = write_csv(tmp_path / "rows.csv", [["x", "a;b"], ["y", "b"], ["z", "a"]])
+    path = table([["x", "a;b"], ["y", "b"], ["z", "a"]])
     options = DataOptions(label_kind="multi", label_separator=";", validation_ratio=0)
     assert plan_of(CLASSIFY, path, options=options).rows("train")[0]["label"] == [0, 1]
 
 
 @pytest.mark.parametrize("values", [[1, "pos"], [True, 1], ["1", "2", "pos"], [[1], 2]])
-def test_labels_of_several_kinds_are_refused(tmp_path, values):
+def test_labels_of_several_kinds_are_refused(values, jsonl):
     rows = [{"text": f"row {k}", "label": values[k % len(values)]} for k in range(30)]
-    path = write_jsonl(tmp_path / "rows.jsonl", rows)
+    path = jsonl(rows)
     if isinstance(values[0], list):
         assert_refused("data.value", CLASSIFY, path)
         return
@@ -250,12 +236,9 @@ def test_labels_of_several_kinds_are_refused(tmp_path, values):
     assert len(plan_of(CLASSIFY, path, label_kind="class").labels.names) >= 2
 
 
-def test_a_word_among_numbers_is_refused_with_its_line(tmp_path):
+def test_a_word_among_numbers_is_refused_with_its_line(table):
     rows = [[f"t {k}", "n/a" if k == 8 else k / 8] for k in range(20)]
-    refusal = assert_refused(
-        "data.label_type", CLASSIFY, data=write_csv(tmp_path / "rows.csv", rows), label_kind="float"
-    )
-    assert "line 10" in refusal and "'n/a'" in refusal
+    assert_refused("data.label_type", CLASSIFY, data=table(rows), label_kind="float", told=["line 10", "'n/a'"])
 
 
 def test_a_label_that_training_never_sees_is_refused_with_what_was_meant(tmp_path):
@@ -332,20 +315,20 @@ def test_labels_of_a_trained_model_carry_over(tmp_path):
     assert "1 label of new.csv is unknown" in refusal
 
 
-def test_one_class_only_is_refused(tmp_path):
-    path = write_csv(tmp_path / "rows.csv", [[f"t {k}", "same"] for k in range(10)])
+def test_one_class_only_is_refused(table):
+    path = table([[f"t {k}", "same"] for k in range(10)])
     assert_refused("data.one_class", CLASSIFY, path)
 
 
-def test_more_labels_than_there_can_be_are_refused(tmp_path, monkeypatch):
+def test_more_labels_than_there_can_be_are_refused(monkeypatch, table):
     monkeypatch.setattr("loopwright.sources.labels.MOST_LABELS", 50)
-    path = write_csv(tmp_path / "rows.csv", [[f"t {k}", f"id{k}"] for k in range(60)])
+    path = table([[f"t {k}", f"id{k}"] for k in range(60)])
     assert "more than 50 different values" in refused("data.labels", CLASSIFY, path)
 
 
-def test_a_label_beyond_the_choices_is_refused(tmp_path):
+def test_a_label_beyond_the_choices_is_refused(jsonl):
     rows = [{"sent1": f"s {k}", "ending0": "a", "ending1": "b", "label": k % 3} for k in range(9)]
-    assert "unknown '2'" in refused("data.labels", CHOOSE, write_jsonl(tmp_path / "rows.jsonl", rows))
+    assert "unknown '2'" in refused("data.labels", CHOOSE, jsonl(rows))
 
 
 def test_names_of_classes_in_parquet_are_kept_with_their_order(tmp_path, monkeypatch):
@@ -372,12 +355,9 @@ def test_the_label_that_was_meant_is_found():
     assert not any(map(is_number, ("1_0", "nan", "inf", "x", None, True)))
 
 
-# ------------------------------------------------------------------------------------------------------ values
-
-
-def test_missing_values_are_refused_or_dropped(tmp_path):
+def test_missing_values_are_refused_or_dropped(tmp_path, table):
     rows = [["a text", "1"], ["  ", "0"], ["b text", ""], ["c text", "0"], ["d text", "1"]]
-    path = write_csv(tmp_path / "rows.csv", rows)
+    path = table(rows)
     refusal = assert_refused("data.missing", CLASSIFY, path)
     assert "2 of 5 rows of rows.csv lack a value" in refusal
     assert refusal.error.saw == ("text: 1 row, first in line 3", "label: 1 row, first in line 4")
@@ -388,12 +368,12 @@ def test_missing_values_are_refused_or_dropped(tmp_path):
     assert_refused("data.split", CLASSIFY, empty, missing_values="drop", columns={"text": "text"})
 
 
-def test_values_of_the_wrong_kind_are_refused_and_another_number_of_tags_than_tokens(tmp_path):
+def test_values_of_the_wrong_kind_are_refused_and_another_number_of_tags_than_tokens(jsonl):
     rows = [{"text": "fine", "label": 0}, {"text": ["not", "fine"], "label": 1}]
-    path = write_jsonl(tmp_path / "rows.jsonl", rows)
+    path = jsonl(rows)
     assert "the text in line 2 cannot be used" in refused("data.value", CLASSIFY, path)
     rows = [{"tokens": ["a", "b"], "ner_tags": ["O", "O"]}, {"tokens": ["c", "d"], "ner_tags": ["O"]}]
-    assert "line 2 has 2 tokens and 1 tags" in refused("data.tags", TAG, write_jsonl(tmp_path / "rows.jsonl", rows))
+    assert "line 2 has 2 tokens and 1 tags" in refused("data.tags", TAG, jsonl(rows))
 
 
 def question(answers, context="The cat sat on the mat."):
@@ -411,18 +391,15 @@ def question(answers, context="The cat sat on the mat."):
         ('{"text": [', "not JSON"),
     ],
 )
-def test_an_answer_that_is_not_in_its_context_is_refused(tmp_path, answers, what):
+def test_an_answer_that_is_not_in_its_context_is_refused(answers, what, jsonl):
     good = question({"text": ["cat"], "answer_start": [4]})
-    refusal = assert_refused(
-        "data.answers", ANSWER, write_jsonl(tmp_path / "rows.jsonl", [good, question(answers), good])
-    )
-    assert what in refusal and "line 2:" in refusal
+    assert_refused("data.answers", ANSWER, jsonl([good, question(answers), good]), told=[what, "line 2:"])
 
 
-def test_answers_in_all_forms_are_one(tmp_path):
+def test_answers_in_all_forms_are_one(jsonl):
     columns = {"text": ["cat"], "answer_start": [4]}
     forms = [columns, [{"text": "cat", "answer_start": 4}], "cat", json.dumps(columns), [], None]
-    path = write_jsonl(tmp_path / "rows.jsonl", [question(form, f"The cat {k}.") for k, form in enumerate(forms)])
+    path = jsonl([question(form, f"The cat {k}.") for k, form in enumerate(forms)])
     found = [row["answers"] for row in all_rows(plan_of(ANSWER, path, validation_ratio=0))]
     assert found == [columns] * 4 + [{"text": [], "answer_start": []}] * 2
 
@@ -435,9 +412,6 @@ def test_lengths_are_counted_exactly(lengths, cut):
     parts.add(lengths[cut:])
     expected = [int(np.percentile(lengths, share, method="inverted_cdf")) for share in (50, 95)]
     assert whole.summary() == parts.summary() == {"p50": expected[0], "p95": expected[1], "max": max(lengths)}
-
-
-# ------------------------------------------------------------------------------------------------------ splits
 
 
 def sides(plan):
@@ -474,8 +448,8 @@ def test_duplicates_are_those_that_are_in_training(content, training):
     assert found.tolist() == [value in set(training) for value in content]
 
 
-def test_the_share_that_is_held_back_is_that_which_was_asked_for(tmp_path):
-    path = write_csv(tmp_path / "rows.csv", reviews(2000))
+def test_the_share_that_is_held_back_is_that_which_was_asked_for(table):
+    path = table(reviews(2000))
     for ratio in (0.05, 0.2, 0.5):
         plan = plan_of(CLASSIFY, path, validation_ratio=ratio)
         assert abs(len(plan.splits["validation"]) - 2000 * ratio) < 4 * (2000 * ratio * (1 - ratio)) ** 0.5
@@ -483,16 +457,16 @@ def test_the_share_that_is_held_back_is_that_which_was_asked_for(tmp_path):
     assert_refused("args.value", CLASSIFY, path, validation_ratio=1.5)
 
 
-def test_questions_about_one_context_stay_together(tmp_path):
+def test_questions_about_one_context_stay_together(jsonl):
     rows = [question([], f"Context {k % 10}.") | {"question": f"What is {k}?"} for k in range(60)]
-    plan = plan_of(ANSWER, write_jsonl(tmp_path / "rows.jsonl", rows))
+    plan = plan_of(ANSWER, jsonl(rows))
     contexts = {split: {row["context"] for row in all_rows(plan, split)} for split in plan.splits}
     assert contexts["train"] and contexts["validation"] and not contexts["train"] & contexts["validation"]
 
 
-def test_a_class_never_lies_in_validation_only(tmp_path):
+def test_a_class_never_lies_in_validation_only(table):
     rows = reviews(40) + [[f"rare {k}", f"rare{k}"] for k in range(12)]
-    plan = plan_of(CLASSIFY, write_csv(tmp_path / "rows.csv", rows))
+    plan = plan_of(CLASSIFY, table(rows))
     assert all(plan.counts["train"][name] >= 1 for name in plan.labels.names)
     assert any("stay in training" in warning for warning in plan.warnings)
 
@@ -521,9 +495,6 @@ def test_duplicates_in_validation_move_to_training_or_stay(tmp_path):
     kept = plan_of(CLASSIFY, **given, keep_duplicates=True)
     assert lengths(kept) == {"train": 20, "validation": 9, "test": 2}
     assert_refused("data.split", CLASSIFY, train_file=train, validation_file=write_csv(tmp_path / "v.csv", reviews(3)))
-
-
-# -------------------------------------------------------------------------------------------------------- plan
 
 
 def test_a_plan_survives_as_json(tmp_path):
