@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import inspect
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,10 +28,10 @@ class Refusal:
         return self.error.fix
 
 
-def assert_refused(code: str, what: Any = None, *args: Any, told: Any = (), fix: Any = (), **options: Any) -> Any:
+def assert_refused(code: str, what: Any = None, *args: Any, seen: Any = (), fix: Any = (), **options: Any) -> Any:
     """Expect an InputError with this code and return it, or return a context manager that expects it.
 
-    `what` is a schema, for a preflight with the options; the path of a file to open; or a function to call. `told` and
+    `what` is a schema, for a preflight with the options; the path of a file to open; or a function to call. `seen` and
     `fix` are one or several texts that the error and its fix contain.
     """
     if what is None:
@@ -44,7 +43,7 @@ def assert_refused(code: str, what: Any = None, *args: Any, told: Any = (), fix:
             open_table(what, *args, **options)
         else:
             what(*args, **options)
-    for text in [told] if isinstance(told, str) else told:
+    for text in [seen] if isinstance(seen, str) else seen:
         assert text in refusal, str(refusal.error)
     for text in [fix] if isinstance(fix, str) else fix:
         assert text in refusal.fix, str(refusal.error)
@@ -70,7 +69,8 @@ def _refused(code: str) -> Iterator[Refusal]:
 
 def plan_of(schema: Schema, data: Path | str | None = None, **given: Any) -> DataPlan:
     """Return the plan of a preflight; `given` are its arguments and fields of `DataOptions`."""
-    arguments = {name: given.pop(name) for name in inspect.signature(preflight).parameters if name in given}
+    names = ("train_file", "validation_file", "test_file", "columns", "options", "say")
+    arguments = {name: given.pop(name) for name in names if name in given}
     return preflight(schema, data=data, **{"options": DataOptions(**given)} | arguments)
 
 
@@ -80,7 +80,6 @@ def lengths(plan: DataPlan) -> dict[str, int]:
 
 
 def all_rows(plan: DataPlan, *splits: str) -> list[dict[str, Any]]:
-    """Return the rows of some splits, by default of all."""
     return [rows[place] for rows in map(plan.rows, splits or plan.splits) for place in range(len(rows))]
 
 

@@ -56,7 +56,7 @@ def test_an_empty_file_is_refused(tmp_path, kind, content):
 
 
 @pytest.mark.parametrize(
-    ("code", "name", "content", "told"),
+    ("code", "name", "content", "seen"),
     [
         ("data.no_rows", "a.csv", "text,label\n", "text, label"),
         ("data.no_rows", "a.json", "[]", "[]"),
@@ -75,13 +75,13 @@ def test_an_empty_file_is_refused(tmp_path, kind, content):
             "data.quote",
             "open.csv",
             'text,label\na,1\n"b,0\nc,1\nd,0\n',
-            "quote that is opened in line 3 is never closed",
+            "quote opened in line 3 is never closed",
         ),
         ("data.quote", "stray.csv", 'text,label\n5" disk,1\nx,"b,0\nc,1\n', "line 3"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused_with_the_place(tmp_path, code, name, content, told):
-    assert told in refused(code, lambda: list(open_table(write(tmp_path / name, content))))
+def test_a_file_that_cannot_be_read_is_refused_with_the_place(tmp_path, code, name, content, seen):
+    assert seen in refused(code, lambda: list(open_table(write(tmp_path / name, content))))
 
 
 def test_a_character_over_the_border_of_two_chunks_is_fine(tmp_path, monkeypatch):
@@ -103,11 +103,11 @@ def test_ragged_rows_are_named_with_their_lines_and_counts(tmp_path):
 def test_an_open_quote_in_a_large_file_is_found_without_reading_all_of_it(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_ROW_BYTES", 1000)
     monkeypatch.setattr(files, "CHUNK_BYTES", 100)
-    told = []
+    seen = []
     refusal = assert_refused(
-        "data.quote", write(tmp_path / "open.csv", 'text,label\na,1\n"b,0\n' + "c,1\n" * 5000), say=told.append
+        "data.quote", write(tmp_path / "open.csv", 'text,label\na,1\n"b,0\n' + "c,1\n" * 5000), say=seen.append
     )
-    assert "line 3" in refusal and 10 <= len(told) <= 12
+    assert "line 3" in refusal and 10 <= len(seen) <= 12
 
 
 @pytest.mark.parametrize("name", ["long.csv", "long.jsonl", "long.txt"])
@@ -158,7 +158,7 @@ def test_folders_without_usable_files_are_refused(tmp_path):
 def test_endings_that_say_nothing_are_refused_unless_the_kind_is_given(tmp_path):
     for name in ("rows.dat", "rows", "rows.gz"):
         path = write(tmp_path / name, b"text,label\na,1\n")
-        assert_refused("data.ending", path, told=".csv", fix="--file_kind")
+        assert_refused("data.ending", path, seen=".csv", fix="--file_kind")
     assert open_table(tmp_path / "rows", kind="csv")[0] == {"text": "a", "label": "1"}
 
 

@@ -54,8 +54,8 @@ def test_images_that_are_missing_are_named_with_their_lines(tmp_path):
     path = write(tmp_path / "a.csv", "\n".join(lines))
     refusal = assert_refused("data.image", CLASSIFY, path)
     assert refusal.error.saw == (
-        f"{tmp_path / '2.png'} does not exist (line 4)",
-        f"{tmp_path / '5.png'} does not exist (line 7)",
+        f"line 4: {tmp_path / '2.png'} does not exist",
+        f"line 7: {tmp_path / '5.png'} does not exist",
     )
     plan = plan_of(CLASSIFY, path, bad_images="drop")
     assert plan.dropped == {"bad_images": 2}

@@ -121,9 +121,9 @@ def test_moved_data_has_the_same_hash(tmp_path):
 @pytest.mark.parametrize("change", ["content", "name", "one more", "one less"])
 def test_a_changed_folder_is_refused_and_the_hash_is_told_with_progress(tmp_path, change):
     plan = DataPlan.from_json(plan_of(CLASSIFY, class_folders(tmp_path)).to_json())
-    told = []
-    check_unchanged(plan, told.append)
-    assert told[-1].num_bytes_done == told[-1].num_bytes == 20
+    seen = []
+    check_unchanged(plan, seen.append)
+    assert seen[-1].num_bytes_done == seen[-1].num_bytes == 20
     path = tmp_path / "cat" / "004.png"
     if change == "content":
         draw(path, 77)
@@ -513,8 +513,8 @@ def test_classes_can_be_renamed_and_joined(tmp_path):
     )
     assert all(set(row["objects"]["classes"]) <= {0} for row in all_rows(plan, "train"))
     misspelt = plan_of(DETECT, train_file=path, label_map={"cats": "pet"})
-    told = "--label_map cats=pet changes nothing: no object is of the class 'cats', but 'cat', 'dog'"
-    assert told in misspelt.warnings and not any("label_map" in warning for warning in plan.warnings)
+    seen = "--label_map cats=pet changes nothing: no object is of the class 'cats', but 'cat', 'dog'"
+    assert seen in misspelt.warnings and not any("label_map" in warning for warning in plan.warnings)
 
 
 def test_other_data_is_evaluated_with_the_classes_of_a_trained_model(tmp_path):
@@ -570,11 +570,11 @@ def test_ten_thousand_small_images_are_checked_in_seconds(tmp_path):
         folder = tmp_path / str(place % 10)
         folder.mkdir(exist_ok=True)
         Image.fromarray(image).save(folder / f"{place}.png")
-    told, before = [], time.process_time()
-    plan = plan_of(CLASSIFY, tmp_path, say=told.append)
+    seen, before = [], time.process_time()
+    plan = plan_of(CLASSIFY, tmp_path, say=seen.append)
     assert time.process_time() - before < 20
     assert sum(lengths(plan).values()) == 10_000
-    assert {progress.stage for progress in told} == {"checking images"} and len(told) == 50
+    assert {progress.stage for progress in seen} == {"checking images"} and len(seen) == 50
 
 
 def test_tables_of_images_are_opened_by_kind(tmp_path):

@@ -1,4 +1,4 @@
-"""Data as people have it: what is read, what is said about it, and what is refused before anything is trained."""
+"""Odd data: read without doubt, noted, or refused before training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def csv_file(path, labels, names=("text", "label")):
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.csv")
-    assert_refused("data.file", tmp_path / "pipe.csv", told="is a pipe", fix="write it to a file first")
+    assert_refused("data.file", tmp_path / "pipe.csv", seen="is a pipe", fix="write it to a file first")
 
 
 def test_a_packed_file_that_is_called_csv_is_told_what_it_is(tmp_path):
@@ -41,7 +41,7 @@ def test_a_packed_file_that_is_called_csv_is_told_what_it_is(tmp_path):
         (b"PAR1" + bytes(30), "parquet", "--file_kind parquet"),
         (b"ARROW1\0\0" + bytes(30), "arrow", "to_parquet"),
     ):
-        assert_refused("data.ending", write(tmp_path / "rows.csv", content), told=f"{kind} file", fix=fix)
+        assert_refused("data.ending", write(tmp_path / "rows.csv", content), seen=f"{kind} file", fix=fix)
 
 
 @pytest.mark.parametrize(("encoding", "name"), [("utf-16-le", "UTF-16LE"), ("utf-16-be", "UTF-16BE")])
@@ -87,7 +87,7 @@ def test_a_folder_that_may_not_be_looked_into_is_no_trouble_with_writing(tmp_pat
     (tmp_path / "train").mkdir()
     monkeypatch.setattr(os, "scandir", forbidden)  # nothing is forbidden to root
     monkeypatch.setattr(os, "listdir", forbidden)
-    assert_refused("data.file", SCHEMAS[task], tmp_path, told="Permission denied", fix="permissions")
+    assert_refused("data.file", SCHEMAS[task], tmp_path, seen="Permission denied", fix="permissions")
 
 
 def test_a_name_that_is_no_utf8_is_refused(tmp_path):
@@ -164,7 +164,7 @@ def test_blank_cells_among_numbers_are_missing_values(tmp_path):
 def test_nan_is_a_missing_value_and_infinity_is_no_number_to_predict(jsonl):
     nan, rows = float("nan"), [{"text": f"a {k}", "label": k / 7} for k in range(30)]
     for changed in ({"label": nan}, {"text": nan}):
-        assert_refused("data.missing", CLASSIFY, jsonl([*rows[:3], rows[3] | changed, *rows[4:]]), told="line 4")
+        assert_refused("data.missing", CLASSIFY, jsonl([*rows[:3], rows[3] | changed, *rows[4:]]), seen="line 4")
     for value in (float("inf"), 10**400):
         rows[3]["label"] = value
         assert "line 4" in refused("data.label_type", CLASSIFY, jsonl(rows))
@@ -247,7 +247,7 @@ def test_numbers_of_tags_in_one_text_are_a_list_and_words_in_brackets_are_words(
 
 
 @pytest.mark.parametrize(
-    ("changed", "code", "told"),
+    ("changed", "code", "seen"),
     [
         ({"tags": [None, "O"]}, "data.tags", "'a4' in line 5 has no tag"),
         ({"tags": ["", "O"]}, "data.tags", "'a4' in line 5 has no tag"),
@@ -256,10 +256,10 @@ def test_numbers_of_tags_in_one_text_are_a_list_and_words_in_brackets_are_words(
         ({"tokens": ["a", None]}, "data.value", ["word 2", "line 5"]),
     ],
 )
-def test_a_token_without_a_tag_and_a_missing_token_are_refused(jsonl, changed, code, told):
+def test_a_token_without_a_tag_and_a_missing_token_are_refused(jsonl, changed, code, seen):
     rows = [{"tokens": [f"a{k}", "b"], "tags": ["B-PER", "O"]} for k in range(30)]
     rows[4] |= changed
-    assert_refused(code, TAG, jsonl(rows), told=told)
+    assert_refused(code, TAG, jsonl(rows), seen=seen)
 
 
 def test_an_empty_last_field_of_a_conll_line_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""Images and annotations as people have them: what is read, what is said about it, what is refused before training."""
+"""Odd images and annotations: read without doubt, noted, or refused before training."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_names_of_images_that_are_no_utf8_are_refused(tmp_path):
     folder = class_folders(tmp_path / "pets")
     for number in range(2):
         os.rename(folder / "cat" / f"{number:03}.png", os.fsencode(folder / "cat") + b"/b\xe9%d.png" % number)
-    assert_refused("data.encoding", CLASSIFY, folder, told=["2 file names", r"cat/b\udce90.png"])
+    assert_refused("data.encoding", CLASSIFY, folder, seen=["2 file names", r"cat/b\udce90.png"])
 
 
 def test_an_address_is_no_path(tmp_path):
@@ -121,7 +121,7 @@ def test_masks_of_one_id_are_not_told_of_an_id_that_they_do_not_have(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "code", "told"),
+    ("changed", "code", "seen"),
     [
         ({"category_id": [3]}, "data.classes", "category_id [3]"),
         ({"image_id": [3]}, "data.annotations", "image_id [3]"),
@@ -131,9 +131,9 @@ def test_masks_of_one_id_are_not_told_of_an_id_that_they_do_not_have(tmp_path):
         ({"image_id": "3"}, "data.annotations", "without quotes"),
     ],
 )
-def test_ids_of_another_kind_are_refused_with_a_way_out_that_is_one(tmp_path, changed, code, told):
+def test_ids_of_another_kind_are_refused_with_a_way_out_that_is_one(tmp_path, changed, code, seen):
     refusal = assert_refused(code, DETECT, saved(tmp_path, coco(tmp_path, **changed)))
-    assert told in refusal and '"id": None' not in refusal
+    assert seen in refusal and '"id": None' not in refusal
 
 
 def test_a_category_whose_id_is_a_text_is_told_that_it_must_be_a_number(tmp_path):
@@ -164,7 +164,7 @@ def test_boxes_in_shares_of_the_image_are_refused(tmp_path):
     content = coco(tmp_path)
     for annotation in content["annotations"]:
         annotation["bbox"] = [0.1, 0.2, 0.5, 0.5]
-    assert_refused("data.boxes", DETECT, saved(tmp_path, content), told=["12 boxes", "fractions"], fix="pixels")
+    assert_refused("data.boxes", DETECT, saved(tmp_path, content), seen=["12 boxes", "fractions"], fix="pixels")
     content["annotations"][3]["bbox"] = [3, 3, 9, 9]
     assert plan_of(DETECT, saved(tmp_path, content)).task == "object-detection"
 
@@ -186,7 +186,7 @@ def test_an_outline_outside_its_image_is_left_out(tmp_path):
 @pytest.mark.parametrize("counts", ["hello", "\u00ff", "", "0", [1, 2], ["100", "668"], [-5, 773], [0.5, 767.5], None])
 def test_run_lengths_that_are_none_are_refused_before_training(tmp_path, counts):
     content = coco(tmp_path, segmentation={"size": [HEIGHT, WIDTH], "counts": counts})
-    assert_refused("data.boxes", OUTLINE, saved(tmp_path, content), told=["run lengths", "3.png"])
+    assert_refused("data.boxes", OUTLINE, saved(tmp_path, content), seen=["run lengths", "3.png"])
 
 
 @pytest.mark.parametrize("size", [["24", "32"], [24.5, 32], [-24, -32], None])
@@ -215,7 +215,7 @@ def test_packed_run_lengths_are_unpacked_as_the_tools_of_coco_pack_them():
 def test_a_number_of_a_class_that_there_cannot_be_is_refused_at_once(tmp_path):
     folder = masks(tmp_path, (0, 1))
     write(folder / "id2label.json", json.dumps({"0": "sky", "1": "sea", "99999999": "land"}))
-    assert_refused("data.classes", SEGMENT, folder, told=["99,999,999", "20,000"])
+    assert_refused("data.classes", SEGMENT, folder, seen=["99,999,999", "20,000"])
 
 
 def test_a_yaml_file_that_names_no_images_is_refused(tmp_path):

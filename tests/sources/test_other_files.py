@@ -135,11 +135,11 @@ def test_a_folder_holds_its_splits(tmp_path):
 def test_progress_is_told_and_ends_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "CHUNK_BYTES", 100)
     path = write(tmp_path / "rows.csv", "text,label\n" + "some text,1\n" * 100)
-    told = []
-    open_table(path, say=told.append)
-    assert len(told) == 13
-    assert told[0] == (str(path), "indexing", 100, path.stat().st_size)
-    assert told[-1].num_bytes_done == told[-1].num_bytes
+    seen = []
+    open_table(path, say=seen.append)
+    assert len(seen) == 13
+    assert seen[0] == (str(path), "indexing", 100, path.stat().st_size)
+    assert seen[-1].num_bytes_done == seen[-1].num_bytes
 
 
 def read_rows(table, indices, results):

@@ -238,7 +238,7 @@ def test_labels_of_several_kinds_are_refused(values, jsonl):
 
 def test_a_word_among_numbers_is_refused_with_its_line(table):
     rows = [[f"t {k}", "n/a" if k == 8 else k / 8] for k in range(20)]
-    assert_refused("data.label_type", CLASSIFY, data=table(rows), label_kind="float", told=["line 10", "'n/a'"])
+    assert_refused("data.label_type", CLASSIFY, data=table(rows), label_kind="float", seen=["line 10", "'n/a'"])
 
 
 def test_a_label_that_training_never_sees_is_refused_with_what_was_meant(tmp_path):
@@ -284,8 +284,8 @@ def test_of_many_labels_a_few_are_named_where_a_renamed_one_never_occurs(tmp_pat
     rows = [[f"a{k} b c", f"class {k % 20:02}"] for k in range(60)]
     train = write_csv(tmp_path / "train.csv", rows)
     plan = plan_of(CLASSIFY, train_file=train, label_map={"class 7": "class 07"})
-    (told,) = [warning for warning in plan.warnings if "label_map" in warning]
-    begin, end = told.split(": no row has the label 'class 7', but ")
+    (seen,) = [warning for warning in plan.warnings if "label_map" in warning]
+    begin, end = seen.split(": no row has the label 'class 7', but ")
     assert begin == "--label_map 'class 7=class 07' changes nothing"
     assert set(end.split(", ")[:2]) == {"'class 17'", "'class 07'"}
     assert end.endswith(" and 12 more") and end.count("'class ") == 8
@@ -393,7 +393,7 @@ def question(answers, context="The cat sat on the mat."):
 )
 def test_an_answer_that_is_not_in_its_context_is_refused(answers, what, jsonl):
     good = question({"text": ["cat"], "answer_start": [4]})
-    assert_refused("data.answers", ANSWER, jsonl([good, question(answers), good]), told=[what, "line 2:"])
+    assert_refused("data.answers", ANSWER, jsonl([good, question(answers), good]), seen=[what, "line 2:"])
 
 
 def test_answers_in_all_forms_are_one(jsonl):
@@ -529,11 +529,11 @@ def test_a_folder_is_read_as_its_splits_and_progress_is_told(tmp_path, monkeypat
     monkeypatch.setattr(files, "CHUNK_BYTES", 500)
     write_csv(tmp_path / "train.csv", reviews(60))
     write_csv(tmp_path / "valid.csv", reviews(10, start=100))
-    told = []
-    plan = plan_of(CLASSIFY, tmp_path, say=told.append)
+    seen = []
+    plan = plan_of(CLASSIFY, tmp_path, say=seen.append)
     assert lengths(plan) == {"train": 60, "validation": 10}
-    assert {stage for _, stage, _, _ in told} == {"indexing", "checking"}
-    assert all(done <= total for _, _, done, total in told)
+    assert {stage for _, stage, _, _ in seen} == {"indexing", "checking"}
+    assert all(done <= total for _, _, done, total in seen)
 
 
 def test_a_split_is_a_dataset_for_loaders_with_workers(reviews_csv):

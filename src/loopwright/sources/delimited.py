@@ -121,9 +121,9 @@ class DelimitedSplitter(RowSplitter):
         text = buffer[opened : opened + 60].split(b"\n")[0].decode("utf-8", "replace")
         return InputError(
             "data.quote",
-            f"{source.path}: the quote that is opened in line {line:,} is never closed",
-            saw=[f"it starts with {text!r}", "a quote inside a quoted field is written twice"],
-            fix=f"close the quote in line {line:,} or before it; or, if quotes mean nothing here: --quoting none",
+            f"{source.path}: the quote opened in line {line:,} is never closed",
+            saw=[f"it starts with {text!r}", "a quote inside a quoted field is doubled"],
+            fix=f"close the quote in line {line:,} or before it; or --quoting none if quotes are ordinary characters",
         )
 
 
@@ -190,7 +190,7 @@ class DelimitedTable(IndexedTable):
                 "data.no_rows",
                 f"{self.path} has a header and no rows",
                 saw=[f"columns: {', '.join(self.columns)}"],
-                fix="add rows; or, if the first line is a row already, put a line with column names above it",
+                fix="add rows; or, if the first line is a row, put a line with column names above it",
             )
 
     def settings(self) -> dict[str, Any]:
@@ -247,13 +247,11 @@ class DelimitedTable(IndexedTable):
             note = f", over {breaks + 1} lines: is a quote left open?" if breaks else ""
             saw.append(f"{self.place(index)}: expected {expected}, found {found}{note}   {text[:60]!r}")
         name = next((name for name, text in DELIMITERS.items() if text == self.dialect.delimiter), "delimiter")
-        fix = f"put quotes around fields that hold a {name}, or give --delimiter"
+        fix = f"quote fields that contain a {name}, or give --delimiter"
         if expected == 1 and wrong[0][0] == 0:
-            fix = (
-                f"is line 1 the one with the names of the columns? It is {self.columns[0][:40]!r}; or give --delimiter"
-            )
+            fix = f"does line 1 hold the names of the columns? It is {self.columns[0][:40]!r}; or give --delimiter"
         if wrong[0][1] < expected:
-            fix = f"complete {self.place(wrong[0][0])}, or take it out of the file"
+            fix = f"complete {self.place(wrong[0][0])}, or delete it"
         raise InputError(
             "data.ragged",
             f"{self.path}: a row has {wrong[0][1]} field{'s' if wrong[0][1] > 1 else ''}, the header has {expected}",
@@ -272,7 +270,7 @@ def _refuse_json(head: bytes, path: Path) -> None:
         return
     raise InputError(
         "data.ending",
-        f"{path} holds JSON, whatever its name says",
+        f"{path} holds JSON, despite its name",
         saw=[f"its first line is {line[:60].decode('utf-8', 'replace')!r}", f"an object with {len(row)} values"],
         fix="--file_kind jsonl, or rename it",
     )
@@ -286,7 +284,7 @@ def _column_names(fields: list[str], path: str) -> tuple[str, ...]:
         places = {name: [str(k + 1) for k, other in enumerate(names) if other == name] for name in twice}
         raise InputError(
             "data.duplicate_column",
-            f"{path} has {len(twice)} column name{'s' if len(twice) > 1 else ''} twice or more",
+            f"{path} has several columns of the same name",
             saw=[f"{name!r} is the name of columns {', '.join(places[name])}" for name in twice],
             fix="give each column its own name in the first line",
         )
@@ -307,8 +305,8 @@ def sniff(head: bytes, kind: str, delimiter: str | None, quoting: str | None) ->
     if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
         raise InputError(
             "args.value",
-            f"--delimiter {delimiter!r} is no delimiter",
-            saw=["one character of ASCII, or one of " + ", ".join(DELIMITERS)],
+            f"--delimiter {delimiter!r} is not a delimiter",
+            saw=["one ASCII character, or one of " + ", ".join(DELIMITERS)],
             fix="--delimiter comma",
         )
     if quoting not in (None, "minimal", "none"):

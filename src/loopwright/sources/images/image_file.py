@@ -8,6 +8,8 @@ import io
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,14 +29,7 @@ Source = str | bytes
 
 
 class ImageFacts(NamedTuple):
-    """The properties of an image without decoding it.
-
-    Attributes:
-        width, height: Of the upright image, after its EXIF orientation.
-        is_turned: Whether width and height are stored swapped.
-        sha256: Of its bytes, in hex.
-        num_bytes: The size of the file.
-    """
+    """The upright size of an image after its EXIF orientation, whether it is stored turned, its sha256 and bytes."""
 
     width: int
     height: int
@@ -92,19 +87,30 @@ def read_bytes(source: Source) -> bytes:
 def inspect_image(source: Source) -> ImageFacts:
     """Return the properties of an image; raise a BadImageError if it is missing, truncated or invalid."""
     data = read_bytes(source)
-    sha256 = hashlib.sha256(data).hexdigest()
+    with open_image(data) as image:
+        width, height = image.size
+        is_turned = _is_turned(image, data)
+        if not _has_end(image.format, data):
+            image.load()  # Some writers omit the end or add to it; if it can be decoded, it is complete.
+    if is_turned:
+        width, height = height, width
+    return ImageFacts(width, height, is_turned, hashlib.sha256(data).hexdigest(), len(data))
+
+
+@contextmanager
+def open_image(data: bytes) -> Iterator[Any]:
+    """Open an image with Pillow; raise a BadImageError for all that Pillow raises about it."""
     pillow = import_pillow()
     try:
         with pillow.open(io.BytesIO(data)) as image:
-            width, height = image.size
-            is_turned = _is_turned(image, data)
-            if not _has_end(image.format, data):
-                image.load()  # Some writers omit the end or add to it; if it can be decoded, it is complete.
+            yield image
     except (OSError, ValueError, SyntaxError, EOFError, pillow.DecompressionBombError) as error:
-        raise BadImageError(_explain(error, data), (sha256, len(data))) from error
-    if is_turned:
-        width, height = height, width
-    return ImageFacts(width, height, is_turned, sha256, len(data))
+        what = f"is truncated or damaged: {error}"
+        if type(error).__name__ == "UnidentifiedImageError":
+            what = f"is not an image: it starts with {data[:8]!r}"
+        elif isinstance(error, pillow.DecompressionBombError):
+            what = "is too large: Pillow refuses to decode it"
+        raise BadImageError(what, (hashlib.sha256(data).hexdigest(), len(data))) from error
 
 
 def upright_size(source: Source) -> tuple[int, int]:
@@ -140,14 +146,6 @@ def _has_end(kind: str | None, data: bytes) -> bool:
     if kind == "BMP":
         return len(data) >= int.from_bytes(data[2:6], "little")
     return kind not in ("PPM", "TIFF", "JPEG2000")
-
-
-def _explain(error: Exception, data: bytes) -> str:
-    if type(error).__name__ == "UnidentifiedImageError":
-        return f"is not an image: it starts with {data[:8]!r}"
-    if type(error).__name__ == "DecompressionBombError":
-        return "is too large: Pillow refuses to decode it"
-    return f"is truncated or damaged: {error}"
 
 
 def path_of(folder: str, name: str) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from loopwright.sources.images.image_file import BadImageError, Source, import_pillow, read_bytes
+from loopwright.sources.images.image_file import Source, open_image, read_bytes
 from loopwright.sources.values import UnusableValueError
 
 _ID_MODES = ("1", "L", "P", "I", "I;16", "I;16L", "I;16B", "I;16N")
@@ -17,14 +16,9 @@ Ids = npt.NDArray[np.int32]
 
 
 def _decode(source: Source) -> tuple[Any, str, str]:
-    data = read_bytes(source)
-    pillow = import_pillow()
-    try:
-        with pillow.open(io.BytesIO(data)) as image:
-            image.load()
-            return np.asarray(image), image.mode, image.format
-    except (OSError, ValueError, SyntaxError, EOFError, pillow.DecompressionBombError) as error:
-        raise BadImageError(f"is not an image, or truncated: {error}") from error
+    with open_image(read_bytes(source)) as image:
+        image.load()
+        return np.asarray(image), image.mode, image.format
 
 
 def decode_ids(source: Source) -> Ids:

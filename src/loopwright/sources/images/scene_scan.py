@@ -43,16 +43,18 @@ class SceneOptions(NamedTuple):
 
 @dataclass
 class Findings:
-    """The count of a finding, and the first ones."""
+    """The count of a finding in a table, and the first ones."""
 
+    table: ImageTable
     number: int = 0
     first: list[str] = field(default_factory=list)
 
-    def add(self, what: str) -> None:
-        """Count one more."""
+    def add(self, what: str = "", row: int | None = None) -> None:
+        """Count one more. The place of a row is looked up for the first ones only, as it may take a while."""
         self.number += 1
         if len(self.first) < MOST_NAMED:
-            self.first.append(what)
+            place = self.table.place(row) if row is not None else ""
+            self.first.append(": ".join(filter(None, (place, what))))
 
 
 def picture_of(value: Any, folder: str) -> Source | None:
@@ -91,20 +93,20 @@ class SceneScan:
         self.table = table
         self.options = options
         self.is_bad = np.zeros(len(table), np.bool_)
-        self.bad = Findings()
+        self.bad = Findings(table)
         self.sizes: npt.NDArray[np.int32] = np.zeros((len(table), 2), np.int32)
         self.num_turned = 0
         self.counts: dict[int, dict[Any, int]] = {}
         self.first_with: dict[Any, tuple[int, int]] = {}
         self.num_objects: npt.NDArray[np.int32] = np.zeros(len(table), np.int32)
         self.dropped: dict[str, Findings] = {}
-        self.clipped = Findings()
+        self.clipped = Findings(table)
         self.num_masks_scanned = 0
         self._is_turned = np.zeros(len(table), np.bool_)
         self._digest = hashlib.sha256()
-        self._wrong_size = Findings()
-        self._wrong_mask = Findings()
-        self._no_outline = Findings()
+        self._wrong_size = Findings(table)
+        self._wrong_mask = Findings(table)
+        self._no_outline = Findings(table)
         self._num_turned_annotations = 0
         self._num_fractional_boxes = 0
         self._say = say
@@ -117,12 +119,10 @@ class SceneScan:
     @property
     def warnings(self) -> list[str]:
         """The warnings about the images, in sentences."""
-        if not self._num_turned_annotations:
-            return []
-        return [
-            f"{self._num_turned_annotations:,} images of {self.table.name} are turned by their EXIF orientation, and "
-            "their annotations state the size before that: boxes are taken to be in the upright image"
-        ]
+        images = f"{self._num_turned_annotations:,} images of {self.table.name}"
+        note = "are turned by their EXIF orientation, and their annotations state the size before that"
+        known = f"{images} {note}: boxes are taken to be in the upright image"
+        return [known] if self._num_turned_annotations else []
 
     def add(self, role: Role, column: str, start: int, values: list[Any]) -> list[Any]:
         """Add the values of some rows; return the part of each in its row's content hash."""
@@ -169,8 +169,7 @@ class SceneScan:
 
     def _note_bad(self, row: int, source: Source, error: BadImageError) -> None:
         if not self.is_bad[row]:
-            where = f" ({self.table.place(row)})" if not self.table.has_fixed_columns else ""
-            self.bad.add(f"{shown_source(source)} {error}{where}")
+            self.bad.add(f"{shown_source(source)} {error}", None if self.table.has_fixed_columns else row)
         self.is_bad[row] = True
 
     def _add_mask(self, row: int, source: Source, facts: ImageFacts) -> None:
@@ -211,17 +210,15 @@ class SceneScan:
             assert picture is not None, "lists are not images"
             self._note_bad(row, picture, error)
             return
-        place = self.table.place(row)
         if found.problem is not None:
-            self._wrong_size.add(f"{place}: {found.problem}")
+            self._wrong_size.add(found.problem, row)
         self._num_turned_annotations += is_turned and stated_size(value) == size[::-1] != size
         for reason, what in found.dropped:
-            self.dropped.setdefault(reason, Findings()).add(f"{place}: {what}")
+            self.dropped.setdefault(reason, Findings(self.table)).add(what, row)
         for _ in range(found.num_clipped):
-            self.clipped.add(place)
-        for segment in found.segments if role.has_outlines else ():
-            if segment is None:
-                self._no_outline.add(place)
+            self.clipped.add(row=row)
+        for _ in range(found.segments.count(None) if role.has_outlines else 0):
+            self._no_outline.add(row=row)
         self.num_objects[row] = len(found.boxes)
         self._num_fractional_boxes += sum(max(box) <= 1 < min(size) for box in found.boxes)
         names = Counter(self._name(category, column, row) for category in found.categories)
@@ -246,9 +243,8 @@ class SceneScan:
         found = self._wrong_mask
         if found.number:
             fix = "write masks as PNG with one channel, or a palette, whose pixels are class ids"
-            return InputError(
-                "data.masks", f"{name}: {found.number:,} masks hold no class ids", saw=found.first, fix=fix
-            )
+            what = f"{name}: {found.number:,} masks hold no class ids"
+            return InputError("data.masks", what, saw=found.first, fix=fix)
         number = self._num_fractional_boxes
         if number and number == self.num_objects.sum():
             what, saw = "boxes are within the first pixel of their image", "they look like fractions of its size"
