@@ -63,10 +63,8 @@ def test_classes_that_are_confused_are_listed_with_their_share(tmp_path):
 
 def test_the_most_confident_mistakes_come_first(tmp_path):
     shown = block(found(tmp_path, classified(), LABELS), "Most confident mistakes")
-    assert [item.head for item in shown.items] == [
-        "row 1 · loss 1.1000 · confidence 80 %",
-        "row 5 · loss 5.1000 · confidence 55 %",
-    ]
+    heads = ["row 1 · loss 1.1000 · confidence 80 %", "row 5 · loss 5.1000 · confidence 55 %"]
+    assert [item.head for item in shown.items] == heads
     many = [{**classified()[1], "position": i, "confidence": i / 100} for i in range(40)]
     shown = block(found(tmp_path, many, LABELS), "Most confident mistakes")
     assert len(shown.items) == 8 and shown.items[0].head.startswith("row 39") and shown.note == "8 of 40"
@@ -138,21 +136,16 @@ def test_entities_are_scored_by_their_spans(tmp_path):
 
 def test_tags_without_entities_are_scored_one_by_one(tmp_path):
     rows = [{"position": 0, "prediction": ["N", "V"], "reference": ["N", "N"], "loss": 0.1, "tokens": ["a", "b"]}]
-    assert block(found(tmp_path, rows), "By tag").rows == [
-        ["N", "1.0000", "0.5000", "0.6667", 2, 1],
-        ["V", "0.0000", "–", "0.0000", 0, 1],
-    ]
+    table = [["N", "1.0000", "0.5000", "0.6667", 2, 1], ["V", "0.0000", "–", "0.0000", 0, 1]]
+    assert block(found(tmp_path, rows), "By tag").rows == table
 
 
 def test_answers_are_hits_and_misses_with_the_answer_marked_in_its_context(tmp_path):
     base = {"loss": 0.1, "question": "Who?", "context": "It was Ada who wrote it.", "id": "q"}
-    hit = {**base, "position": 0, "prediction": "ada", "reference": ["Ada", "Ada Lovelace"]}
-    miss = {**base, "position": 1, "prediction": "Ada who", "reference": ["Ada"]}
-    rows = [
-        {**hit, "n_best": [{"text": "Ada", "score": 0.9, "start": 7, "end": 10}]},
-        {**miss, "n_best": [{"text": "Ada who", "score": 0.9, "start": 7, "end": 14}]},
-    ]
-    findings = found(tmp_path, rows)
+    best = {"text": "Ada", "score": 0.9, "start": 7, "end": 10}
+    hit = {"prediction": "ada", "reference": ["Ada", "Ada Lovelace"], "n_best": [best]}
+    miss = {"prediction": "Ada who", "reference": ["Ada"], "n_best": [{**best, "text": "Ada who", "end": 14}]}
+    findings = found(tmp_path, [{**base, **row, "position": index} for index, row in enumerate((hit, miss))])
     facts = block(findings, "Questions")
     assert isinstance(facts, Facts)
     assert facts.items[:2] == [("hits", "1 of 2 (50 %)"), ("missed, but the answer overlaps", "1")]
@@ -223,10 +216,8 @@ def test_objects_are_counted_by_class_and_by_how_many_there_are(tmp_path):
     first = {"position": 0, "found": [{"label": "cat", "score": 0.9}], "counts": {"cat": [1, 1, 0], "dog": [0, 0, 1]}}
     rows = [{**base, **first}, {**base, "position": 1, "found": [], "counts": {"cat": [1, 0, 1]}}]
     findings = found(tmp_path, rows, ["cat", "dog"])
-    assert block(findings, "By class").rows == [
-        ["cat", "0.6667", "0.6667", "0.6667", 3, 3],
-        ["dog", "–", "0.0000", "0.0000", 1, 0],
-    ]
+    table = [["cat", "0.6667", "0.6667", "0.6667", 3, 3], ["dog", "–", "0.0000", "0.0000", 1, 0]]
+    assert block(findings, "By class").rows == table
     assert findings.slices[0].rows == [["2", 2, "0.5000"]]
     assert findings.worst is not None and findings.worst.items[0].head.startswith("row 0 · a.png")
 
