@@ -31,7 +31,7 @@ def test_a_config_that_was_cut_off_is_put_back_from_a_checkpoint_and_that_is_tol
     assert api.resume(copied, quiet=True).status == "done"
     assert (copied.path / "config.yaml").read_bytes() == whole
     log = (copied.path / "log.txt").read_text()
-    assert "note: config.yaml was cut off; it is written anew from checkpoints/step-0000000" in log
+    assert "note: config.yaml was truncated; it is restored from checkpoints/step-0000000" in log
     assert "already done" in log
 
 

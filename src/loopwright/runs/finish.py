@@ -18,7 +18,7 @@ from loopwright.results import TrainResult
 from loopwright.run_folder import RunFolder
 from loopwright.runs.clock import TimeSpent
 from loopwright.runs.console.end import print_summary
-from loopwright.runs.console.screen import Screen, Waiting, eval_metrics
+from loopwright.runs.console.screen import Screen, Waiting
 from loopwright.runs.job import RunJob
 from loopwright.runs.model_card import model_card
 from loopwright.runs.trainer import TaskTrainer
@@ -93,7 +93,12 @@ def evaluate(
     callbacks = [] if waiting is None else [CountBatches(waiting)]
     trainer = TaskTrainer(job, callbacks=callbacks, report=lambda kind, text, **fields: report(text))
     found = trainer.evaluate_fully(dataset, None if folder is None else folder / "predictions.jsonl")
-    metrics = {name: float(value) for name, value in eval_metrics(found.metrics).items()}
+    bounds = {f"eval_{name}{end}" for name in trainer.intervals for end in ("_low", "_high")}
+    metrics = {
+        name.removeprefix("eval_"): float(value)
+        for name, value in found.metrics.items()
+        if name.startswith("eval_") and name not in bounds
+    }
     metrics["loss"] = float(found.metrics["evaluation_loss"])
     if folder is not None and trainer.is_first:
         write_lines(folder / "worst.jsonl", _with_places(trainer.examples.worst, dataset))
