@@ -218,10 +218,12 @@ def test_only_the_callbacks_given_to_it_are_active_while_the_average_is_evaluate
     ema = ModelEmaCallback(save_path=tmp_path / "ema.pt", callbacks=[inside])
     trainer = toys.trainer_of([outside, ema])
     model, handler = trainer.model, trainer.callback_handler
-    toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(8))
+    result = toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(8))
+    assert result.metrics.keys() == {"train_loss_epoch", "eval_loss_epoch", "ema_model_eval_loss_epoch"}
     assert len(inside.seen) == 2 and all(seen is ema.ema_model.module for seen in inside.seen)
     assert len(outside.seen) == 2 and all(seen is model for seen in outside.seen)
-    assert trainer.callback_handler is handler
+    assert trainer.callback_handler is handler and trainer.model is model
+    assert trainer.run_history.metric_name_prefix == ""
 
 
 def test_the_best_average_is_saved_without_the_optimizer(tmp_path):

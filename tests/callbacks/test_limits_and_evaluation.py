@@ -72,17 +72,13 @@ def test_limited_epochs_have_so_many_batches_and_everybody_knows(capsys):
 
 
 def test_a_limit_takes_the_first_batches_of_the_whole_epoch():
-    whole, limited = toys.trainer_of(), toys.trainer_of([LimitBatchesCallback(3)])
-    for trainer in (whole, limited):
-        toys.fit(trainer, toys.data(32), num_epochs=2)
+    whole, limited = (toys.trained(limits, toys.data(32), 2) for limits in ([], [LimitBatchesCallback(3)]))
     assert limited.seen == whole.seen[:3] + whole.seen[8:11]
     assert LimitBatchesCallback(3).num_batches == 3
 
 
 def test_a_limit_above_the_length_changes_nothing():
-    whole, limited = toys.trainer_of(), toys.trainer_of([LimitBatchesCallback(100)])
-    for trainer in (whole, limited):
-        toys.fit(trainer, toys.data(18), num_epochs=2)
+    whole, limited = (toys.trained(limits, toys.data(18), 2) for limits in ([], [LimitBatchesCallback(100)]))
     assert limited.seen == whole.seen
     assert torch.equal(toys.weights(limited), toys.weights(whole))
 

@@ -124,19 +124,15 @@ def test_a_run_that_is_stopped_says_what_was_found_until_then(tmp_path):
     assert not torch.autograd._profiler_enabled()
 
 
-def test_an_interrupted_run_leaves_no_profiler_running(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        train(ProfileCallback(9, tmp_path), Ending(5, KeyboardInterrupt()))
-    assert summary(tmp_path)["last_update"] == 5
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("broken")], ids=["interrupted", "failed"])
+def test_a_run_that_ends_with_an_error_leaves_no_profiler_running(error, tmp_path):
+    with pytest.raises(type(error), match=str(error) or None):
+        train(ProfileCallback(9, tmp_path), Ending(5, error))
     assert not torch.autograd._profiler_enabled()
-
-
-def test_a_run_that_failed_leaves_no_profiler_running(tmp_path):
-    callback = ProfileCallback(9, tmp_path)
-    with pytest.raises(RuntimeError, match="broken"):
-        train(callback, Ending(5, RuntimeError("broken")))
-    assert not torch.autograd._profiler_enabled()
-    assert not (tmp_path / "summary.json").exists()
+    if isinstance(error, KeyboardInterrupt):
+        assert summary(tmp_path)["last_update"] == 5
+    else:
+        assert not (tmp_path / "summary.json").exists()
 
 
 def test_a_run_after_one_that_failed_is_profiled_by_whichever_callback(tmp_path, capsys):

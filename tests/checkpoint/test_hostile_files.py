@@ -47,15 +47,11 @@ def identity(folder: Path) -> dict[str, str]:
     return {"format": "pt", **read_manifest(folder)["identity"]}
 
 
-@pytest.mark.parametrize("claimed", [10**10, 2**64 - 1, 2**63])
-def test_a_header_that_claims_more_than_the_file_holds_is_refused_before_it_is_read(tmp_path, claimed):
+def test_a_header_that_claims_too_much_is_refused_before_it_is_read(tmp_path):
     folder = checkpoint(tmp_path / "a")
-    replace(folder, "model.safetensors", tensor_file(b"{}", claimed=claimed))
-    assert "header claims" in refusal(folder)
-
-
-def test_a_header_of_many_megabytes_is_refused_unread(tmp_path):
-    folder = checkpoint(tmp_path / "a")
+    for claimed in (10**10, 2**64 - 1, 2**63):  # more than the file holds
+        replace(folder, "model.safetensors", tensor_file(b"{}", claimed=claimed))
+        assert "header claims" in refusal(folder)
     replace(folder, "model.safetensors", tensor_file(b" " * 11_000_000))
     assert "header claims 11000000 bytes" in refusal(folder)
 

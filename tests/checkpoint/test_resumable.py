@@ -241,13 +241,6 @@ def test_one_failed_save_is_reported_and_two_in_a_row_end_the_loop(tmp_path, cap
     assert [path.name for path in sorted(tmp_path.glob("step-*"))] == ["step-0000000002", "step-0000000005"]
 
 
-def test_a_save_that_is_waited_for_tells_of_its_failure_at_once(tmp_path):
-    state = started(Loop(), tmp_path)
-    arm("pre_rename:1:raise:ENOSPC")
-    with pytest.raises(CheckpointError, match="No space left"):
-        state.save(1, {}, wait=True)
-
-
 def test_a_loop_that_fails_still_waits_for_the_save_in_flight(tmp_path):
     arm("writer_start:1:sleep:0.2")
     with pytest.raises(ZeroDivisionError), started(Loop(), tmp_path) as state:
@@ -264,7 +257,10 @@ def test_what_ended_the_loop_is_not_hidden_by_a_save_that_fails_too(tmp_path, ca
     assert "the last save failed" in caplog.text
 
 
-def test_a_last_save_in_flight_that_fails_is_an_error_of_the_block(tmp_path):
+def test_a_failed_save_is_an_error_at_once_if_it_is_waited_for_and_else_of_the_block(tmp_path):
+    arm("pre_rename:1:raise:ENOSPC")
+    with pytest.raises(CheckpointError, match="No space left"):
+        started(Loop(), tmp_path / "waited").save(1, {}, wait=True)
     arm("pre_rename:1:raise:ENOSPC")
     with pytest.raises(CheckpointError, match="No space left"), started(Loop(), tmp_path) as state:
         state.save(1, {})

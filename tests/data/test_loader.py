@@ -208,14 +208,13 @@ def test_evaluation_does_not_accumulate_and_draws_other_numbers_than_training():
 @given(st.integers(1, 40), st.integers(1, 6))
 @settings(max_examples=30)
 def test_evaluation_of_any_iterable_of_batches_counts_every_sample_once(size, processes):
-    loaders = [
+    shares = [
         adopted(ListedBatches(size), rank=rank, processes=processes, evaluation=True) for rank in range(processes)
     ]
     counted = []
-    for windows in zip(*(loader.windows() for loader in loaders), strict=True):
-        for window in windows:
-            (piece,) = window.pieces
-            counted.extend(piece.batch[: piece.rows].long().tolist())
+    for window in itertools.chain(*zip(*(loader.windows() for loader in shares), strict=True)):
+        (piece,) = window.pieces
+        counted.extend(piece.batch[: piece.rows].long().tolist())
     assert counted == list(range(size))
 
 

@@ -50,6 +50,18 @@ def said(capsys, start: str = CHANGED) -> list[str]:
     return [line.removeprefix(start) for line in capsys.readouterr().out.splitlines() if line.startswith(start)]
 
 
+@pytest.fixture
+def resume(tmp_path, capsys):
+    """Stop a run after update 3, resume it with other settings, and return it with what it says has changed."""
+
+    def stop_and_resume(before: dict, after: dict):
+        fit(tmp_path, callbacks=[stop_at(3)], **before)
+        capsys.readouterr()
+        return fit(tmp_path, **after, resume_from="auto"), said(capsys)
+
+    return stop_and_resume
+
+
 def about(folder: Path, update: int) -> dict:
     """What the manifest of a checkpoint says about its run."""
     return json.loads((step(folder, update) / "MANIFEST.json").read_text())["about"]
@@ -134,6 +146,7 @@ def changing(update: int, **options):
 
 
 CHANGES = {
+    "nothing": (adamw, {}, []),
     "lr of SGD": (sgd, {"lr": 0.01}, ["lr of 0.weight: 0.05 -> 0.01"]),
     "weight decay of SGD": (sgd, {"weight_decay": 0.5}, ["weight_decay of 0.weight: 0 -> 0.5"]),
     "lr and betas of AdamW": (
@@ -148,25 +161,14 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("kind", CHANGES)
-def test_current_options_of_an_optimizer_win_and_are_shown(kind, tmp_path, capsys):
+def test_current_options_of_an_optimizer_win_and_are_shown(kind, resume):
     make, options, lines = CHANGES[kind]
     expected = fit(None, make, [changing(3, **options)])
-    fit(tmp_path, make, [stop_at(3)])
-    capsys.readouterr()
-    resumed = fit(tmp_path, partial(make, **options), resume_from="auto")
-    assert said(capsys) == lines
+    resumed, shown = resume({"make_optimizer": make}, {"make_optimizer": partial(make, **options)})
+    assert shown == lines
     assert torch.equal(toys.weights(resumed), toys.weights(expected))
     group = resumed.optimizer.param_groups[0]
     assert all(group[name] == value and type(group[name]) is type(value) for name, value in options.items())
-
-
-def test_settings_that_did_not_change_print_nothing_and_change_no_bit(tmp_path, capsys):
-    whole = fit(None, adamw)
-    fit(tmp_path, adamw, [stop_at(3)])
-    capsys.readouterr()
-    resumed = fit(tmp_path, adamw, resume_from="auto")
-    assert said(capsys) == []
-    assert torch.equal(toys.weights(resumed), toys.weights(whole))
 
 
 def test_a_second_resume_compares_with_the_settings_of_the_first(tmp_path, capsys):
@@ -187,13 +189,12 @@ def in_two_groups(parameters, lr=0.05, head_lr=0.01, is_reversed=False):
     return sgd(groups[::-1] if is_reversed else groups, lr=lr)
 
 
-def test_of_several_groups_the_one_that_was_changed_is_named_by_its_first_parameter(tmp_path, capsys):
+def test_of_several_groups_the_one_that_was_changed_is_named_by_its_first_parameter(resume):
     change = toys.at_update(3, lambda trainer: trainer.optimizer.param_groups[0].update(lr=0.2))
     expected = fit(None, in_two_groups, [change])
-    fit(tmp_path, in_two_groups, [stop_at(3)])
-    capsys.readouterr()
-    resumed = fit(tmp_path, partial(in_two_groups, head_lr=0.2, is_reversed=True), resume_from="auto")
-    assert said(capsys) == ["lr of 0.bias: 0.01 -> 0.2"]
+    changed = partial(in_two_groups, head_lr=0.2, is_reversed=True)
+    resumed, shown = resume({"make_optimizer": in_two_groups}, {"make_optimizer": changed})
+    assert shown == ["lr of 0.bias: 0.01 -> 0.2"]
     assert torch.equal(toys.weights(resumed), toys.weights(expected))
 
 
@@ -325,12 +326,9 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
-def test_current_settings_of_a_scheduler_win_and_its_counters_continue(kind, tmp_path, capsys):
+def test_current_settings_of_a_scheduler_win_and_its_counters_continue(kind, resume):
     old, new, lines = SCHEDULES[kind]
-    fit(tmp_path, callbacks=[stop_at(3)], create_scheduler_fn=old)
-    capsys.readouterr()
-    resumed = fit(tmp_path, create_scheduler_fn=new, resume_from="auto")
-    shown = said(capsys)
+    resumed, shown = resume({"create_scheduler_fn": old}, {"create_scheduler_fn": new})
     assert all(any(line.startswith(start) for line in shown) for start in lines)
     assert all(any(line.startswith(start) for start in lines) for line in shown)
     # From the second update on the rates are those of a run that had the new settings from its start.
@@ -340,12 +338,11 @@ def test_current_settings_of_a_scheduler_win_and_its_counters_continue(kind, tmp
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
-def test_a_scheduler_that_was_not_changed_prints_nothing_and_changes_no_bit(kind, tmp_path, capsys):
-    whole = fit(None, create_scheduler_fn=SCHEDULES[kind][0])
-    fit(tmp_path, callbacks=[stop_at(3)], create_scheduler_fn=SCHEDULES[kind][0])
-    capsys.readouterr()
-    resumed = fit(tmp_path, create_scheduler_fn=SCHEDULES[kind][0], resume_from="auto")
-    assert said(capsys) == [] and resumed.lrs == whole.lrs[3:]
+def test_a_scheduler_that_was_not_changed_prints_nothing_and_changes_no_bit(kind, resume):
+    schedule = {"create_scheduler_fn": SCHEDULES[kind][0]}
+    whole = fit(None, **schedule)
+    resumed, shown = resume(schedule, schedule)
+    assert shown == [] and resumed.lrs == whole.lrs[3:]
     assert torch.equal(toys.weights(resumed), toys.weights(whole))
 
 
@@ -353,31 +350,25 @@ ON_A_CURVE = [kind for kind in SCHEDULES if kind not in ("OneCycleLR", "CosineAn
 
 
 @pytest.mark.parametrize("kind", ON_A_CURVE)
-def test_a_changed_learning_rate_lifts_the_whole_curve_of_the_scheduler(kind, tmp_path, capsys):
-    schedule = SCHEDULES[kind][0]
-    expected = fit(None, partial(sgd, lr=0.1), create_scheduler_fn=schedule)
-    fit(tmp_path, callbacks=[stop_at(3)], create_scheduler_fn=schedule)
-    capsys.readouterr()
-    resumed = fit(tmp_path, partial(sgd, lr=0.1), create_scheduler_fn=schedule, resume_from="auto")
-    assert "lr of 0.weight: 0.05 -> 0.1" in said(capsys)
+def test_a_changed_learning_rate_lifts_the_whole_curve_of_the_scheduler(kind, resume):
+    schedule = {"create_scheduler_fn": SCHEDULES[kind][0]}
+    expected = fit(None, partial(sgd, lr=0.1), **schedule)
+    resumed, shown = resume(schedule, {"make_optimizer": partial(sgd, lr=0.1), **schedule})
+    assert "lr of 0.weight: 0.05 -> 0.1" in shown
     assert resumed.lrs == pytest.approx(expected.lrs[3:], rel=1e-9)
 
 
-def test_a_change_of_something_else_leaves_the_learning_rates_as_they_are(tmp_path, capsys):
-    schedule = partial(lr_scheduler.CosineAnnealingLR, T_max=NUM_UPDATES)
-    whole = fit(None, create_scheduler_fn=schedule)
-    fit(tmp_path, callbacks=[stop_at(3)], create_scheduler_fn=schedule)
-    capsys.readouterr()
-    resumed = fit(tmp_path, partial(sgd, weight_decay=0.1), create_scheduler_fn=schedule, resume_from="auto")
-    assert said(capsys) == ["weight_decay of 0.weight: 0 -> 0.1"]
+def test_a_change_of_something_else_leaves_the_learning_rates_as_they_are(resume):
+    schedule = {"create_scheduler_fn": partial(lr_scheduler.CosineAnnealingLR, T_max=NUM_UPDATES)}
+    whole = fit(None, **schedule)
+    resumed, shown = resume(schedule, {"make_optimizer": partial(sgd, weight_decay=0.1), **schedule})
+    assert shown == ["weight_decay of 0.weight: 0 -> 0.1"]
     assert resumed.lrs == whole.lrs[3:] and not torch.equal(toys.weights(resumed), toys.weights(whole))
 
 
-def test_a_changed_peak_of_a_cycle_holds(tmp_path, capsys):
-    fit(tmp_path, callbacks=[stop_at(3)], create_scheduler_fn=one_cycle())
-    capsys.readouterr()
-    resumed = fit(tmp_path, create_scheduler_fn=one_cycle(peak=0.4), resume_from="auto")
-    assert "max_lr of 0.weight: 0.1 -> 0.4" in said(capsys)
+def test_a_changed_peak_of_a_cycle_holds(resume):
+    resumed, shown = resume({"create_scheduler_fn": one_cycle()}, {"create_scheduler_fn": one_cycle(peak=0.4)})
+    assert "max_lr of 0.weight: 0.1 -> 0.4" in shown
     assert resumed.lrs == pytest.approx(fit(None, create_scheduler_fn=one_cycle(peak=0.4)).lrs[3:], rel=1e-9)
 
 
