@@ -85,6 +85,7 @@ _EXAMPLES = (
     "custom_loss",
     "onecycle_placeholders",
     "own_loop",
+    "own_task",
     "hf_text_pair",
     "hf_two_tower",
     "hf_manual_loop",

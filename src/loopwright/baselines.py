@@ -52,13 +52,7 @@ class Scorer(Protocol):
 
 
 def score(baseline: Predictor, batches: Iterable[tuple[Sequence[Any], Any]], metric: Scorer) -> dict[str, Any]:
-    """Return the metric's result for a baseline.
-
-    Args:
-        baseline: a fitted one.
-        batches: batches of inputs and references.
-        metric: takes `predictions` and `references`; it must be empty.
-    """
+    """Return the metric's result for a fitted baseline, on batches of inputs and references."""
     for inputs, references in batches:
         metric.add_batch(predictions=baseline.predict(inputs), references=references)
     return metric.compute()
@@ -83,11 +77,8 @@ class MostFrequent:
 class WordCounts:
     """Naive Bayes over the words of a text: the label under which its words are likeliest, in any order.
 
-    Inputs are texts, or pairs of texts, whose words are counted separately.
-
-    Args:
-        num_buckets: words are hashed into this many buckets, which bounds the memory.
-        smoothing: added to each count, so that an unseen word rules out no label.
+    Inputs are texts, or pairs of texts, whose words are counted separately. Words are hashed into `num_buckets`, which
+    bounds the memory; `smoothing` is added to each count, so that an unseen word rules out no label.
     """
 
     def __init__(self, num_buckets: int = 1 << 15, smoothing: float = 0.5) -> None:
@@ -154,9 +145,6 @@ class MostFrequentTags:
 
     Inputs are sequences of words or of token ids, targets sequences of tags of the same length. For a masked language
     model all masked inputs are the mask token, so the prediction is the most frequent token.
-
-    Args:
-        ignore_index: positions with this target are ignored.
     """
 
     def __init__(self, ignore_index: int = -100) -> None:
@@ -248,11 +236,9 @@ def chance_accuracy(num_choices: Iterable[int]) -> dict[str, float]:
 
 
 def compressed_bits_per_byte(texts: Iterable[str | bytes], method: str = "gzip") -> dict[str, float]:
-    """Return the bits per byte of a compressor fed with the texts in order.
+    """Return the bits per byte of a compressor fed with the texts in order; separators must be part of a text.
 
-    Args:
-        texts: read once, and not kept; separators must be part of a text.
-        method: "gzip", which sees the last 32 KiB of the text, or "lzma", which sees the last 8 MiB.
+    "gzip" sees the last 32 KiB of the text, "lzma" the last 8 MiB.
     """
     if method not in ("gzip", "lzma"):
         raise ConfigError(f"there is no compressor {method!r}: use 'gzip' or 'lzma'")

@@ -18,21 +18,13 @@ SECONDS = re.compile(r", (\d+) s$")
 
 @dataclass(frozen=True)
 class Short:
-    """How a demo is shortened, and what it still has to reach.
+    """How a demo is shortened, and what it still has to reach."""
 
-    Attributes:
-        flags: beside those of the demo.
-        num_rows: of validation.
-        metric: what is looked at.
-        least: the metric has to be better than this.
-        baseline: the trivial method that `least` itself is better than, by its name in the result.
-    """
-
-    flags: str
-    num_rows: int
+    flags: str  # besides those of the demo
+    num_rows: int  # of validation
     metric: str
-    least: float
-    baseline: str
+    least: float  # the metric has to be better than this
+    baseline: str  # which `least` itself is better than, by its name in the result
 
 
 SHORT = {

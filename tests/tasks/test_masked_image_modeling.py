@@ -177,5 +177,5 @@ def test_the_sizes_of_a_small_model_follow_from_the_images():
 def test_sizes_and_shares_that_cannot_be_are_refused(squares):
     with pytest.raises(ConfigError, match="mask_ratio must be between 0 and 1"):
         api.train(TASK, data=squares, mask_ratio=1.0, **SHORT)
-    with pytest.raises(InputError, match="not made of whole patches"):
+    with pytest.raises(InputError, match="do not consist of whole patches"):
         api.train(TASK, data=squares, mask_patch_size=5, **SHORT)

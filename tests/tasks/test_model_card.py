@@ -87,7 +87,7 @@ def test_a_run_that_has_not_ended_is_exported_with_a_card_that_says_so(finished,
     card = (api.Run.find(folder).export(tmp_path / "model") / "README.md").read_text()
     update, best = finished.result["update"], finished.result["metrics"]["accuracy"]
     assert "The best model by accuracy (more is better) on the validation data, " in card
-    assert f"after update {update} of 99, and the run has not come to its end." in card
+    assert f"after update {update} of 99, and the run is not finished." in card
     assert f"| accuracy | {best:.4f} ±" in card and "| majority (baseline): accuracy |" in card
     assert 'from_pretrained("FOLDER")' in card and "None" not in card
 
@@ -99,7 +99,7 @@ def test_a_run_that_was_saved_before_its_first_evaluation_has_a_card_without_fig
     for name in ("result.json", "metrics.jsonl", "checkpoints/best.json"):
         (folder / name).unlink()
     card = (api.Run.find(folder).export(tmp_path / "model") / "README.md").read_text()
-    assert "and the run has not come to its end; it was not evaluated." in card and "| validation |" not in card
+    assert "and the run is not finished; it was not evaluated." in card and "| validation |" not in card
 
 
 def test_a_run_that_was_stopped_for_want_of_improvement_keeps_its_card(finished, tmp_path):
@@ -115,4 +115,4 @@ def test_the_card_of_a_finished_run_is_not_that_of_weights_it_went_on_to(finishe
     status = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps({**status, "update": status["update"] + 5}))
     card = (api.Run.find(folder).export(tmp_path / "model") / "README.md").read_text()
-    assert f"of {status['update'] + 5}, and the run has not come to its end" in card
+    assert f"of {status['update'] + 5}, and the run is not finished" in card

@@ -32,20 +32,16 @@ def write_demo(
     Args:
         task: its name.
         folder: created if missing.
-        variant: other data for the same task: "fashion" (Fashion-MNIST) for image-classification and
-            masked-image-modeling; None for the usual data. It never depends on installed packages, so a demo is the
-            same everywhere.
+        variant: other data for the same task, such as "fashion" (Fashion-MNIST) for image-classification; None for
+            the usual data, which is the same everywhere: it does not depend on installed packages.
         source: for "fashion", the folder of its four gz files; None for Debian's location.
 
     Returns:
-        The paths of "train", "validation" and "notes". For images the first two are folders (image-classification,
-        masked-image-modeling, semantic-segmentation) or COCO files next to `images`.
+        The paths of "train", "validation" and "notes"; for images the first two are folders or COCO files.
 
     Raises:
         ConfigError: the task has no such variant.
         DataError: as `load_demo`; or the folder has other files of these names, which stay unchanged.
-        InputError: Pillow is needed and not installed.
-        OSError: the files cannot be written.
     """
     found, target = get_task(task), Path(folder)
     if variant is not None and variant not in found.demo_variants:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwright.errors import DataError
+from loopwright.errors import DataError, InputError
 from loopwright.metrics import load as load_metric
 from loopwright.run_folder import RunFolder, write_atomically, write_json
 from loopwright.sources import Role
+from loopwright.sources.images.masks import count_classes
 from loopwright.tasks.arguments import TaskTrainingArguments, flag, flag_list
 from loopwright.tasks.base import Job, Origin, Rows
-from loopwright.tasks.class_weights import MODEL_LOSS, check_weights, numbers_of, pixels_by_class, settle_weights
 from loopwright.tasks.data import RunData
 from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
 from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, Features, VisionArguments, VisionTask
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from loopwright.demos import DemoFiles
 
 AUTO_CLASS = "AutoModelForSemanticSegmentation"
+MODEL_LOSS, _BALANCED = "model", "balanced"
 _LOSSES = (MODEL_LOSS, "ce", "dice", "focal", "ce+dice", "focal+dice")
 _SMALL_LOSS = "ce+dice"
 _BACKGROUND = "background"
@@ -104,7 +106,7 @@ class SemanticSegmentation(VisionTask):
         return mask_folders(num_train=800)
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        learnt, scored = (pixels_by_class(job.args, job.data, split) for split in ("train", "validation"))
+        learnt, scored = (_pixels_by_class(job.args, job.data, split) for split in ("train", "validation"))
         if not sum(scored):
             return {}
         majority = max(range(len(learnt)), key=learnt.__getitem__)
@@ -134,7 +136,7 @@ class SemanticSegmentation(VisionTask):
         if not is_labelled:
             return features
         is_of_images = "dice" in job.args.loss
-        return MaskFeatures(features, job.args.ignore_index, is_of_images, numbers_of(job.args.class_weights))
+        return MaskFeatures(features, job.args.ignore_index, is_of_images, _numbers_of(job.args.class_weights))
 
     def full_size_features(self, transform: Transform, features: Features, is_labelled: bool) -> Features:
         return FullSizeFeatures(transform, features)
@@ -149,8 +151,8 @@ class SemanticSegmentation(VisionTask):
         assert data.plan.labels is not None, "the schema has a mask"
         names = data.plan.labels.names
         if not origin.is_run:
-            args.class_weights = settle_weights(args, data)
-        weights = numbers_of(args.class_weights)
+            args.class_weights = _settle_weights(args, data)
+        weights = _numbers_of(args.class_weights)
         small_loss = _SMALL_LOSS if args.loss in (None, MODEL_LOSS) else args.loss
         loaded = load_vision_model(
             origin,
@@ -169,7 +171,7 @@ class SemanticSegmentation(VisionTask):
             args.loss = small_loss
         elif args.loss is None:
             args.loss = "ce" if weights else MODEL_LOSS
-        check_weights(args)
+        _check_weights(args)
         return Job(self, data, args, training, loaded.model, loaded.processor, collate_images, [], loaded.new)
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -186,7 +188,7 @@ class SemanticSegmentation(VisionTask):
             return outputs.loss, outputs
         labels = inputs.pop("labels")
         outputs = model(**inputs)
-        loss = create_loss(args.loss, args.ignore_index, numbers_of(args.class_weights))
+        loss = create_loss(args.loss, args.ignore_index, _numbers_of(args.class_weights))
         return loss(enlarged(outputs.logits, labels.shape[-2:]), labels).loss, outputs
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
@@ -374,7 +376,7 @@ def _image_losses(job: Job, batch: Mapping[str, Any], outputs: Any) -> Any:
     args, labels = job.args, batch["labels"]
     name = "ce" if args.loss == MODEL_LOSS else args.loss
     scores = enlarged(outputs.logits, labels.shape[-2:])
-    return sample_losses(name, scores, labels, args.ignore_index, numbers_of(args.class_weights)).loss
+    return sample_losses(name, scores, labels, args.ignore_index, _numbers_of(args.class_weights)).loss
 
 
 def enlarged(logits: Any, size: Sequence[int]) -> Any:
@@ -442,6 +444,69 @@ def _filled_metric(job: Job, matrix: NDArray[np.int64]) -> Any:
     metric = _create_metric(job)
     metric.load_state_dict({"num_samples": 1, "totals": matrix.tolist()})
     return metric
+
+
+# --------------------------------------------------------------------------------------------------- class weights
+
+
+def _settle_weights(args: Any, data: RunData) -> list[str]:
+    """Return the class weights as kept in the settings, balanced ones as numbers.
+
+    A balanced weight is proportional to 1 / sqrt(share of the training pixels): a class with a hundredth of the pixels
+    of another counts ten times as much per pixel. Their mean is 1.
+    """
+    assert data.plan.labels is not None, "the schema has a mask"
+    names, given = data.plan.labels.names, list(args.class_weights)
+    if given == [_BALANCED]:
+        with data.limited(train=args.max_train_samples):
+            roots = [math.sqrt(number) for number in _pixels_by_class(args, data, "train")]
+        raw = [1 / root if root else 0.0 for root in roots] if any(roots) else [1.0] * len(roots)
+        return [f"{weight * len(raw) / sum(raw):.6g}" for weight in raw]
+    if given and (len(given) != len(names) or not all(map(_is_weight, given)) or not any(map(float, given))):
+        raise InputError(
+            "args.value",
+            f"--class_weights {' '.join(given)} is not a number, 0 or more, for each of the {len(names)} classes",
+            saw=[f"the classes are {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"],
+            fix=f"--class_weights {' '.join(['1'] * min(len(names), 12))}   or   --class_weights {_BALANCED}",
+        )
+    return given
+
+
+def _pixels_by_class(args: Any, data: RunData, split: str) -> list[int]:
+    """Count the pixels of each class in the masks of a split that the run uses."""
+    assert data.plan.labels is not None, "the schema has a mask"
+    names = data.plan.labels.names
+    if data.num_used(split) == len(data.plan.splits[split]):
+        return [data.plan.counts[split].get(name, 0) for name in names]
+    from loopwright.data.images import decode_mask
+
+    found = [0] * len(names)
+    for row in (row for rows in data.batches(split) for row in rows):
+        of_mask = count_classes(decode_mask(row["mask"]), len(names), args.ignore_index, args.reduce_labels)
+        found = [sum(pair) for pair in zip(found, of_mask, strict=True)]
+    return found
+
+
+def _check_weights(args: Any) -> None:
+    """Refuse weights that the loss would ignore."""
+    if args.class_weights and args.loss in (MODEL_LOSS, "dice"):
+        raise InputError(
+            "args.value",
+            f"--loss {args.loss} does not use --class_weights",
+            fix="--loss ce   or   leave --class_weights out",
+        )
+
+
+def _numbers_of(weights: Sequence[str]) -> tuple[float, ...] | None:
+    """Return the class weights as numbers; None without weights."""
+    return tuple(map(float, weights)) or None
+
+
+def _is_weight(word: str) -> bool:
+    try:
+        return 0 <= float(word) < math.inf
+    except ValueError:
+        return False
 
 
 # -------------------------------------------------------------------------------------------------------- pictures
