@@ -49,8 +49,8 @@ class TabularRegression(Task):
         model = nn.Sequential(nn.BatchNorm1d(size), nn.Linear(size, 32), nn.ReLU(), nn.Linear(32, 1), nn.Flatten(0))
         return Job(self, data, args, training, origin.load_weights(model), None, utils.data.default_collate)
 
-    def create_dataset(self, job, rows, *, is_labelled, is_training=False, limit=None):
-        return RowDataset(rows, self.encode, limit)
+    def create_dataset(self, job, rows, *, is_labelled, is_training=False):
+        return RowDataset(rows, self.encode)
 
     def encode(self, row):
         return {name: np.array(row[name], np.float32) for name in ("features", "target") if name in row}

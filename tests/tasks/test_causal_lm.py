@@ -96,7 +96,7 @@ def test_blocks_cover_the_text_and_each_token_is_a_target_once(gpt2):
     tokenizer = language.load_tokenizer(str(gpt2))
     rows = [{"text": each} for each in lines(2_500)]
     encode = language.RowEncoder(tokenizer, tokenizer.eos_token_id, counts_bytes=True)
-    stream = language.read_stream(rows, None, encode, tokenizer.bos_token_id)
+    stream = language.read_stream(rows, encode, tokenizer.bos_token_id)
     dataset = causal_lm.BlockDataset(tokenizer, stream, 50)
     targets = np.concatenate([dataset[index]["labels"] for index in range(len(dataset))])
     assert targets.tolist() == stream.ids[1:].tolist()

@@ -103,7 +103,7 @@ def test_a_stopped_run_goes_on_with_the_masks_it_would_have_had(bert, text_file,
 def test_blocks_cover_the_text_between_their_special_tokens(bert):
     tokenizer = language.load_tokenizer(str(bert))
     rows = [{"text": each} for each in lines(1_200)]
-    stream = language.read_stream(rows, None, masked_lm._encoder(tokenizer))
+    stream = language.read_stream(rows, masked_lm._encoder(tokenizer))
     dataset = masked_lm.BlockDataset(tokenizer, stream, 40)
     blocks = [dataset[index]["input_ids"] for index in range(len(dataset))]
     assert {len(each) for each in blocks[:-1]} == {40}

@@ -221,7 +221,7 @@ def targets_as_text(feature, start, end):
 
 
 def test_the_features_of_a_row_overlap_and_mark_its_answer_wherever_it_is_whole(tokenizer):
-    dataset = WindowDataset(questions(12), WindowEncoder(tokenizer, 32, 8, is_labelled=True), 12)
+    dataset = WindowDataset(questions(12), WindowEncoder(tokenizer, 32, 8, is_labelled=True))
     features = [dataset[index] for index in range(len(dataset))]
     assert len(features) > 24
     for position, row in enumerate(dataset.rows):
@@ -252,7 +252,7 @@ def test_targets_and_the_null_position_are_right_wherever_the_cls_token_and_the_
     )
     tokenizer.padding_side = side
     made = [questions(6, length=length)[2] for length in (6, 9, 30)]
-    dataset = WindowDataset(made, WindowEncoder(tokenizer, 28, 6, is_labelled=True), 3)
+    dataset = WindowDataset(made, WindowEncoder(tokenizer, 28, 6, is_labelled=True))
     batch = SpanCollator(tokenizer, None)([dataset[index] for index in range(len(dataset))])
     rows = torch.arange(len(dataset))
     assert (batch["input_ids"][rows, batch["null_index"]] == tokenizer.cls_token_id).all()

@@ -327,10 +327,10 @@ def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> 
 def load_data(job: Job) -> None:
     """Add the training and validation datasets to a job."""
     args, data, task = job.args, job.data, job.task
-    job.train_dataset = task.create_dataset(
-        job, data.rows("train"), is_labelled=True, is_training=True, limit=args.max_train_samples
-    )
-    job.eval_dataset = task.create_dataset(job, data.rows("validation"), is_labelled=True, limit=args.max_eval_samples)
+    rows = data.first_rows("train", args.max_train_samples)
+    job.train_dataset = task.create_dataset(job, rows, is_labelled=True, is_training=True)
+    rows = data.first_rows("validation", args.max_eval_samples)
+    job.eval_dataset = task.create_dataset(job, rows, is_labelled=True)
 
 
 def make_optimizer(job: Job) -> Any:

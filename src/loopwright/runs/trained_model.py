@@ -95,7 +95,7 @@ def evaluate_run(
     rows = job.data.rows("validation")
     if limit is not None and limit < len(rows):
         screen.print(f"evaluated on the first {limit:,} of {len(rows):,} rows (--max_eval_samples)")
-    dataset = task.create_dataset(job, rows, is_labelled=True, limit=limit)
+    dataset = task.create_dataset(job, job.data.first_rows("validation", limit), is_labelled=True)
     with screen.waiting("evaluating") as waiting:
         metrics, intervals, _ = evaluate(job, dataset, place, screen.print, waiting)
     return metrics, intervals

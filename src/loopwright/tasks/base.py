@@ -214,9 +214,7 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def create_dataset(
-        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
-    ) -> Any:
+    def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         """Return a dataset of rows as features; its items have a "position".
 
         Args:
@@ -224,7 +222,6 @@ class Task(ABC):
             rows: dicts by role, by number.
             is_labelled: False for `predict`.
             is_training: whether they are trained on; only then are random draws repeated each time.
-            limit: the maximum number of rows.
         """
 
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:

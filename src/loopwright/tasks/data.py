@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,6 +45,11 @@ class RunData:
             self._show(self._rows[split])
         return self._rows[split]
 
+    def first_rows(self, split: str, limit: int | None) -> SplitRows | FirstRows:
+        """Return the rows of a split, at most so many; None is unlimited."""
+        rows = self.rows(split)
+        return rows if limit is None or limit >= len(rows) else FirstRows(rows, limit)
+
     @contextmanager
     def watched(self, screen: Screen, what: str) -> Iterator[None]:
         """Show the progress of passes over the rows while the block runs, if they take long."""
@@ -83,25 +88,43 @@ class RunData:
             yield [rows[index] for index in range(start, min(start + size, end))]
 
 
+class FirstRows:
+    """The first `size` rows of a split, without copying them."""
+
+    def __init__(self, rows: SplitRows, size: int) -> None:
+        self._rows = rows
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < self._size:
+            raise IndexError(index)
+        return self._rows[index]
+
+    def place(self, index: int) -> str:
+        """Return the origin of a row: "line 12 of train.csv"."""
+        return self._rows.place(index)
+
+
 class RowDataset:
     """Rows of a table as features, encoded on demand; the table itself is not copied.
 
     Args:
         rows: inputs of `encode`, by number: a split of a plan, or a list.
         encode: makes the features of a row; called in loader workers.
-        limit: the maximum number of rows.
     """
 
-    def __init__(self, rows: Sequence[Any], encode: Callable[[Any], dict[str, Any]], limit: int | None = None) -> None:
+    def __init__(self, rows: Any, encode: Callable[[Any], dict[str, Any]]) -> None:
         self.rows = rows
         self._encode = encode
-        self._size = len(rows) if limit is None else min(limit, len(rows))
 
     def __len__(self) -> int:
-        return self._size
+        return len(self.rows)
 
     def __getitem__(self, position: int) -> dict[str, Any]:
-        if not 0 <= position < self._size:
+        if not 0 <= position < len(self):
             raise IndexError(position)
         return {**self._encode(self.rows[position]), "position": position}
 

@@ -106,18 +106,16 @@ class CausalLanguageModel(language.LanguageTask):
         collator = language.PaddingCollator("left", pad_id=tokenizer.pad_token_id)
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
 
-    def create_dataset(
-        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
-    ) -> Any:
+    def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         tokenizer, size = job.processor, job.args.block_size
         if not is_labelled:
             most = text.longest_allowed(tokenizer, job.model.config) or size
             room = most - min(job.args.max_new_tokens, most // 2)
-            return RowDataset(rows, PromptEncoder(tokenizer, _start(tokenizer), room), limit)
+            return RowDataset(rows, PromptEncoder(tokenizer, _start(tokenizer), room))
         if job.args.line_by_line:
-            lines = RowDataset(rows, LineEncoder(_encoder(tokenizer), _start(tokenizer), size), limit)
+            lines = RowDataset(rows, LineEncoder(_encoder(tokenizer), _start(tokenizer), size))
             return PackedLines(lines, size) if is_training and job.args.packing else lines
-        stream = language.read_stream(rows, limit, _encoder(tokenizer), _start(tokenizer))
+        stream = language.read_stream(rows, _encoder(tokenizer), _start(tokenizer))
         return BlockDataset(tokenizer, stream, size)
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:

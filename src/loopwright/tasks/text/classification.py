@@ -160,11 +160,9 @@ class TextClassification(Task):
         collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=text.padding_multiple(training))
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
 
-    def create_dataset(
-        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
-    ) -> Any:
+    def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         labels = _labels(job.plan) if is_labelled else None
-        return RowDataset(rows, Encoder(job.processor, job.args.max_length, labels), limit)
+        return RowDataset(rows, Encoder(job.processor, job.args.max_length, labels))
 
     # --- scoring ------------------------------------------------------------------------------------------------
 

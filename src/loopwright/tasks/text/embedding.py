@@ -222,11 +222,9 @@ class SentenceEmbedding(Task):
                 fix=f"--lowest_score {lowest:g} --highest_score {highest:g}",
             )
 
-    def create_dataset(
-        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
-    ) -> Any:
+    def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         has_score = is_labelled and job.args.objective == "scores"
-        return RowDataset(rows, Encoder(job.processor, job.args.max_length, is_labelled, has_score), limit)
+        return RowDataset(rows, Encoder(job.processor, job.args.max_length, is_labelled, has_score))
 
     def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value.flatten(0, 1) for name, value in super().model_inputs(batch).items()}

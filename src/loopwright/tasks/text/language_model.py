@@ -135,12 +135,12 @@ class TokenStream:
     sizes: npt.NDArray[np.int32]
 
 
-def read_stream(rows: Rows, limit: int | None, encode: RowEncoder, start: int | None = None) -> TokenStream:
+def read_stream(rows: Rows, encode: RowEncoder, start: int | None = None) -> TokenStream:
     """Tokenise rows into one stream."""
     ids = [np.array([] if start is None else [start], np.int32)]
     sizes = [np.zeros(len(ids[0]), np.int32)]
     has_text = False
-    num_rows = len(rows) if limit is None else min(limit, len(rows))
+    num_rows = len(rows)
     for first in range(0, num_rows, _ROWS_AT_ONCE):
         texts = [rows[index]["text"] for index in range(first, min(first + _ROWS_AT_ONCE, num_rows))]
         has_text = has_text or any(each.strip() for each in texts)

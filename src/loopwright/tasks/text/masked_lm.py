@@ -89,16 +89,14 @@ class MaskedLanguageModel(language.LanguageTask):
         collator = language.PaddingCollator(before=masking.mask_batch, pad_id=tokenizer.pad_token_id)
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
 
-    def create_dataset(
-        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
-    ) -> Any:
+    def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         tokenizer, size = job.processor, job.args.block_size
         if not is_labelled:
-            return RowDataset(rows, PromptEncoder(tokenizer, size), limit)
+            return RowDataset(rows, PromptEncoder(tokenizer, size))
         masking = None if is_training else Masking(tokenizer, job.args.mlm_probability)
         if job.args.line_by_line:
-            return MaskedDataset(RowDataset(rows, LineEncoder(tokenizer, size), limit), masking)
-        stream = language.read_stream(rows, limit, _encoder(tokenizer))
+            return MaskedDataset(RowDataset(rows, LineEncoder(tokenizer, size)), masking)
+        stream = language.read_stream(rows, _encoder(tokenizer))
         return MaskedDataset(BlockDataset(tokenizer, stream, size), masking)
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -125,10 +125,8 @@ class MultipleChoice(Task):
         collator = GroupCollator(tokenizer, text.padding_multiple(training))
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
 
-    def create_dataset(
-        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
-    ) -> Any:
-        return RowDataset(rows, Encoder(job.processor, job.args.max_length, is_labelled), limit)
+    def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
+        return RowDataset(rows, Encoder(job.processor, job.args.max_length, is_labelled))
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         from torch.nn import functional

@@ -182,15 +182,13 @@ class QuestionAnswering(Task):
         windows = f"longer contexts in parts with stride {args.stride}"
         return [*notes, f"{lengths.counted} -> max_length {args.max_length}, {windows}"]
 
-    def create_dataset(
-        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
-    ) -> Any:
-        args, size = job.args, len(rows) if limit is None else min(limit, len(rows))
-        _check_rows(rows, size, is_labelled=is_labelled, is_unanswered_allowed=args.version_2_with_negative)
+    def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
+        args = job.args
+        _check_rows(rows, is_labelled=is_labelled, is_unanswered_allowed=args.version_2_with_negative)
         if args.answer_by == "generation":
             encoder = TextEncoder(job.processor, args.max_length, args.max_answer_length, is_labelled)
-            return RowDataset(rows, encoder, limit)
-        return WindowDataset(rows, WindowEncoder(job.processor, args.max_length, args.stride, is_labelled), size)
+            return RowDataset(rows, encoder)
+        return WindowDataset(rows, WindowEncoder(job.processor, args.max_length, args.stride, is_labelled))
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
         """Return the number of target tokens of generated answers; a span counts once."""
@@ -374,9 +372,9 @@ def _check_generation(origin: Origin) -> None:
         )
 
 
-def _check_rows(rows: Rows, size: int, *, is_labelled: bool, is_unanswered_allowed: bool) -> None:
+def _check_rows(rows: Rows, *, is_labelled: bool, is_unanswered_allowed: bool) -> None:
     if not is_labelled:
-        for index in range(size if isinstance(rows, list) else 0):  # files were checked when they were opened
+        for index in range(len(rows) if isinstance(rows, list) else 0):  # files were checked when they were opened
             for name in ("question", "context"):
                 if not isinstance(rows[index].get(name), str) or not rows[index][name].strip():
                     raise InputError(
@@ -388,12 +386,12 @@ def _check_rows(rows: Rows, size: int, *, is_labelled: bool, is_unanswered_allow
         return
     if is_unanswered_allowed:
         return
-    bare = [index for index in range(size) if not answers_of(rows[index])]
+    bare = [index for index in range(len(rows)) if not answers_of(rows[index])]
     if bare:
         place = getattr(rows, "place", lambda index: f"row {index}")
         raise InputError(
             "data.answers",
-            f"{len(bare):,} of {size:,} questions have no answer, but each must have one",
+            f"{len(bare):,} of {len(rows):,} questions have no answer, but each must have one",
             saw=[place(index) for index in bare[:3]],
             fix="--version_2_with_negative with a new run, or remove these rows",
         )

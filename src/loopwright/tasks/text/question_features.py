@@ -119,13 +119,13 @@ def token_span(offsets: Sequence[Sequence[int]], start: int, end: int) -> tuple[
 class WindowDataset:
     """Rows as a flat list of features; a row has as many as its context needs."""
 
-    def __init__(self, rows: Rows, encode: WindowEncoder, size: int) -> None:
+    def __init__(self, rows: Rows, encode: WindowEncoder) -> None:
         self.rows = rows
         self._encode = encode
         self._last: tuple[int, list[dict[str, Any]]] = (-1, [])
         counts: list[int] = []
-        for start in range(0, size, _ROWS_AT_ONCE):
-            counts += encode.counts([rows[index] for index in range(start, min(start + _ROWS_AT_ONCE, size))])
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            counts += encode.counts([rows[index] for index in range(start, min(start + _ROWS_AT_ONCE, len(rows)))])
         self._ends = np.cumsum(counts, dtype=np.int64)
 
     def __len__(self) -> int:

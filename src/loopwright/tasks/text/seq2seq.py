@@ -122,13 +122,11 @@ class SequenceToSequence(Task):
         collator = text.ReferenceCollator(tokenizer, text.padding_multiple(training))
         return Job(self, data, args, training, model, tokenizer, collator, notes, loaded.new)
 
-    def create_dataset(
-        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
-    ) -> Any:
+    def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         args = job.args
         target_length = args.max_target_length if is_labelled else None
         encoder = PairEncoder(job.processor, args.source_prefix, args.max_source_length, target_length)
-        return RowDataset(rows, encoder, limit)
+        return RowDataset(rows, encoder)
 
     def save_skeleton(self, job: Job, folder: Path) -> None:
         """Write config, tokenizer and generation settings, so that a resumed run generates in the same way."""

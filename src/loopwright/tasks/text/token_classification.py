@@ -134,14 +134,12 @@ class TokenClassification(Task):
         collator = Collator(tokenizer, text.padding_multiple(training))
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
 
-    def create_dataset(
-        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
-    ) -> Any:
+    def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         names = _names(job.plan)
         inner = None
         if is_labelled:
             inner = _inner_labels(names) if job.args.label_all_tokens else [text.IGNORED] * len(names)
-        return RowDataset(rows, Encoder(job.processor, job.args.max_length, inner), limit)
+        return RowDataset(rows, Encoder(job.processor, job.args.max_length, inner))
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the mean loss of the labelled tokens; 0 for a batch without any."""

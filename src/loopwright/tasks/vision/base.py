@@ -148,9 +148,7 @@ class VisionTask(Task):
         features = SceneFeatures(form.mean, form.std)
         return features if is_labelled else ImageFeatures(features)
 
-    def create_dataset(
-        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
-    ) -> Any:
+    def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         from loopwright.data.images import Compose, ImageDataset, as_transform
 
         transform = self.eval_transform(job)
@@ -159,12 +157,11 @@ class VisionTask(Task):
             transform = Compose([own, transform])
         elif is_training:
             transform = self.train_transform(job)
-        chosen: Any = rows if limit is None or limit >= len(rows) else FirstRows(rows, limit)
         features = self.to_features(job, is_labelled)
         full_size = None if is_training else self.full_size_features(transform, features, is_labelled)
         if full_size is not None:
             features, transform = full_size, as_transform(None)
-        return ImageDataset(chosen, self.load_scene(job, is_labelled), transform, features)
+        return ImageDataset(rows, self.load_scene(job, is_labelled), transform, features)
 
     def full_size_features(self, transform: Transform, features: Features, is_labelled: bool) -> Features | None:
         """Return features of untransformed scenes, if a task evaluates at the size of the files."""
@@ -263,26 +260,6 @@ class VisionTask(Task):
         from loopwright.tasks.vision.pictures import write_prediction_sheets
 
         return write_prediction_sheets(self, job, run, worst)
-
-
-class FirstRows:
-    """The first `size` rows of a split, without copying them."""
-
-    def __init__(self, rows: Any, size: int) -> None:
-        self._rows = rows
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: int) -> Any:
-        if not 0 <= index < self._size:
-            raise IndexError(index)
-        return self._rows[index]
-
-    def place(self, index: int) -> str:
-        """Return the source of a row in words."""
-        return str(self._rows.place(index))
 
 
 @dataclass(frozen=True)

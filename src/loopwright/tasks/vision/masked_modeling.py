@@ -86,10 +86,8 @@ class MaskedImageModeling(VisionTask):
             return form.eval_transform()
         return masked_image_train((form.height, form.width), job.args.augmentation, job.args.flip)
 
-    def create_dataset(
-        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
-    ) -> Any:
-        images = super().create_dataset(job, rows, is_labelled=False, is_training=is_training, limit=limit)
+    def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
+        images = super().create_dataset(job, rows, is_labelled=False, is_training=is_training)
         return MaskedImages(images, _masking(job), is_training)
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
