@@ -163,7 +163,7 @@ def test_accumulated_batches_train_as_one_large_batch_does(text_file, tmp_path):
         assert torch.allclose(first, second, atol=1e-6)
 
 
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(gpt2, text_file, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(gpt2, text_file, tmp_path):
     flags = {**FLAGS, "data": text_file, "model": gpt2, "block_size": 24, "lr_scheduler_type": "constant"}
     assert_last_weights_are_the_same("causal-lm", tmp_path, flags)
 
@@ -248,12 +248,12 @@ def test_rows_without_text_are_refused(gpt2, tmp_path):
 @pytest.mark.parametrize(
     "flags", [{"block_size": 2}, {"vocab_size": 10}, {"max_new_tokens": 0}, {"temperature": -1.0}], ids=str
 )
-def test_settings_that_cannot_be_are_refused(text_file, flags):
+def test_invalid_settings_are_refused(text_file, flags):
     with pytest.raises(ConfigError, match=next(iter(flags))):
         api.train("causal-lm", data=text_file, **{**FLAGS, **flags})
 
 
-def test_a_vocabulary_beside_a_model_is_refused(gpt2, text_file):
+def test_a_vocabulary_size_with_a_model_is_refused(gpt2, text_file):
     with pytest.raises(ConfigError, match="leave it out"):
         api.train("causal-lm", data=text_file, model=gpt2, vocab_size=400, **FLAGS)
 
@@ -267,7 +267,7 @@ def test_a_page_of_an_encyclopedia_is_learnt_from(gpt2):
     assert run.predict(["Anarchism is"])[0]["text"].startswith("Anarchism is")
 
 
-def test_how_a_text_is_continued_can_be_said_when_it_is_asked_for(learnt, capsys):
+def test_generation_flags_can_be_given_to_predict(learnt, capsys):
     (long,), (short,) = learnt.predict(["the"], max_new_tokens=20), learnt.predict(["the"], max_new_tokens=2)
     assert long["continuation"].startswith(short["continuation"]) and len(short["text"]) < len(long["text"])
     assert main(["predict", str(learnt.path), "the", "--max_new_tokens", "2"]) == 0

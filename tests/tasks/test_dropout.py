@@ -44,7 +44,7 @@ def test_a_model_without_dropout_trains_as_it_is_evaluated_and_one_with_much_doe
     assert not torch.equal(states(), states())
 
 
-def test_layers_that_are_left_out_whole_stay_as_they_are():
+def test_layerdrop_and_drop_path_stay_unchanged():
     from transformers import BartConfig, BartModel
 
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
@@ -55,14 +55,14 @@ def test_layers_that_are_left_out_whole_stay_as_they_are():
     assert model.config.dropout == model.encoder.dropout == model.config.attention_dropout == 0.125
 
 
-def test_the_dropout_of_a_module_of_ones_own_is_set_whatever_it_calls_config():
+def test_the_dropout_of_a_users_module_is_set_whatever_its_config_attribute_is():
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.1))
     module.config = {"dropout": 0.1}
     set_dropout(module, 0.5)
     assert module[1].p == 0.5 and module.config == {"dropout": 0.1}
 
 
-def test_a_run_keeps_its_dropout_and_goes_on_with_it(reviews, tmp_path):
+def test_a_resumed_run_keeps_its_dropout(reviews, tmp_path):
     folder = tmp_path / "run"
     run = api.train("text-classification", data=reviews, output_dir=folder, **{**FLAGS, "epochs": 1, "dropout": 0.25})
     for num_epochs in (1, 2):
@@ -73,7 +73,7 @@ def test_a_run_keeps_its_dropout_and_goes_on_with_it(reviews, tmp_path):
             run = api.resume(run.path, epochs=2)
 
 
-def test_a_share_that_is_none_and_a_model_without_dropout_are_refused(reviews):
+def test_an_invalid_dropout_and_a_model_without_dropout_are_refused(reviews):
     with pytest.raises(ConfigError, match="at least 0 and below 1, got 1"):
         api.train("text-classification", data=reviews, dropout=1.0, **FLAGS)
     with pytest.raises(InputError, match="the model has no dropout"):

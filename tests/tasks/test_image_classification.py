@@ -83,7 +83,7 @@ def test_paths_folders_tables_and_rows_are_predicted_alike(trained, squares, tmp
     assert in_memory == [{name: value for name, value in each.items() if name != "image"} for each in expected]
 
 
-def test_the_command_line_takes_images_and_draws_what_it_says_about_them(trained, squares, capsys):
+def test_the_command_line_predicts_images_and_draws_overlays(trained, squares, capsys):
     first, second = images_in(squares)[:2]
     assert main(["predict", str(trained.path), str(first), str(second), "--overlays", "drawn"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -110,7 +110,7 @@ def test_the_exported_net_is_opened_without_the_library_of_tasks(trained, square
     assert scores.max().item() == pytest.approx(found["score"], abs=1e-5)
 
 
-def test_a_net_goes_on_learning_other_classes_from_an_earlier_run(trained, tmp_path):
+def test_a_net_of_an_earlier_run_is_fine_tuned_on_other_classes(trained, tmp_path):
     data = write_squares(tmp_path / "two", 24, seed=3, names=("red", "green"))
     run = api.train(TASK, data=data, model=trained.path, **SHORT)
     assert "new: head.bias, head.weight" in (run.path / "log.txt").read_text()
@@ -118,7 +118,7 @@ def test_a_net_goes_on_learning_other_classes_from_an_earlier_run(trained, tmp_p
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_where_it_was_moved_to_as_if_nothing_had_been(squares, tmp_path):
+def test_a_killed_moved_and_resumed_run_equals_an_uninterrupted_one(squares, tmp_path):
     words = ["train", TASK, "--data", squares, "--epochs", 3, "--batch", 8, "--threads", 1, "--lr", 1e-3]
     words += ["--augmentation", "strong", "--ema", 0.9, "--no_rehearsal", "--save_strategy", "steps", "--save_steps", 2]
     check_kill(tmp_path, words, 7, "samples/train_batch0.png", resume=("--workers", 2))
@@ -173,7 +173,7 @@ def nothing():
 """
 
 
-def test_a_function_of_ones_own_makes_the_model(squares, tmp_path):
+def test_a_users_function_makes_the_model(squares, tmp_path):
     (tmp_path / "own_nets.py").write_text(MODULE)
     run = api.train(TASK, data=squares, model="own_nets:make", **{**FLAGS, "lr": 0.03})
     assert run.metrics["accuracy"] >= 0.6 and run.evaluate() == run.metrics
@@ -189,7 +189,7 @@ def test_a_function_of_ones_own_makes_the_model(squares, tmp_path):
         assert caught.value.code == code
 
 
-def test_a_module_is_handed_over_and_has_to_be_given_again(squares, tmp_path):
+def test_a_module_passed_in_python_has_to_be_passed_again(squares, tmp_path):
     def module():
         torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 12 * 12, 3))
@@ -208,7 +208,7 @@ def test_a_module_is_handed_over_and_has_to_be_given_again(squares, tmp_path):
 # ----------------------------------------------------------------------------------------------------------- flags
 
 
-def test_the_loss_is_what_is_asked_for(squares):
+def test_the_configured_loss_is_used(squares):
     def loss(**flags):
         run = api.train(TASK, data=squares, **{**SHORT, "lr": 1e-9, "max_steps": 1, **flags})
         assert_loss_has_interval(run, "image_loss" if flags else "loss")
@@ -238,7 +238,7 @@ def test_a_loss_with_a_term_that_no_sample_has_gets_no_interval(squares):
     assert set(run.result["intervals"]) == {"accuracy", "f1"} and "loss" in run.metrics
 
 
-def test_averaged_weights_are_what_is_evaluated_and_kept(squares):
+def test_averaged_weights_are_evaluated_and_kept(squares):
     flags = {**FLAGS, "epochs": 1, "rehearsal": False}
     plain, averaged = (api.train(TASK, data=squares, **flags, **extra) for extra in ({}, {"ema": 0.9}))
     first, second = (load_file(run.path / "model" / "model.safetensors") for run in (plain, averaged))
@@ -253,14 +253,14 @@ def test_averaged_weights_are_what_is_evaluated_and_kept(squares):
     assert torch.equal(average_in(saved.state)["head.weight"], second["head.weight"])
 
 
-def test_channels_last_changes_the_memory_and_not_the_result(squares):
+def test_channels_last_changes_the_memory_format_and_not_the_result(squares):
     flags = {**SHORT, "lr": 1e-3}
     plain, last = (api.train(TASK, data=squares, channels_last=each, **flags) for each in (False, True))
     assert last.metrics["loss"] == pytest.approx(plain.metrics["loss"], rel=1e-3)
     assert "channels_last: true" in (last.path / "config.yaml").read_text()
 
 
-def test_what_lies_below_the_head_has_a_rate_of_its_own_or_is_frozen(squares, vit):
+def test_the_backbone_has_its_own_learning_rate_or_is_frozen(squares, vit):
     from loopwright.runs.job import build_job, given_origin, make_optimizer
     from loopwright.runs.settings import settle
     from loopwright.tasks import get_task
@@ -295,7 +295,7 @@ def black(image):
 """
 
 
-def test_training_images_are_changed_by_a_function_of_ones_own_and_others_are_not(squares, tmp_path):
+def test_a_users_augmentation_changes_only_training_images(squares, tmp_path):
     (tmp_path / "own_changes.py").write_text(AUGMENTATION)
     run = api.train(TASK, data=squares, augment_with="own_changes:black", **SHORT)
     shown = {name: pixels_of(run.path / "samples" / f"{name}.png") for name in ("train_batch0", "predictions")}
@@ -303,7 +303,7 @@ def test_training_images_are_changed_by_a_function_of_ones_own_and_others_are_no
     assert shown["predictions"][20:100, 20:100].max() > 0
 
 
-def test_more_than_five_classes_have_an_accuracy_of_the_first_five(tmp_path):
+def test_more_than_five_classes_have_a_top_5_accuracy(tmp_path):
     rng = np.random.default_rng(0)
     images, labels = [], []
     for index in range(28):
@@ -324,7 +324,7 @@ def test_more_than_five_classes_have_an_accuracy_of_the_first_five(tmp_path):
 # ------------------------------------------------------------------------------------------------------- bad input
 
 
-def test_damaged_and_missing_images_are_named_before_training_and_dropped_if_that_is_asked_for(tmp_path, capsys):
+def test_damaged_and_missing_images_are_reported_before_training_or_dropped(tmp_path, capsys):
     data = write_squares(tmp_path / "data", 24)
     broken = images_in(data)[3]
     broken.write_bytes(broken.read_bytes()[:200])
@@ -373,7 +373,7 @@ def test_the_demo_learns_digits_in_two_epochs_and_lists_its_variants(capsys):
     assert "its variants: fashion" in capsys.readouterr().err
 
 
-def test_an_image_that_breaks_after_training_is_named_when_it_is_predicted(trained, tmp_path):
+def test_a_damaged_image_is_named_by_predict(trained, tmp_path):
     content = io.BytesIO()
     Image.new("RGB", (8, 8)).save(content, "PNG")
     (tmp_path / "cut.png").write_bytes(content.getvalue()[:30])

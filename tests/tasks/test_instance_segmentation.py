@@ -125,7 +125,7 @@ def test_an_exported_model_is_opened_by_models_load(trained, boxes, tmp_path):
         assert np.mean(mask_tools().decode(each["mask"]) == mask) > 0.99
 
 
-def test_a_run_that_goes_on_in_a_moved_folder_ends_as_if_it_had_not_stopped(boxes, tmp_path):
+def test_a_moved_and_resumed_run_equals_an_uninterrupted_one(boxes, tmp_path):
     flags = {**FLAGS, "data": boxes, "max_train_samples": 12, "rehearsal": False, "save_strategy": "epoch"}
     files = ("eval/predictions.jsonl", "eval/classes.json")
     check_resume(TASK, tmp_path, {"epochs": 1}, {"epochs": 2}, *files, **flags)
@@ -165,7 +165,7 @@ def test_a_mask2former_is_trained_on_images_with_and_without_objects_resumed_and
     assert torch.isfinite(loss)
 
 
-def test_masks_of_queries_are_those_that_transformers_finds():
+def test_masks_of_queries_equal_those_of_transformers():
     from transformers import Mask2FormerImageProcessorPil
     from transformers.models.mask2former.modeling_mask2former import Mask2FormerForUniversalSegmentationOutput
 
@@ -187,7 +187,7 @@ def test_masks_of_queries_are_those_that_transformers_finds():
         assert torch.equal(ours["masks"][own], expected["segmentation"][order] > 0)
 
 
-def test_a_model_that_has_no_masks_to_be_trained_on_is_refused(boxes):
+def test_a_model_that_cannot_be_trained_on_masks_is_refused(boxes):
     with pytest.raises(InputError, match="Linear has no known way to return the objects") as caught:
         api.train(TASK, data=boxes, model=nn.Linear(2, 2), **SHORT)
     assert "boxes, scores, classes and masks" in caught.value.fix
@@ -196,7 +196,7 @@ def test_a_model_that_has_no_masks_to_be_trained_on_is_refused(boxes):
 # ----------------------------------------------------------------------------------------------------------- masks
 
 
-def test_masks_come_back_to_the_file_they_were_fitted_from():
+def test_masks_are_mapped_back_to_the_pixels_of_the_file():
     square = np.zeros((1, 32, 32), bool)
     square[0, 4:10, 8:24] = True
     found = {"boxes": np.array([[8, 4, 24, 10]], np.float32), "classes": np.zeros(1, int), "masks": square}

@@ -46,7 +46,7 @@ def test_a_small_model_is_scored_against_the_mean_image(trained):
     assert_loss_has_interval(trained, "image_loss")
 
 
-def test_the_mean_image_is_that_of_the_images_that_are_trained_on(tmp_path):
+def test_the_mean_image_is_computed_from_the_training_images(tmp_path):
     write_squares(tmp_path / "data", number=6, seed=1, split="validation")
     few = write_squares(tmp_path / "data", number=12, split="train")
     short = {**SHORT, "max_steps": 1}
@@ -57,7 +57,7 @@ def test_the_mean_image_is_that_of_the_images_that_are_trained_on(tmp_path):
     assert limited.result["baselines"] == alone.result["baselines"]
 
 
-def test_the_error_is_that_of_the_images_that_are_listed_worst_first(trained):
+def test_the_worst_images_are_listed_by_their_error(trained):
     told = read_lines(trained.path / "eval" / "predictions.jsonl")
     assert np.mean([each["masked_mse"] for each in told]) == pytest.approx(trained.metrics["masked_mse"], rel=1e-5)
     worst = [each["loss"] for each in read_lines(trained.path / "eval" / "worst.jsonl")]
@@ -65,7 +65,7 @@ def test_the_error_is_that_of_the_images_that_are_listed_worst_first(trained):
     assert not [name for name in told[0] if name in ("prediction", "reference", "mask")]
 
 
-def test_there_are_pictures_of_what_was_seen_and_rebuilt(trained):
+def test_there_are_pictures_of_the_visible_and_the_reconstructed_parts(trained):
     samples = {path.name for path in (trained.path / "samples").iterdir()}
     assert samples == {"train_batch0.png", "predictions.png", "worst.png"}
     assert pixels_of(trained.path / "samples" / "predictions.png").shape[1] > 800
@@ -87,7 +87,7 @@ def test_the_exported_model_is_opened_by_name(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_where_it_was_moved_to_as_if_nothing_had_been(squares, tmp_path):
+def test_a_killed_moved_and_resumed_run_equals_an_uninterrupted_one(squares, tmp_path):
     words = ["train", TASK, "--data", squares, "--epochs", 3, "--batch", 8, "--threads", 1, "--lr", 1e-3]
     words += ["--no_rehearsal", "--save_strategy", "steps", "--save_steps", 2]
     check_kill(tmp_path, words, 7)
@@ -116,7 +116,7 @@ def swin():
 
 
 @pytest.mark.parametrize("make", [vit, swin], ids=["vit", "swin"])
-def test_models_of_transformers_are_trained_evaluated_used_and_exported(make, squares, tmp_path):
+def test_transformers_models_are_trained_evaluated_used_and_exported(make, squares, tmp_path):
     from transformers import AutoModelForMaskedImageModeling
 
     model = make()
@@ -131,7 +131,7 @@ def test_models_of_transformers_are_trained_evaluated_used_and_exported(make, sq
     assert api.resume(run, max_steps=4, quiet=True).result["updates"] == 4
 
 
-def test_a_module_of_ones_own_gets_the_hidden_patches(squares):
+def test_a_users_module_receives_the_hidden_patches(squares):
     class Grey(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -145,7 +145,7 @@ def test_a_module_of_ones_own_gets_the_hidden_patches(squares):
     assert 0 < run.metrics["masked_mse"] < 0.3
 
 
-def test_as_much_is_hidden_as_is_asked_for_in_whole_squares():
+def test_the_requested_fraction_is_hidden_in_whole_squares():
     masking = Masking(side=12, patch=2, unit=4, ratio=0.5)
     hidden = masking.draw(np.random.default_rng(0))
     assert hidden.shape == (36,) and hidden.sum() == 16  # four squares of nine, each of four patches
@@ -157,7 +157,7 @@ def test_as_much_is_hidden_as_is_asked_for_in_whole_squares():
         assert Masking(12, 2, 2, ratio).draw(np.random.default_rng(0)).sum() == expected
 
 
-def test_training_hides_something_else_each_time_and_evaluation_does_not(trained):
+def test_training_draws_new_masks_each_time_and_evaluation_does_not(trained):
     job = api.load_run(trained.folder)
     rows = job.data.rows("train")
     train = job.task.create_dataset(job, rows, is_labelled=True, is_training=True)
@@ -174,7 +174,7 @@ def test_the_sizes_of_a_small_model_follow_from_the_images():
     assert small_sizes(30, 7) == {"image_size": 28, "patch_size": 7}
 
 
-def test_sizes_and_shares_that_cannot_be_are_refused(squares):
+def test_invalid_sizes_and_ratios_are_refused(squares):
     with pytest.raises(ConfigError, match="mask_ratio must be between 0 and 1"):
         api.train(TASK, data=squares, mask_ratio=1.0, **SHORT)
     with pytest.raises(InputError, match="do not consist of whole patches"):

@@ -72,7 +72,7 @@ def test_a_text_without_a_mask_or_too_long_is_refused(learnt):
         learnt.predict(["the cat " * 40 + "[MASK]"])
 
 
-def test_evaluations_ask_for_the_same_tokens_each_time(learnt):
+def test_evaluations_predict_the_same_tokens_each_time(learnt):
     before = read_lines(learnt.path / "eval" / "predictions.jsonl")
     assert learnt.evaluate() == learnt.metrics
     assert read_lines(learnt.path / "eval" / "predictions.jsonl") == before
@@ -95,7 +95,7 @@ def test_the_metrics_are_the_same_for_every_batch_size_and_seed(bert, text_file,
         assert metrics == pytest.approx(found[0], rel=1e-5)
 
 
-def test_a_stopped_run_goes_on_with_the_masks_it_would_have_had(bert, text_file, tmp_path):
+def test_a_resumed_run_draws_the_same_masks_as_an_uninterrupted_one(bert, text_file, tmp_path):
     flags = {**FLAGS, "data": text_file, "model": bert, "block_size": 24, "lr_scheduler_type": "constant"}
     assert_last_weights_are_the_same("masked-lm", tmp_path, flags)
 

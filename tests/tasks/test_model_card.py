@@ -60,7 +60,7 @@ def test_a_notebook_shows_the_top_of_the_report(finished):
     assert "color:inherit" in finished._repr_html_() and "<script" not in finished._repr_html_()
 
 
-def test_what_a_run_is_called_cannot_become_markup_in_a_notebook(finished, tmp_path):
+def test_the_name_of_a_run_is_escaped_in_a_notebook(finished, tmp_path):
     folder = shutil.copytree(finished.path, tmp_path / "copy")
     about = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**about, "id": "<script>alert(1)</script>", "task": "<b>"}))
@@ -69,7 +69,7 @@ def test_what_a_run_is_called_cannot_become_markup_in_a_notebook(finished, tmp_p
     assert shown_by(api.Run.find(folder))
 
 
-def test_a_run_that_has_not_ended_is_shown_with_what_there_is(finished, tmp_path):
+def test_an_unfinished_run_is_shown_with_its_results_so_far(finished, tmp_path):
     folder = shutil.copytree(finished.path, tmp_path / "copy")
     (folder / "result.json").unlink()
     assert "So far, at the best evaluation" in shown_by(api.Run.find(folder))[1]
@@ -78,7 +78,7 @@ def test_a_run_that_has_not_ended_is_shown_with_what_there_is(finished, tmp_path
     assert "has no records yet" in words and re.search(r"train rows \d+", words)
 
 
-def test_a_run_that_has_not_ended_is_exported_with_a_card_that_says_so(finished, tmp_path):
+def test_the_card_of_an_unfinished_run_says_so(finished, tmp_path):
     folder = shutil.copytree(finished.path, tmp_path / "copy")
     status = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps({**status, "state": "preempted", "update": 99}))
@@ -92,7 +92,7 @@ def test_a_run_that_has_not_ended_is_exported_with_a_card_that_says_so(finished,
     assert 'from_pretrained("FOLDER")' in card and "None" not in card
 
 
-def test_a_run_that_was_saved_before_its_first_evaluation_has_a_card_without_figures(finished, tmp_path):
+def test_a_run_saved_before_its_first_evaluation_has_a_card_without_metrics(finished, tmp_path):
     folder = shutil.copytree(finished.path, tmp_path / "copy")
     status = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps({**status, "state": "preempted"}))
@@ -102,7 +102,7 @@ def test_a_run_that_was_saved_before_its_first_evaluation_has_a_card_without_fig
     assert "and the run is not finished; it was not evaluated." in card and "| validation |" not in card
 
 
-def test_a_run_that_was_stopped_for_want_of_improvement_keeps_its_card(finished, tmp_path):
+def test_a_run_stopped_early_keeps_its_card(finished, tmp_path):
     folder = shutil.copytree(finished.path, tmp_path / "copy")
     status = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps({**status, "state": "stopped", "message": "no improvement"}))
@@ -110,7 +110,7 @@ def test_a_run_that_was_stopped_for_want_of_improvement_keeps_its_card(finished,
     assert exported.read_text() == (finished.path / "model" / "README.md").read_text()
 
 
-def test_the_card_of_a_finished_run_is_not_that_of_weights_it_went_on_to(finished, tmp_path):
+def test_the_card_of_a_resumed_run_describes_its_newer_weights(finished, tmp_path):
     folder = shutil.copytree(finished.path, tmp_path / "copy")
     status = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps({**status, "update": status["update"] + 5}))

@@ -83,7 +83,7 @@ def test_transformers_opens_the_model_and_chooses_the_same(learnt):
     assert found["scores"] == pytest.approx(logits.softmax(-1)[0].tolist(), abs=1e-5)
 
 
-def test_rows_are_predicted_alike_whatever_else_is_in_their_batch(learnt):
+def test_predictions_do_not_depend_on_the_rest_of_the_batch(learnt):
     several = [
         {"context": "it is red", "choices": ["so red", "so blue"]},
         {"context": "it is green", "start": "so", "choices": ["red", "blue", "green", "pink"]},
@@ -139,7 +139,7 @@ def as_rows(made):
     ]
 
 
-def test_a_batch_is_filled_up_with_copies_that_are_marked():
+def test_a_batch_is_padded_with_marked_copies():
     class Padder:
         pad_token_id = 0
         padding_side = "right"
@@ -174,7 +174,7 @@ def test_rows_without_a_right_choice_are_refused_with_their_place(tmp_path, bad,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.jsonl"]
 
 
-def test_labels_that_are_no_position_are_refused(tmp_path):
+def test_labels_that_are_not_positions_are_refused(tmp_path):
     made = [{**row, "label": row["label"] + 1} for row in rows(20)]
     with pytest.raises(InputError, match="unknown '4'"):
         api.train("multiple-choice", data=write_csv(tmp_path / "bad.csv", made), **FLAGS)

@@ -99,7 +99,7 @@ def test_a_small_model_finds_objects_where_nothing_is_the_baseline(trained):
     assert_loss_has_interval(trained, "image_loss")
 
 
-def test_the_scores_are_those_of_coco_on_the_files_of_the_data(trained, boxes):
+def test_the_scores_equal_coco_on_the_data_files(trained, boxes):
     expected = reference_precision(boxes / "validation.json", trained.path / "eval" / "predictions.jsonl", "bbox")
     assert (trained.metrics["map"], trained.metrics["map_50"]) == pytest.approx(expected, abs=1e-12)
     table = json.loads((trained.path / "eval" / "classes.json").read_text())
@@ -107,7 +107,7 @@ def test_the_scores_are_those_of_coco_on_the_files_of_the_data(trained, boxes):
     assert sum(each["map"] for each in table) / 2 == pytest.approx(trained.metrics["map"], abs=1e-12)
 
 
-def test_hits_and_misses_of_the_classes_are_those_of_the_images(trained):
+def test_hits_and_misses_of_the_classes_are_sums_over_the_images(trained):
     lines = read_lines(trained.path / "eval" / "predictions.jsonl")
     table = json.loads((trained.path / "eval" / "classes.json").read_text())
     for each in table:
@@ -173,7 +173,7 @@ def test_an_exported_model_is_opened_by_models_load(trained, boxes, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_where_it_was_moved_to_as_if_nothing_had_been(boxes, tmp_path):
+def test_a_killed_moved_and_resumed_run_equals_an_uninterrupted_one(boxes, tmp_path):
     words = ["train", TASK, "--data", boxes, "--epochs", 2, "--batch", 8, "--threads", 1, "--lr", 1e-3]
     words += ["--augmentation", "strong", "--no_rehearsal", "--save_strategy", "steps", "--save_steps", 2]
     check_kill(tmp_path, words, 6, "eval/classes.json", "samples/train_batch0.png", resume=("--workers", 2))
@@ -212,7 +212,7 @@ def test_a_detr_is_trained_evaluated_and_exported_with_its_processor(boxes, detr
     assert torch.isfinite(loss)
 
 
-def test_images_are_squeezed_where_the_processor_squeezes_them_and_fitted_elsewhere():
+def test_images_are_squeezed_if_the_processor_squeezes_them_and_fitted_otherwise():
     from transformers import DetrImageProcessorPil, RTDetrImageProcessorPil
 
     squeezed, fitted = in_square(RTDetrImageProcessorPil(), 48), in_square(DetrImageProcessorPil(), 48)
@@ -238,7 +238,7 @@ class Middle(nn.Module):
         return [{name: torch.tensor(values) for name, values in middle.items()} for _ in outputs.logits]
 
 
-def test_a_module_with_a_decode_of_its_own_is_trained_and_one_without_is_refused(boxes, tmp_path):
+def test_a_module_with_decode_is_trained_and_one_without_is_refused(boxes, tmp_path):
     run = api.train(TASK, data=boxes, model=Middle(), output_dir=tmp_path / "run", **SHORT)
     (found,) = run.predict([boxes / "validation" / "002.png"], model=Middle())
     # 56 x 40 pixels are fitted into 32 x 23: a pixel of the square is 1.75 of the file across, and 40 / 23 down.
@@ -252,7 +252,7 @@ def test_a_module_with_a_decode_of_its_own_is_trained_and_one_without_is_refused
 # ---------------------------------------------------------------------------------------------------------- scoring
 
 
-def test_objects_come_back_to_the_place_in_the_file_they_were_fitted_from(boxes):
+def test_objects_are_mapped_back_to_the_pixels_of_the_file(boxes):
     annotations = json.loads((boxes / "validation.json").read_text())["annotations"]
     left, top, width, height = annotations[0]["bbox"]
     row = {"image": str(boxes / "validation" / "001.png")}
@@ -282,7 +282,7 @@ def test_hits_are_counted_by_class_and_a_true_object_is_found_once():
     assert f1_of(counts) == 2 / (2 + 3 + 2) and f1_of({}) == 1.0
 
 
-def test_scorers_of_two_processes_together_have_the_numbers_of_one(trained):
+def test_merged_scorers_of_two_processes_equal_one(trained):
     job = load_run(trained.folder)
     dataset = job.task.create_dataset(job, job.data.rows("validation"), is_labelled=True)
     batch = job.collate_fn([dataset[number] for number in range(8)])
@@ -343,7 +343,7 @@ def changed(boxes: Path, folder: Path, damage) -> Path:
         pytest.param(_missing, ["error[data.image]", "gone.png does not exist"], id="missing image"),
     ],
 )
-def test_bad_annotations_are_refused_before_training_and_named(damage, said, boxes, tmp_path, capsys):
+def test_bad_annotations_are_reported_before_training(damage, said, boxes, tmp_path, capsys):
     data = changed(boxes, tmp_path / "data", damage)
     assert main(["train", TASK, "--data", str(data), "--out", str(tmp_path / "run")]) == 2
     output = capsys.readouterr()
@@ -359,7 +359,7 @@ def test_bad_annotations_are_refused_before_training_and_named(damage, said, box
         pytest.param(_no_size, "have no size and are left out", id="box of no size"),
     ],
 )
-def test_boxes_that_cannot_be_seen_are_left_out_and_counted(damage, said, boxes, tmp_path, capsys):
+def test_invisible_boxes_are_dropped_and_counted(damage, said, boxes, tmp_path, capsys):
     data = changed(boxes, tmp_path / "data", damage)
     words = ["--max_steps", "1", "--no_rehearsal", "--threads", "1", "--max_eval_samples", "2"]
     assert main(["train", TASK, "--data", str(data), "--out", str(tmp_path / "run"), *words]) == 0
@@ -371,7 +371,7 @@ def test_boxes_that_cannot_be_seen_are_left_out_and_counted(damage, said, boxes,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", [TASK, "instance-segmentation"])
-def test_a_killed_run_goes_on_and_finds_objects_in_them(task, tmp_path):
+def test_a_killed_run_resumes_and_finds_objects_in_the_sample(task, tmp_path):
     data = write_sample(SAMPLES / "COCO", tmp_path / "data")
     words = ["train", task, "--train_file", data, "--validation_file", data, "--keep_duplicates", "--batch", 1]
     words += ["--epochs", 3, "--image_size", 64, "--threads", 1, "--no_rehearsal", "--lr", 1e-3, "--workers", 0]

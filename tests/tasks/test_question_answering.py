@@ -122,7 +122,7 @@ def test_a_file_pairs_and_a_tab_are_predicted_alike(answered, tmp_path):
         answered.predict([{"question": "Which one ?"}])
 
 
-def test_a_stopped_run_goes_on_elsewhere_as_if_it_had_not_been(tmp_path):
+def test_a_moved_and_resumed_run_equals_an_uninterrupted_one(tmp_path):
     data = write_jsonl(tmp_path / "questions.jsonl", questions(24, length=24))
     flags = {**FLAGS, "data": data, "max_length": 32, "stride": 8}
     check_resume("question-answering", tmp_path, {"epochs": 1}, {"epochs": 2}, **flags)
@@ -137,7 +137,7 @@ def test_limits_count_rows_and_not_features(tmp_path):
     assert all(len(each["n_best"]) > 1 for each in predictions)
 
 
-def test_questions_without_an_answer_are_found_in_the_data_and_scored_as_squad_2(tmp_path):
+def test_unanswerable_questions_are_detected_and_scored_as_squad_2(tmp_path):
     data = write_jsonl(tmp_path / "questions.jsonl", questions(140, length=12, unanswered=0.4))
     run = api.train("question-answering", data=data, **{**FLAGS, "epochs": 4, "lr": 3e-3})
     assert "version_2_with_negative: true" in (run.path / "config.yaml").read_text()
@@ -265,7 +265,7 @@ def test_targets_and_the_null_position_are_right_wherever_the_cls_token_and_the_
     assert (batch["start_positions"] != batch["null_index"]).sum() >= 3
 
 
-def test_a_question_that_leaves_no_room_for_the_context_is_cut(tokenizer):
+def test_a_question_without_room_for_the_context_is_truncated(tokenizer):
     encode = WindowEncoder(tokenizer, 32, 8, is_labelled=False)
     row = {"question": "Which " * 60 + "?", "context": "the river was seen by the old cat at noon . " * 3}
     features = encode(row)
@@ -282,7 +282,7 @@ def test_a_span_of_characters_is_found_as_tokens_only_if_it_is_all_there():
     assert token_span([[-1, -1]], 0, 1) is None
 
 
-def test_the_best_spans_are_those_of_all_that_are_allowed():
+def test_the_best_spans_are_found_among_all_valid_ones():
     generator = torch.Generator().manual_seed(0)
     start, end = (torch.randn(3, 9, generator=generator) for _ in range(2))
     is_allowed = torch.rand(3, 9, generator=generator) > 0.3
@@ -326,7 +326,7 @@ def test_a_question_is_unanswered_if_no_window_has_an_answer_that_scores_enough(
     assert predicted_row([window(0, [])], AnswerRules(3, False, 0.0))["answer"] == ""
 
 
-def test_an_answer_that_the_model_is_sure_of_and_the_data_does_not_have_is_suspected():
+def test_a_confident_answer_that_contradicts_the_data_is_a_suspect():
     sure = [window(0, [(9.0, 8, 11), (1.0, 4, 7)], num_windows=1)]
     assert scored_row(sure, AnswerRules(5, False, 0.0))["sure"] > 0.9
     assert "sure" not in scored_row(sure, AnswerRules(5, True, -20.0))
@@ -372,7 +372,7 @@ def test_the_order_of_features_and_the_number_of_processes_change_no_score(is_v2
 refused = partial(refusal, "question-answering", FLAGS)
 
 
-def test_lengths_that_do_not_fit_are_refused(tmp_path):
+def test_lengths_beyond_the_model_are_refused(tmp_path):
     data = write_jsonl(tmp_path / "questions.jsonl", questions(10))
     assert "fix: --stride 9" in refused("args.value", data=data, max_length=32, doc_stride=20)
     assert "fix: --max_length 512" in refused("model.length", data=data, max_length=1000)
@@ -382,7 +382,7 @@ def test_lengths_that_do_not_fit_are_refused(tmp_path):
         api.train("question-answering", data=data, stride=-1, **FLAGS)
 
 
-def test_questions_without_an_answer_are_refused_where_each_must_have_one(tmp_path):
+def test_unanswerable_questions_are_refused_if_each_needs_an_answer(tmp_path):
     made = questions(10)
     made[7]["answers"] = {"text": [], "answer_start": []}
     data = write_jsonl(tmp_path / "questions.jsonl", made)
@@ -390,19 +390,19 @@ def test_questions_without_an_answer_are_refused_where_each_must_have_one(tmp_pa
     assert "have no answer" in told and "line 8 of questions.jsonl" in told
 
 
-def test_data_in_which_no_question_has_an_answer_is_refused(tmp_path):
+def test_data_without_any_answer_is_refused(tmp_path):
     made = [row | {"answers": {"text": [], "answer_start": []}} for row in questions(10)]
     told = refused("data.answers", data=write_jsonl(tmp_path / "questions.jsonl", made))
     assert "none of the" in told and "--answers_column" in told
 
 
-def test_an_answer_that_the_context_does_not_have_is_refused(tmp_path):
+def test_an_answer_outside_the_context_is_refused(tmp_path):
     made = questions(10)
     made[3]["answers"] = {"text": ["purple"], "answer_start": [3]}
     assert "'purple'" in refused("data.answers", data=write_jsonl(tmp_path / "questions.jsonl", made))
 
 
-def test_answers_are_not_generated_without_a_model_that_can(tmp_path):
+def test_generated_answers_need_a_model_that_can_generate(tmp_path):
 
     data = write_jsonl(tmp_path / "questions.jsonl", questions(10))
     assert "encoder-decoder" in refused("args.value", data=data, answer_by="generation")

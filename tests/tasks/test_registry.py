@@ -105,7 +105,7 @@ def test_a_task_is_registered_in_python_and_again(site):
 
 
 @pytest.mark.usefixtures("nothing_registered")
-def test_what_is_no_task_cannot_be_registered(site):
+def test_only_complete_tasks_with_a_free_name_are_registered(site):
     from own_task import TabularRegression
 
     for wrong, why in (

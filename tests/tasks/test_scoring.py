@@ -27,7 +27,7 @@ def scorer(name="accuracy"):
 
 
 @pytest.mark.parametrize("name", ["accuracy", "pearsonr"])
-def test_scorers_of_several_processes_merge_to_that_of_one(name):
+def test_merged_scorers_of_several_processes_equal_one(name):
     whole, parts = scorer(name), [scorer(name), scorer(name)]
     whole.add(samples())
     for index, part in enumerate(parts):
@@ -41,7 +41,7 @@ def test_scorers_of_several_processes_merge_to_that_of_one(name):
     assert merged.compute() == pytest.approx(whole.compute(), abs=1e-12)
 
 
-def test_the_worst_and_the_surest_are_kept_whatever_the_order():
+def test_the_worst_and_most_confident_samples_are_kept_in_any_order():
     made = samples()
     for sample in made[::7]:
         sample["sure"] = sample["loss"]
@@ -53,13 +53,13 @@ def test_the_worst_and_the_surest_are_kept_whatever_the_order():
     assert first.suspects == second.suspects == sorted(made[::7], key=lambda sample: -sample["loss"])[:3]
 
 
-def test_samples_without_a_loss_are_no_examples():
+def test_samples_without_a_loss_are_not_examples():
     found = Examples()
     found.add([{"position": 0, "prediction": 1}])
     assert found.worst == found.suspects == []
 
 
-def test_a_file_of_predictions_has_its_name_only_when_it_is_whole(tmp_path):
+def test_a_prediction_file_is_renamed_into_place_when_complete(tmp_path):
     path = tmp_path / "eval" / "predictions.jsonl"
     with pytest.raises(KeyError), PredictionFile(path) as file:
         file.add(samples(3))
@@ -72,12 +72,12 @@ def test_a_file_of_predictions_has_its_name_only_when_it_is_whole(tmp_path):
         file.add(samples(3))
 
 
-def test_a_table_has_the_columns_of_all_rows(tmp_path):
+def test_a_table_has_the_union_of_all_columns(tmp_path):
     write_table(tmp_path / "t.csv", [{"a": 1}, {"a": 2, "b": "x, y"}])
     assert (tmp_path / "t.csv").read_text() == 'a,b\n1,\n2,"x, y"\n'
 
 
-def test_baselines_are_learnt_and_scored_on_the_rows_that_the_run_takes(tmp_path, capsys):
+def test_baselines_are_fitted_and_scored_on_the_rows_of_the_run(tmp_path, capsys):
     labels = {"train": ["neg"] * 20 + ["pos"] * 40, "validation": ["pos"] * 4 + ["neg"] * 16}
     for split, column in labels.items():
         rows = [{"text": f"{label} {split} number {number}", "label": label} for number, label in enumerate(column)]
@@ -119,7 +119,7 @@ def test_weights_of_losses_need_not_be_whole_and_a_sample_without_items_counts_f
     assert half.intervals()["loss"] == pytest.approx(nothing.intervals()["loss"], rel=1e-4)
 
 
-def test_the_loss_has_no_interval_where_samples_lack_it_or_do_not_make_up_that_of_their_batch():
+def test_the_loss_has_no_interval_if_samples_lack_it_or_do_not_add_up():
     made = [{"position": n, "loss": float(n % 3)} for n in range(60)]
     lacking, other, fitting = LossInterval(), LossInterval(), LossInterval()
     lacking.add([*made, {"position": 60}])

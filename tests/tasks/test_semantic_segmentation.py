@@ -183,7 +183,7 @@ def test_an_exported_model_is_opened_by_models_load(trained, tmp_path, shapes):
     assert shares == {name: pytest.approx(float(n), abs=1e-6) for name, n in zip(NAMES, counts, strict=True) if n}
 
 
-def test_a_run_that_goes_on_in_a_moved_folder_ends_as_if_it_had_not_stopped(shapes, tmp_path):
+def test_a_moved_and_resumed_run_equals_an_uninterrupted_one(shapes, tmp_path):
     flags = {**FLAGS, "data": shapes, "max_train_samples": 12, "rehearsal": False, "save_strategy": "epoch"}
     check_resume("semantic-segmentation", tmp_path, {"epochs": 1}, {"epochs": 2}, **flags)
 
@@ -216,7 +216,7 @@ def batch_of(job, numbers: range) -> dict:
     return job.collate_fn([dataset[number] for number in numbers])
 
 
-def test_losses_by_name_leave_ignored_pixels_out_and_count_what_they_are_a_mean_of(trained):
+def test_named_losses_ignore_pixels_and_count_their_items(trained):
     job = load_run(trained.folder)
     job.model.eval()
 
@@ -321,7 +321,7 @@ def test_class_weights_are_checked_and_balanced_by_the_pixels_that_are_trained_o
         api.train("semantic-segmentation", model=segformer, loss="model", class_weights=["1", "1", "2"], **flags)
 
 
-def test_reduced_labels_are_learnt_from_0_and_written_as_the_masks_have_them(tmp_path):
+def test_reduced_labels_are_trained_from_0_and_written_in_the_numbering_of_the_masks(tmp_path):
     data = write_shapes(tmp_path / "data", first_id=1, number=12)
     (data / "id2label.json").write_text(json.dumps(dict(enumerate(NAMES))))
     flags = {**FLAGS, "reduce_labels": True, "epochs": 12, "augmentation": "none", "rehearsal": False}
@@ -337,7 +337,7 @@ def test_reduced_labels_are_learnt_from_0_and_written_as_the_masks_have_them(tmp
 # --------------------------------------------------------------------------------------------------------- counting
 
 
-def test_scorers_of_two_processes_together_have_the_numbers_of_one(trained):
+def test_merged_scorers_of_two_processes_equal_one(trained):
     job = load_run(trained.folder)
     task = job.task
     rng = np.random.default_rng(3)
@@ -356,7 +356,7 @@ def test_scorers_of_two_processes_together_have_the_numbers_of_one(trained):
     assert first.compute() == whole.compute()
 
 
-def test_the_iou_of_an_image_is_that_of_the_classes_it_has_or_is_said_to_have():
+def test_the_iou_of_an_image_covers_its_true_and_predicted_classes():
     reference = np.array([[0, 0, 1], [1, 255, 255]])
     prediction = np.array([[0, 2, 1], [0, 1, 2]])
     pairs = count_pairs(reference, prediction, 255)
@@ -365,7 +365,7 @@ def test_the_iou_of_an_image_is_that_of_the_classes_it_has_or_is_said_to_have():
     assert image_iou(count_pairs(np.full((2, 2), 255), np.zeros((2, 2), int), 255)) is None
 
 
-def test_scores_are_made_larger_between_pixels_before_the_class_is_taken():
+def test_logits_are_interpolated_before_the_argmax():
     logits = torch.zeros(2, 1, 2)
     logits[1, 0, 1] = 4.0
     logits[0] = 1.5
@@ -402,7 +402,7 @@ def _no_mask(data: Path) -> None:
         pytest.param(_no_mask, ["007.png"], id="image without a mask"),
     ],
 )
-def test_bad_masks_are_refused_before_training_and_named(damage, said, shapes, tmp_path, capsys):
+def test_bad_masks_are_reported_before_training(damage, said, shapes, tmp_path, capsys):
     data = shutil.copytree(shapes, tmp_path / "data")
     damage(data)
     assert main(["train", "semantic-segmentation", "--data", str(data), "--out", str(tmp_path / "run")]) != 0
@@ -413,7 +413,7 @@ def test_bad_masks_are_refused_before_training_and_named(damage, said, shapes, t
     assert not (tmp_path / "run").exists()
 
 
-def test_a_mask_with_a_class_that_appears_after_the_check_is_named(shapes, tmp_path):
+def test_an_unknown_class_that_preflight_missed_is_named(shapes, tmp_path):
     data = shutil.copytree(shapes, tmp_path / "data")
     _unknown_class(data)
     row = {name: str(data / "validation" / f"{name}s" / "002.png") for name in ("image", "mask")}

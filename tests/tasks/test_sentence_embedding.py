@@ -88,7 +88,7 @@ def test_partners_are_found_among_all_of_the_validation(learnt):
 
 
 @pytest.mark.parametrize("is_trained", [False, True], ids=["untrained", "wrong partners"])
-def test_without_anything_to_learn_partners_are_found_by_chance(tmp_path, is_trained):
+def test_unlearnable_partners_are_found_by_chance(tmp_path, is_trained):
     made = pairs()
     if is_trained:
         partners = [row["positive"] for row in made]
@@ -263,7 +263,7 @@ def test_processes_share_the_pools_that_they_have_parts_of():
     assert sorted(complete, key=lambda sample: sample["position"]) == alone
 
 
-def test_the_same_text_is_no_rival_of_itself():
+def test_the_same_text_is_not_its_own_rival():
     made = samples(2)
     made[1] |= {"second": made[0]["second"], "keys": [1, 1000]}
     assert [sample["rank"] for sample in scores_of(made)[1]] == [1, 1]
@@ -271,7 +271,7 @@ def test_the_same_text_is_no_rival_of_itself():
     assert [sample["rank"] for sample in scores_of(made)[1]] == [2, 2]  # as near as the right one is not found
 
 
-def test_the_same_text_is_no_rival_in_the_loss():
+def test_the_same_text_is_not_a_rival_in_the_loss():
     from loopwright.tasks.text.embedding import _is_no_rival
 
     ids = torch.tensor([[[1, 2], [3, 0]], [[4, 5], [3, 9]], [[6, 7], [3, 3]]])
@@ -285,7 +285,7 @@ def test_the_same_text_is_no_rival_in_the_loss():
 refused = partial(refusal, "sentence-embedding", FLAGS)
 
 
-def test_settings_with_which_nothing_is_learnt_are_refused(tmp_path):
+def test_settings_that_leave_nothing_to_learn_are_refused(tmp_path):
     data = write_csv(tmp_path / "pairs.csv", pairs(20))
     assert "fix: --batch 32" in refused("args.value", data=data, batch=1)
     refused("data.column", data=data, objective="scores")
@@ -301,7 +301,7 @@ def test_settings_with_which_nothing_is_learnt_are_refused(tmp_path):
             api.train("sentence-embedding", data=data, **{name: value}, **FLAGS)
 
 
-def test_a_model_that_writes_texts_is_refused(tmp_path):
+def test_an_encoder_decoder_is_refused(tmp_path):
     from transformers import T5Config
 
     T5Config(d_model=8, num_layers=1, num_heads=1, d_ff=8, vocab_size=40).save_pretrained(tmp_path / "t5")

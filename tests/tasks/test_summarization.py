@@ -35,7 +35,7 @@ def test_summaries_are_learnt_and_written(news):
     assert {"source", "reference", "prediction", "loss", "num_target_tokens", "position", "place"} == set(worst[0])
 
 
-def test_what_is_cut_is_told_and_the_whole_summary_is_compared(news):
+def test_truncation_is_reported_and_the_whole_summary_is_compared(news):
     run = api.train("summarization", data=news, max_target_length=2, max_source_length=10, **SHORT)
     log = (run.path / "log.txt").read_text()
     assert "max_target_length 2 cuts 100.0 % of rows" in log and "max_source_length 10 cuts 100.0 %" in log
@@ -43,7 +43,7 @@ def test_what_is_cut_is_told_and_the_whole_summary_is_compared(news):
     assert {each["reference"] for each in predictions} <= {row["summary"] for row in articles()}
 
 
-def test_the_prefix_is_the_one_asked_for_or_that_of_the_model(news, tmp_path):
+def test_the_prefix_is_given_or_comes_from_the_model(news, tmp_path):
     model = tiny_t5(tmp_path / "t5", TEXTS, task_specific_params={"summarization": {"prefix": "summarize: "}})
     own = api.train("summarization", data=news, model=model, **SHORT)
     asked = api.train("summarization", data=news, model=model, source_prefix="In short:  ", **SHORT)
@@ -56,7 +56,7 @@ def test_the_prefix_is_the_one_asked_for_or_that_of_the_model(news, tmp_path):
         assert prefix in (run.path / "log.txt").read_text()
 
 
-def test_columns_have_the_names_of_the_scripts_too(tmp_path):
+def test_columns_are_also_named_as_in_the_scripts(tmp_path):
     made = [{"number": "1", "long": row["document"], "short": row["summary"]} for row in articles(30)]
     data = write_csv(tmp_path / "odd.csv", made)
     with pytest.raises(InputError, match=r"data\.column"):
@@ -65,7 +65,7 @@ def test_columns_have_the_names_of_the_scripts_too(tmp_path):
     assert plan.columns == {"source": "long", "target": "short"}
 
 
-def test_rows_without_a_summary_are_refused_or_left_out(tmp_path):
+def test_rows_without_a_summary_are_refused_or_dropped(tmp_path):
     made = articles(30)
     made[3]["summary"] = ""
     data = write_csv(tmp_path / "gaps.csv", made)

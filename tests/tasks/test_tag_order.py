@@ -47,7 +47,7 @@ def test_iob2_and_bilou_are_in_order_and_iob1_is_not():
     assert not is_in_order([["B-PER", "I-LOC"]])
 
 
-def test_the_tags_taken_are_the_likeliest_of_all_sequences_in_order():
+def test_the_predicted_tags_are_the_likeliest_valid_sequence():
     draws = np.random.default_rng(0)
     num_other = 0
     for _ in range(60):
@@ -99,7 +99,7 @@ def test_a_lone_inside_tag_is_neither_scored_nor_predicted_where_tags_are_in_ord
     assert scored["prediction"] == ["O", "I-PER", "I-PER"]
 
 
-def test_a_run_that_does_not_say_how_its_tags_are_ordered_gives_each_word_its_likeliest(tmp_path):
+def test_a_run_without_ordered_tags_predicts_each_word_separately(tmp_path):
     data = write_tags(tmp_path, ["O", "B-PER", "I-PER"])
     made = build(None, data)
     made.model.save_pretrained(tmp_path / "model")

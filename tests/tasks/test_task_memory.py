@@ -55,7 +55,7 @@ def events(run: api.Run, name: str) -> list[dict]:
     return [event for event in read_lines(run.path / "metrics.jsonl") if event["event"] == name]
 
 
-def test_a_task_that_runs_out_of_memory_goes_on_in_parts_with_the_same_result(limit, reviews):
+def test_a_task_out_of_memory_continues_in_parts_with_the_same_result(limit, reviews):
     whole = api.train("text-classification", data=reviews, **SHORT)
     limit(train=4, evaluation=8)
     split = api.train("text-classification", data=reviews, **{**SHORT, "rehearsal": True}, oom="split")

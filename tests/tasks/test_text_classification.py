@@ -50,7 +50,7 @@ def test_the_run_folder_holds_what_it_should(finished):
     assert "accuracy" in (finished.path / "model" / "README.md").read_text()
 
 
-def test_the_model_folder_is_one_that_transformers_opens(finished, tmp_path):
+def test_transformers_opens_the_model_folder(finished, tmp_path):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     folder = finished.export(tmp_path / "exported")
@@ -97,7 +97,7 @@ def test_the_same_flags_give_the_same_weights(reviews, tmp_path):
     assert (again.path / "model" / "model.safetensors").read_bytes() == weights[0]
 
 
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(reviews, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(reviews, tmp_path):
     flags = {**FLAGS, "data": reviews, "eval_on_train": True}
     _, resumed, _ = check_resume("text-classification", tmp_path, {}, {"epochs": 3}, "model/config.json", **flags)
     assert [event for event in events(resumed.path) if "train_accuracy" in event]
@@ -130,7 +130,7 @@ def test_numbers_are_predicted_as_numbers(tmp_path):
     assert good["value"] > bad["value"]
 
 
-def test_several_labels_per_row_are_each_decided(tmp_path):
+def test_each_of_several_labels_is_predicted(tmp_path):
     made = [
         {"text": row["review"], "labels": [row["stars"], *(["film"] if "film" in row["review"] else [])]}
         for row in rows()
@@ -143,7 +143,7 @@ def test_several_labels_per_row_are_each_decided(tmp_path):
     assert set(found) == {"labels", "scores"} and set(found["scores"]) == {"film", "neg", "pos"}
 
 
-def test_labels_that_the_model_is_sure_are_wrong_are_listed(tmp_path):
+def test_labels_that_the_model_confidently_contradicts_are_listed(tmp_path):
     made = rows(160)
     wrong = rows(30, seed=9)
     for row in wrong[:3]:
@@ -225,7 +225,7 @@ def test_no_weights_are_evaluated_twice_on_the_same_data_in_a_run(reviews, optio
 refused = partial(refusal, "text-classification", FLAGS)
 
 
-def test_a_model_that_is_not_there_is_refused_with_the_nearest_name(reviews, tmp_path):
+def test_a_missing_model_is_refused_with_the_nearest_name(reviews, tmp_path):
     tiny_bert(tmp_path / "bert")
     assert f"--model {tmp_path / 'bert'}" in refused("model.folder", data=reviews, model="./brt")
     (tmp_path / "empty").mkdir()
@@ -262,11 +262,11 @@ def test_more_tokens_than_the_model_has_positions_are_refused(reviews, tmp_path)
     assert "fix: --max_length 64" in refused("model.length", data=reviews, model=folder, max_length=128)
 
 
-def test_a_metric_that_the_task_has_not_is_refused(reviews):
+def test_an_unknown_metric_is_refused(reviews):
     assert "accuracy, f1, loss" in refused("args.metric", data=reviews, metric_for_best_model="bleu")
 
 
-def test_settings_that_would_change_nothing_are_refused(reviews):
+def test_settings_without_effect_are_refused(reviews):
     with pytest.raises(ConfigError, match="label_smoothing_factor=0.1 is not supported"):
         api.train("text-classification", data=reviews, label_smoothing_factor=0.1, **FLAGS)
 
@@ -276,7 +276,7 @@ def test_adapters_without_peft_are_refused_with_the_install_line(reviews, monkey
     assert "pip install 'loopwright[lora]'" in refused("install.extra", data=reviews, lora=True)
 
 
-def test_fewer_rows_than_a_batch_are_refused_where_the_last_batch_is_dropped(reviews):
+def test_fewer_rows_than_a_batch_are_refused_if_the_last_batch_is_dropped(reviews):
     assert "fewer than one batch" in refused("data.split", data=reviews, batch=500, dataloader_drop_last=True)
 
 
@@ -347,7 +347,7 @@ def test_a_file_with_other_names_of_columns_is_evaluated(finished, tmp_path):
     assert finished.evaluate(other, label_column="label") == finished.evaluate(same)
 
 
-def test_evaluating_takes_as_many_rows_as_the_run_unless_told_otherwise(reviews, capsys):
+def test_evaluation_uses_as_many_rows_as_the_run_by_default(reviews, capsys):
     run = api.train("text-classification", data=reviews, max_eval_samples=5, **{**FLAGS, "epochs": 1})
     assert run.evaluate() == run.metrics
     assert len(read_lines(run.path / "eval" / "predictions.jsonl")) == 5
@@ -361,14 +361,14 @@ def test_evaluating_takes_as_many_rows_as_the_run_unless_told_otherwise(reviews,
     assert "did you mean --max_eval_samples?" in capsys.readouterr().err
 
 
-def test_only_what_makes_sense_for_a_trained_model_can_be_changed(finished):
+def test_only_flags_of_a_trained_model_can_be_changed(finished):
     with pytest.raises(InputError, match="learning_rate cannot be changed") as caught:
         finished.predict(["a"], learning_rate=1)
     assert caught.value.code == "args.unknown" and "per_device_eval_batch_size" in str(caught.value)
     assert finished.predict(["great film"], per_device_eval_batch_size=1) == finished.predict(["great film"])
 
 
-def test_a_test_file_without_labels_is_not_scored_and_said_so(reviews, tmp_path):
+def test_a_test_file_without_labels_is_reported_and_not_scored(reviews, tmp_path):
     test = write_csv(tmp_path / "test.csv", [{"review": row["review"]} for row in rows(8, seed=5)])
     run = api.train("text-classification", data=reviews, test_file=test, **{**FLAGS, "epochs": 1})
     assert run.status == "done" and "test_metrics" not in run.result
@@ -378,7 +378,7 @@ def test_a_test_file_without_labels_is_not_scored_and_said_so(reviews, tmp_path)
     assert run.result["test_metrics"]["accuracy"] == run.evaluate(labelled)["accuracy"]
 
 
-def test_a_metric_that_is_no_number_does_not_spoil_the_end_of_a_run(tmp_path):
+def test_a_nan_metric_does_not_break_the_end_of_a_run(tmp_path):
     made = [{"text": f"{'very ' * (n % 4)}good {n}", "label": f"{n % 4}.5"} for n in range(40)]
     train = write_csv(tmp_path / "train.csv", made)
     flat = write_csv(tmp_path / "flat.csv", [{**row, "label": "1.5", "text": f"x {row['text']}"} for row in made])
@@ -396,7 +396,7 @@ def test_gradient_checkpointing_gives_the_same_model(reviews):
     assert weights[0] == weights[1]
 
 
-def test_what_trivial_methods_reach_is_counted_once_and_kept(finished):
+def test_baselines_are_scored_once_and_kept(finished):
     kept = json.loads((finished.path / "baselines.json").read_text())
     assert kept == finished.result["baselines"] and set(kept) == {"majority", "word-count"}
 

@@ -37,7 +37,7 @@ def train(folder, name, gpt2, **flags):
     return api.train("causal-lm", data=data, model=gpt2, output_dir=folder / name, **settings)
 
 
-def test_the_first_batch_is_written_down_with_its_rows_and_labels(finished):
+def test_the_first_batch_is_written_with_its_rows_and_labels(finished):
     about, *samples = paragraphs(finished)
     assert about[0].startswith("16 samples of ") and about[0].endswith(" % of them padding")
     assert len(samples) == 8
@@ -50,7 +50,7 @@ def test_the_first_batch_is_written_down_with_its_rows_and_labels(finished):
         assert words.strip() == row["text"].lower()
 
 
-def test_a_model_writes_the_same_starts_on_at_each_evaluation_and_at_the_end(tmp_path, gpt2):
+def test_the_same_starts_are_continued_at_each_evaluation_and_at_the_end(tmp_path, gpt2):
     run = train(tmp_path, "run", gpt2)
     written = read_lines(run.path / "eval" / "samples.jsonl")
     assert [line["update"] for line in written] == [4, 8, None]
@@ -61,14 +61,14 @@ def test_a_model_writes_the_same_starts_on_at_each_evaluation_and_at_the_end(tmp
     assert paragraphs(run)[1][2] == "asked for: 32 next tokens"
 
 
-def test_writing_samples_changes_nothing_of_the_training(tmp_path, gpt2):
+def test_writing_samples_does_not_change_the_training(tmp_path, gpt2):
     runs = [train(tmp_path, f"run-{number}", gpt2, num_samples=number) for number in (0, 3)]
     assert not (runs[0].path / "eval" / "samples.jsonl").exists()
     weights = [(run.path / "model" / "model.safetensors").read_bytes() for run in runs]
     assert weights[0] == weights[1] and events(runs[0].path) == events(runs[1].path)
 
 
-def test_a_resumed_run_forgets_what_was_written_after_its_checkpoint(tmp_path, gpt2):
+def test_a_resumed_run_drops_samples_newer_than_its_checkpoint(tmp_path, gpt2):
     run = train(tmp_path, "run", gpt2)
     path = run.path / "eval" / "samples.jsonl"
     first = read_lines(path)[:2]
@@ -86,7 +86,7 @@ def test_a_resumed_run_forgets_what_was_written_after_its_checkpoint(tmp_path, g
     [RuntimeError("no generation here"), torch.OutOfMemoryError("CUDA out of memory.")],
     ids=["error", "memory"],
 )
-def test_a_model_that_cannot_write_samples_is_trained_all_the_same(tmp_path, gpt2, monkeypatch, error):
+def test_a_model_that_cannot_generate_samples_is_still_trained(tmp_path, gpt2, monkeypatch, error):
     expected = train(tmp_path, "expected", gpt2, num_samples=0)
 
     def refuse(*args, **kwargs):

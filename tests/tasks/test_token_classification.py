@@ -97,7 +97,7 @@ def run(tmp_path_factory) -> api.Run:
 # ------------------------------------------------------------------------------------------------- end to end
 
 
-def test_a_small_model_learns_names_and_beats_what_needs_no_model(run):
+def test_a_small_model_learns_names_and_beats_the_baselines(run):
     assert set(run.metrics) == {"precision", "recall", "f1", "accuracy", "loss"}
     assert run.result["metric"] == "f1" and run.metrics["f1"] >= 0.9
     assert run.result["baselines"]["majority"]["f1"] == 0 < run.result["baselines"]["majority"]["accuracy"] < 1
@@ -107,7 +107,7 @@ def test_a_small_model_learns_names_and_beats_what_needs_no_model(run):
     assert_loss_has_interval(run)
 
 
-def test_what_is_written_of_a_sentence_is_right_or_wrong(run):
+def test_each_written_sentence_is_right_or_wrong(run):
     found = [is_right(sample) for sample in read_lines(run.path / "eval" / "predictions.jsonl")]
     assert found and set(found) <= {True, False}
 
@@ -158,7 +158,7 @@ def test_evaluating_again_gives_the_same_metrics_and_other_data_has_its_own(run,
     assert run.evaluate(write_jsonl(tmp_path / "more.jsonl", sentences(20, seed=4)))["f1"] >= 0.8
 
 
-def test_the_model_folder_is_one_that_transformers_opens(run, tmp_path):
+def test_transformers_opens_the_model_folder(run, tmp_path):
     from transformers import AutoModelForTokenClassification, AutoTokenizer
 
     folder = run.export(tmp_path / "exported")
@@ -170,7 +170,7 @@ def test_the_model_folder_is_one_that_transformers_opens(run, tmp_path):
     assert [model.config.id2label[best[place]] for place in firsts] == ["B-PER", "I-PER", "O", "B-LOC"]
 
 
-def test_a_moved_run_on_conll_goes_on_as_if_it_had_not_stopped(tmp_path):
+def test_a_moved_and_resumed_run_on_conll_equals_an_uninterrupted_one(tmp_path):
     data = tmp_path / "names.conll"
     data.write_text("-DOCSTART- -X- O\n\n" + "\n\n".join(map(conll, sentences())) + "\n")
     model = tiny_tagger(tmp_path / "bert", ["A", "B"], hidden_dropout_prob=0.1)
@@ -217,7 +217,7 @@ def test_parts_of_speech_are_scored_by_word(tmp_path):
     assert len(found["tags"]) == len(found["scores"]) == 2 and "entities" not in found
 
 
-def test_tags_that_the_model_is_sure_are_wrong_are_listed(tmp_path):
+def test_tags_that_the_model_confidently_contradicts_are_listed(tmp_path):
     checked = sentences(24, seed=9)
     checked[0]["ner"] = ["O"] * len(checked[0]["ner"])
     run = api.train(
@@ -378,7 +378,7 @@ def test_several_columns_of_tags_are_not_guessed_among(tmp_path):
     assert TASK.preflight(TASK.arguments(data=str(file), label_column_name="pos_tags")).columns["tags"] == "pos_tags"
 
 
-def test_a_tokenizer_that_cannot_tell_words_is_refused(data, tmp_path):
+def test_a_slow_tokenizer_is_refused(data, tmp_path):
     from transformers import CanineConfig, CanineForTokenClassification, CanineTokenizer
 
     folder = tmp_path / "canine"
