@@ -3,7 +3,7 @@
     run = loopwright.train("text-classification", data="reviews.csv", model="./minilm", epochs=3)
     run.metrics["accuracy"], run.predict(["what a film"]), run.path
 
-This is also the door of the command line to everything that trains, hence the other names in `__all__`. torch is
+This is also the door of the command line to everything that trains: it imports the other names from here. torch is
 imported only when a model is needed.
 """
 
@@ -40,61 +40,7 @@ if TYPE_CHECKING:
     from loopwright.report import Watch
     from loopwright.results import LearningRateCurve
 
-__all__ = [
-    "CODES",
-    "RESUMABLE",
-    "DataPlan",
-    "EventLines",
-    "Outcome",
-    "Run",
-    "Screen",
-    "SeedRun",
-    "Seeds",
-    "Settings",
-    "Task",
-    "as_json",
-    "check",
-    "check_files",
-    "check_settings",
-    "config_of",
-    "counted",
-    "create_parser",
-    "data_facts",
-    "demo",
-    "demo_settings",
-    "ends_early",
-    "evaluate",
-    "evaluate_run",
-    "evaluation_flags",
-    "find_lr",
-    "get_task",
-    "has_known_ending",
-    "lasted",
-    "load_run",
-    "load_tasks",
-    "metrics_text",
-    "next_commands",
-    "package_version",
-    "path_facts",
-    "place_facts",
-    "predict",
-    "predict_run",
-    "prediction_flags",
-    "print_seeds",
-    "rate_lines",
-    "resume",
-    "resume_run",
-    "search_rate",
-    "seeds_facts",
-    "settle",
-    "start",
-    "summaries",
-    "task_names",
-    "task_of",
-    "task_of_run",
-    "train",
-    "visible",
-]
+__all__ = ["DataPlan", "Run", "check", "demo", "evaluate", "find_lr", "predict", "rate_lines", "resume", "train"]
 
 _BATCH_FLAG = "per_device_eval_batch_size"
 _EVALUATION_FLAGS = ("max_eval_samples", _BATCH_FLAG)

@@ -103,11 +103,7 @@ class TimeSpent:
 
 @dataclass
 class Pace:
-    """Measures the pace of a run.
-
-    Args:
-        spent: updated during the run.
-    """
+    """Measures the pace of a run, and updates `spent`."""
 
     length: RunLength
     spent: TimeSpent = field(default_factory=TimeSpent)
@@ -122,11 +118,7 @@ class Pace:
         self._trained.append((update, 0.0))
 
     def log(self, update: int, waiting: float) -> None:
-        """Record a log.
-
-        Args:
-            waiting: the share of time since the last log spent waiting for data.
-        """
+        """Record a log; `waiting` is the share of time since the last log spent waiting for data."""
         before = self.spent.train + self.spent.wait
         self._count()
         passed = self.spent.train + self.spent.wait - before

@@ -61,11 +61,7 @@ def used_rows(plan: DataPlan, args: Any) -> str:
 
 
 def describe(plan: DataPlan, args: Any = None) -> list[str]:
-    """Describe the data: files, columns, splits, labels, lengths, duplicates, guesses.
-
-    Args:
-        args: the settings of a run that trains on it; None if nothing is trained.
-    """
+    """Describe the data: files, columns, splits, labels; `args` are the settings of a run that trains on it."""
     lines = [
         f"{Path(file.path).name}  {file.num_rows:,} row{'s' if file.num_rows != 1 else ''}  {size(file.num_bytes)}  "
         f"sha256 {file.sha256[:8]}"

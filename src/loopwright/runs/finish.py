@@ -29,11 +29,7 @@ from loopwright.tasks.scoring import Examples, as_json, write_lines, write_table
 
 
 def finish(run: RunJob, trained: TrainResult, spent: TimeSpent) -> None:
-    """Evaluate and write the best model, write the result, and print a summary; called once training is complete.
-
-    Args:
-        spent: the time use so far; the last evaluation is added to it.
-    """
+    """Evaluate and write the best model, write the result, and print a summary; called once training is complete."""
     job, folder, screen = run.job, run.folder, run.screen
     assert folder is not None
     checkpoint = load_weights(job, folder)

@@ -84,11 +84,7 @@ def path_facts(run: RunFolder) -> dict[str, str]:
 
 
 def command_facts(command: Sequence[str] | None) -> dict[str, str]:
-    """Return how a run was started, where, and with which versions, as run.json keeps it.
-
-    Args:
-        command: the command line; None for a user's script.
-    """
+    """Return how a run was started, where, and with which versions; `command` is None for a user's script."""
     facts = {
         "command": shlex.join(command if command is not None else sys.argv),
         "folder": str(Path.cwd()),

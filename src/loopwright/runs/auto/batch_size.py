@@ -134,11 +134,7 @@ def _room(device: torch.device) -> float:
 
 
 class _FirstForward(TrainerCallback):
-    """Counts the bytes that the forward pass of the first micro-batch keeps.
-
-    Args:
-        stack: ends the counting, also after an error.
-    """
+    """Counts the bytes that the forward pass of the first micro-batch keeps; `stack` ends the counting."""
 
     asks_alike = True
 

@@ -18,11 +18,7 @@ _HEADROOM = 1.1  # height of the plot over the losses before the minimum; higher
 
 @dataclass(frozen=True)
 class Search:
-    """The range of a learning-rate search.
-
-    Attributes:
-        start, end: the rates of the first and the last update.
-    """
+    """The range of a learning-rate search: the rates of the first and the last update, and the updates."""
 
     start: float = 1e-7
     end: float = 10.0

@@ -13,11 +13,7 @@ _BEST = "best"
 
 
 class EvalTable:
-    """Makes the lines of a table of evaluations.
-
-    Args:
-        decisive: the metric that selects the best model; it comes first.
-    """
+    """Creates the lines of a table of evaluations; the decisive metric comes first."""
 
     def __init__(self, decisive: str) -> None:
         self._decisive = decisive

@@ -77,12 +77,7 @@ class Screen:
         return columns_of(sys.stdout) if is_terminal(sys.stdout) and not self.is_plain else None
 
     def print(self, line: str = "", logged: str | None = None) -> None:
-        """Print a line.
-
-        Args:
-            line: for the screen.
-            logged: for log.txt, if different.
-        """
+        """Print a line; log.txt gets `logged`, if different."""
         if not self._is_main:
             return
         line = visible(line)
@@ -135,11 +130,7 @@ class Screen:
             self._run.append_log(line)
 
     def block(self, name: str, *lines: str, wraps: bool = True) -> None:
-        """Print lines under a name, as in the start block.
-
-        Args:
-            wraps: wrap long lines to the terminal; False for lines to be copied.
-        """
+        """Print lines under a name, as in the start block; `wraps` is False for lines to be copied."""
         columns = self.columns if wraps and self.speaks else None
         for index, line in enumerate(lines):
             head = f"{name if index == 0 else '':<{_INDENT}}"

@@ -90,11 +90,7 @@ def bar_of(share: float) -> str:
 
 
 def fitted(parts: list[tuple[int, str]], columns: int, joint: str = " · ") -> str:
-    """Join parts to one line, dropping the lowest ranks until it fits.
-
-    Args:
-        parts: (rank, text) in the order of the line; of equal ranks the last is dropped first.
-    """
+    """Join parts, each (rank, text), to one line, dropping the lowest ranks, last first, until it fits."""
     kept = [part for part in parts if part[1]]
     while len(kept) > 1 and len(joint.join(text for _, text in kept)) > columns:
         lowest = min(rank for rank, _ in kept)
