@@ -52,6 +52,16 @@ class ColumnSample(NamedTuple):
         return len({json.dumps(value, sort_keys=True, default=str) for value in self.values})
 
     @property
+    def num_words(self) -> int:
+        """The number of words in all values."""
+        return sum(len(str(value).split()) for value in self.values)
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether some values are lists or objects."""
+        return any(isinstance(value, dict | list) for value in self.values)
+
+    @property
     def is_text(self) -> bool:
         """Whether the values are texts, and not all numbers."""
         texts = [value for value in self.values if isinstance(value, str)]
@@ -60,7 +70,7 @@ class ColumnSample(NamedTuple):
     @property
     def could_be_label(self) -> bool:
         """Whether the values are few and repeat, as classes do."""
-        if not self.values or any(isinstance(value, dict | list) for value in self.values):
+        if not self.values or self.is_nested:
             return False
         return 2 <= self.num_distinct <= min(FEW_LABELS, len(self.values) // 2)
 
@@ -217,14 +227,13 @@ class _Choice:
                 matching = self._by_name(role)
                 self.columns[role.name] = matching[0] if len(matching) == 1 else ()
         whats, fixes = [], []
-        for role in self.schema.roles:
-            if role.name in absent:
-                free = self._free()
-                near = difflib.get_close_matches(absent[role.name], free, n=1, cutoff=0.5)
-                fitting = near or [name for name in free if self.samples[name].fits(role)]
-                whats.append(f"{role.flag} {absent[role.name]!r}: no such column")
-                fixes.append(self._fix(role, fitting))
-                self.columns[role.name] = tuple(fitting[:1] or free[:1])
+        for role in (role for role in self.schema.roles if role.name in absent):
+            free = self._free()
+            near = difflib.get_close_matches(absent[role.name], free, n=1, cutoff=0.5)
+            fitting = near or [name for name in free if self.samples[name].fits(role)]
+            whats.append(f"{role.flag} {absent[role.name]!r}: no such column")
+            fixes.append(self._fix(role, fitting))
+            self.columns[role.name] = tuple(fitting[:1] or free[:1])
         saw = describe_columns(self.table, self.samples)
         return InputError("data.column", "; ".join(whats), saw=saw, fix=" ".join(fixes))
 
@@ -256,14 +265,9 @@ class _Choice:
         if role.kind in ("image", "mask") and not fitting:
             return f"--data FOLDER of images   or   a file with a column of their paths, named by {role.flag}"
         if role.kind == "text" and fitting:  # an id is a text too: prefer the column with the most words
-            fitting = [
-                max(fitting, key=lambda name: sum(len(str(value).split()) for value in self.samples[name].values))
-            ]
+            fitting = [max(fitting, key=lambda name: self.samples[name].num_words)]
         if role.kind == "text":
-            is_nested = {
-                name: any(isinstance(part, dict | list) for part in self.samples[name].values) for name in free
-            }
-            free = [name for name in free if not is_nested[name]]
+            free = [name for name in free if not self.samples[name].is_nested]
         if not fitting and not free:
             return f"a file with a column for {role.name}, named by {role.flag}"
         return f"{role.flag} {quote((fitting or free)[0])}"

@@ -5,38 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from loopwright.errors import InputError
-from loopwright.sources.column_roles import (
-    Columns,
-    Guess,
-    choose_columns,
-    column_names,
-    describe_columns,
-    is_number,
-    sample_columns,
-    sample_values,
-)
+from loopwright.sources import column_roles, label_checks
+from loopwright.sources.column_roles import Columns, Guess, choose_columns, column_names, is_number
 from loopwright.sources.files import Say, unreadable
 from loopwright.sources.images.layouts import Layout
 from loopwright.sources.images.scene_scan import SceneScan, joined
 from loopwright.sources.images.scenes import Scenes, describe_images
 from loopwright.sources.images.tables import TableOfImages
-from loopwright.sources.label_checks import (
-    MOST_NAMED,
-    fix_of_positions,
-    known_names,
-    listing,
-    mixed_types,
-    never_renamed,
-    odd_classes,
-    shown_counts,
-    unique_labels,
-    unknown_labels,
-)
 from loopwright.sources.labels import Labels, LabelScan, guess_kind, is_whole, label_text, ordered
 from loopwright.sources.locations import SPLITS, check_encoding, locate, open_places
 from loopwright.sources.options import DataOptions
@@ -89,34 +70,28 @@ def preflight(
     return _Check(schema, tables, columns or {}, options, say).run()
 
 
+@dataclass
 class _Check:
     """One preflight. `lead` is the split whose file decides columns and labels."""
 
-    def __init__(
-        self,
-        schema: Schema,
-        tables: dict[str, Table],
-        given: Mapping[str, str | Sequence[str]],
-        options: DataOptions,
-        say: Say | None,
-    ) -> None:
-        self.schema = schema
-        self.tables = tables
-        self.given = given
-        self.options = options
-        self.say = say
-        self.lead = next(iter(tables))
-        self.lead_table = tables[self.lead]
-        self.file_numbers = {split: number for number, split in enumerate(tables)}
-        self.guesses: list[Guess] = []
-        self.warnings: list[str] = []
-        self.dropped: Counter[str] = Counter()
-        self.losses: dict[str, list[str]] = {split: [] for split in tables}  # the warnings about dropped rows
-        self.duplicates: dict[str, int] = {}
-        self.columns: Columns = {}
-        self.kept: dict[str, Mask] = {}
-        self.scans: dict[str, Scan] = {}
-        self.lengths: Lengths = {}
+    schema: Schema
+    tables: dict[str, Table]
+    given: Mapping[str, str | Sequence[str]]
+    options: DataOptions
+    say: Say | None
+    guesses: list[Guess] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    losses: dict[str, list[str]] = field(default_factory=dict)  # the warnings about dropped rows, by split
+    dropped: Counter[str] = field(default_factory=Counter)
+    duplicates: dict[str, int] = field(default_factory=dict)
+    columns: Columns = field(default_factory=dict)
+    kept: dict[str, Mask] = field(default_factory=dict)
+    scans: dict[str, Scan] = field(default_factory=dict)
+    lengths: Lengths = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.lead, self.lead_table = next(iter(self.tables.items()))
+        self.file_numbers = {split: number for number, split in enumerate(self.tables)}
 
     def run(self) -> DataPlan:
         self.columns = self._choose_columns()
@@ -188,7 +163,7 @@ class _Check:
         if split == self.lead:
             return self.columns
         table, lead, found = self.tables[split], self.lead_table.name, dict(self.columns)
-        samples = sample_columns(table)
+        samples = column_roles.sample_columns(table)
         for role in self.schema.roles:
             names = column_names(self.columns.get(role.name, ()))
             absent = [name for name in names if name not in samples and name not in table.columns]
@@ -197,7 +172,7 @@ class _Check:
             what = f"{table.name} has no column {absent[0]!r}"
             if split != "test" or role.is_input:
                 what, fix = f"{what}, the {role.name} of {lead}", f"name the columns of {table.name} as in {lead}"
-                raise InputError("data.column", what, saw=describe_columns(table, samples), fix=fix)
+                raise InputError("data.column", what, saw=column_roles.describe_columns(table, samples), fix=fix)
             del found[role.name]
             self.warnings.append(f"{what}: there is no {role.name} to test against")
         return found
@@ -233,7 +208,7 @@ class _Check:
             raise error
         self.dropped[option] += int(is_dropped.sum())
         self.kept[split] &= ~is_dropped
-        self.losses[split].append(f"{note} and are left out")
+        self.losses.setdefault(split, []).append(f"{note} and are left out")
         self.warnings.append(self.losses[split][-1])
 
     def _scene_scans(self) -> dict[str, SceneScan]:
@@ -253,7 +228,7 @@ class _Check:
         if role is None or role.name not in self.columns:
             return None
         column = str(self.columns[role.name])
-        values = sample_values(self.lead_table, column)
+        values = column_roles.sample_values(self.lead_table, column)
         kind = guess_kind(role, self.options.label_kind, values)
         if role.kind == "label" and self.options.label_kind is None and kind != "class":
             what = "several classes per row" if kind == "multi" else "numbers, so a number is predicted"
@@ -270,7 +245,7 @@ class _Check:
         scans = {split: scan.labels for split, scan in self.scans.items() if scan.labels is not None}
         lead = scans[self.lead]
         if kind != "float" and options.label_kind is None and not options.label_map:
-            for error in filter(None, map(mixed_types, scans.values())):
+            for error in filter(None, map(label_checks.mixed_types, scans.values())):
                 raise error
         found = [text for text in map(label_text, lead.texts) if text]
         may_be_float = role.kind == "label" and options.label_kind is None and options.label_names is None
@@ -289,7 +264,7 @@ class _Check:
             self._handle_unknown(split, scan, labels)
         if options.label_names is None:  # otherwise the map comes from a model
             texts = (label_text(text) for scan in scans.values() for text in scan.texts)
-            self.warnings += never_renamed(options.label_map, filter(None, texts))
+            self.warnings += label_checks.never_renamed(options.label_map, filter(None, texts))
         return labels
 
     def _positions(self, role: Role) -> tuple[str, ...]:
@@ -309,15 +284,16 @@ class _Check:
         unknown = [place for place, text in enumerate(clean) if text and labels.find(text) is None]
         if not unknown:
             return
-        first = {clean[place]: f"first in {scan.place(place)}" for place in unknown[:MOST_NAMED]}
-        saw, fix = [known_names(labels.names)], ""
+        first = {clean[place]: f"first in {scan.place(place)}" for place in unknown[: label_checks.MOST_NAMED]}
+        saw, fix = [label_checks.known_names(labels.names)], ""
         if scan.kind == "class":
             first = {text: f"{_rows(int((scan.codes == clean.index(text)).sum()))}, {first[text]}" for text in first}
             counts = {name: each.labels.counts(labels) for name, each in self.scans.items() if each.labels is not None}
-            saw = ["   ".join(f"{name}: {shown_counts(found)}" for name, found in counts.items() if found)]
+            saw = ["   ".join(f"{name}: {label_checks.shown_counts(found)}" for name, found in counts.items() if found)]
         if scan.role.kind == "position":
-            fix = fix_of_positions([text for text in clean if text], len(labels.names))
-        error = unknown_labels("label", len(unknown), scan.table, self.lead_table, labels.names, first, saw, fix)
+            fix = label_checks.fix_of_positions([text for text in clean if text], len(labels.names))
+        lead, number = self.lead_table, len(unknown)
+        error = label_checks.unknown_labels("label", number, scan.table, lead, labels.names, first, saw, fix)
         is_unknown = scan.rows_with(unknown, labels) & self.kept[split]
         note = f"{int(is_unknown.sum()):,} rows of {scan.table.name} have an unknown label"
         self._drop(split, "unknown_labels", is_unknown, note, error)
@@ -352,14 +328,14 @@ class _Check:
         absent = [name for name, number in training.items() if not number]
         if absent and labels.kind in ("multi", "tags"):
             what = "1 class never occurs" if len(absent) == 1 else f"{len(absent):,} classes never occur"
-            self.warnings.append(f"{what} in training: {listing(absent)}")
+            self.warnings.append(f"{what} in training: {label_checks.listing(absent)}")
         if is_new and role.kind != "position":
             is_guessed = role.name not in self.given and not table.has_fixed_columns
-            self.warnings += odd_classes(training, column, is_guessed)
+            self.warnings += label_checks.odd_classes(training, column, is_guessed)
         rare = [name for name, number in training.items() if number < 2]
         if rare and is_new and labels.kind == "class":
             what = "1 class has" if len(rare) == 1 else f"{len(rare):,} classes have"
-            self.warnings.append(f"{what} fewer than 2 training rows: {listing(rare)}")
+            self.warnings.append(f"{what} fewer than 2 training rows: {label_checks.listing(rare)}")
 
     # ------------------------------------------------------------------------------------------------------ splits
 
@@ -369,7 +345,7 @@ class _Check:
             if not len(kept):
                 what, name = "has no usable rows", self.tables[split].name
                 fix = f"give rows with all values and known labels in {name}"
-                raise InputError("data.split", f"{name} {what}", saw=self.losses[split], fix=fix)
+                raise InputError("data.split", f"{name} {what}", saw=self.losses.get(split, ()), fix=fix)
         parts = {split: [Part(self.file_numbers[split], kept)] for split, kept in rows.items()}
         if "train" in rows and "validation" not in rows and self.options.validation_ratio:
             is_held_back = self._hold_back(rows["train"], labels)
@@ -412,7 +388,7 @@ class _Check:
         if held_back.any():
             return held_back
         if scan.labels is not None and len(rows) > MOST_FEW_ROWS:
-            raise unique_labels(scan.labels, len(rows))
+            raise label_checks.unique_labels(scan.labels, len(rows))
         saw = [f"{len(rows)} rows, and no class would be left in training"]
         fix = "give more rows, or --validation_file"
         raise InputError("data.split", f"{name} has too few rows to hold some out", saw=saw, fix=fix)
@@ -432,5 +408,5 @@ def _rows(number: int) -> str:
 
 
 def _missing_rows(role: str, is_missing: Mask, table: Table) -> str:
-    places = [table.place(int(row)) for row in np.flatnonzero(is_missing)[:MOST_NAMED]]
+    places = [table.place(int(row)) for row in np.flatnonzero(is_missing)[: label_checks.MOST_NAMED]]
     return f"{role}: {_rows(int(is_missing.sum()))}, first in {', '.join(places)}"

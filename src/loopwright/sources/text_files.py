@@ -32,8 +32,6 @@ class ParagraphSplitter(RowSplitter):
 class TextTable(IndexedTable):
     """A text file with the single column `text`; one row per line that is not blank, or per paragraph."""
 
-    columns = ("text",)
-
     def __init__(self, source: FileBytes, text_unit: str, say: Say | None) -> None:
         super().__init__(source, "txt")
         if text_unit not in TEXT_UNITS:

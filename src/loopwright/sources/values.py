@@ -105,10 +105,7 @@ def as_answers(value: Any, context: str) -> dict[str, list[Any]]:
     """Return {"text": [...], "answer_start": [...]} of a question, both empty if it has no answer.
 
     It accepts SQuAD's two formats, the same as text (in a csv file), and texts alone, which are searched in the
-    context.
-
-    Raises:
-        UnusableValueError: It has another format, or an answer is not where it should be.
+    context; UnusableValueError otherwise, or if an answer is not where it should be.
     """
     if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
         written = written_value(value)

@@ -159,10 +159,8 @@ def path_of(folder: str, name: str) -> str:
 def as_source(value: Any, folder: str) -> Source | None:
     """Return the image of a row as an absolute path or bytes; None if it is empty.
 
-    It accepts a path relative to `folder`, bytes, and the format of `datasets`: {"bytes": ..., "path": ...}.
-
-    Raises:
-        UnusableValueError: It is something else.
+    It accepts a path relative to `folder`, bytes, and the format of `datasets`: {"bytes": ..., "path": ...};
+    UnusableValueError otherwise.
     """
     if isinstance(value, dict) and ("bytes" in value or "path" in value):
         value = value.get("bytes") or value.get("path")

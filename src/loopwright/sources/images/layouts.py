@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from loopwright.errors import InputError
+from loopwright.sources import locations
 from loopwright.sources.files import Say, folder_listing, missing_file
 from loopwright.sources.formats import IMAGE_KINDS, KINDS_BY_ENDING, ending_of
 from loopwright.sources.images.coco import is_coco
@@ -15,19 +16,7 @@ from loopwright.sources.images.folders import list_images, no_images
 from loopwright.sources.images.image_file import is_image_name
 from loopwright.sources.images.names import NAMES_FILES, find_names_file, read_yaml
 from loopwright.sources.images.tables import TableOfImages
-from loopwright.sources.locations import (
-    SPLIT_NAMES,
-    SPLITS,
-    Given,
-    Place,
-    Settings,
-    check_given,
-    files_by_split,
-    is_hub,
-    open_places,
-    split_of,
-    split_of_file,
-)
+from loopwright.sources.locations import Given, Place, Settings
 from loopwright.sources.schema import Schema
 from loopwright.sources.tables import Table
 
@@ -52,12 +41,12 @@ class Layout:
         names = str(self.names_file) if self.names_file is not None else None
         return {
             split: TableOfImages(table, ".", names) if table.kind == "hub" else table
-            for split, table in open_places(self.locate(data, files), say).items()
+            for split, table in locations.open_places(self.locate(data, files), say).items()
         }
 
     def locate(self, data: str | Path | None, files: Given) -> dict[str, Place]:
         """Return the location of each split."""
-        check_given(data, files)
+        locations.check_given(data, files)
         given = {split: Path(file).expanduser() for split, file in files.items() if file is not None}
         places = {split: self._locate_one(path, f"--{split}_file") for split, path in given.items()}
         if data is None:
@@ -76,7 +65,7 @@ class Layout:
             return self._folder(path, flag)
         if path.is_file():
             return self._file(path, flag)
-        if is_hub(str(path)):
+        if locations.is_hub(str(path)):
             return Place(str(path), flag, {})
         raise missing_file(path, flag)
 
@@ -190,15 +179,16 @@ class Layout:
             splits = {path: split for path, split in splits.items() if split and is_coco(path)}
             instances = {path: split for path, split in splits.items() if path.name.startswith("instances")}
             others = {path: split for path, split in splits.items() if split not in instances.values()}
-            found = files_by_split(folder, instances | others)
+            found = locations.files_by_split(folder, instances | others)
             if "train" in found:
                 return {split: self._file(path, "--data") for split, path in found.items()}
         return {}
 
     def _file_splits(self, folder: Path) -> dict[str, Place]:
         """Return the splits of train.csv, validation.csv and similar, if there is one for training."""
-        files = [path for path in sorted(folder.iterdir()) if path.is_file() and ending_of(path) in KINDS_BY_ENDING]
-        found = files_by_split(folder, {path: split_of_file(path) for path in files if ending_of(path) != ".txt"})
+        endings = set(KINDS_BY_ENDING) - {".txt"}
+        files = [path for path in sorted(folder.iterdir()) if path.is_file() and ending_of(path) in endings]
+        found = locations.files_by_split(folder, {path: locations.split_of_file(path) for path in files})
         return {split: self._file(path, "--data") for split, path in found.items()} if "train" in found else {}
 
     def _yaml_splits(self, path: Path) -> dict[str, Place]:
@@ -207,7 +197,7 @@ class Layout:
         base = path.parent / str(content.get("path") or ".")
         base = base if base.is_dir() else path.parent
         found: dict[str, Place] = {}
-        for split, names in SPLIT_NAMES.items():
+        for split, names in locations.SPLIT_NAMES.items():
             given = next((content[name] for name in names if isinstance(content.get(name), str)), None)
             if not given or not (base / given).is_dir():
                 continue
@@ -237,12 +227,12 @@ def _texts(folder: Path) -> Iterator[Path]:
 def _split_folders(folder: Path) -> dict[str, str]:
     """Return the folders train, validation and test in a folder, by split; train2017 counts too."""
     names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    splits = {name: split_of(re.sub(r"[\d_-]+$", "", name.lower())) for name in names}
-    firsts = {split: next((name for name in names if splits[name] == split), None) for split in SPLITS}
+    splits = {name: locations.split_of(re.sub(r"[\d_-]+$", "", name.lower())) for name in names}
+    firsts = {split: next((name for name in names if splits[name] == split), None) for split in locations.SPLITS}
     return {split: name for split, name in firsts.items() if name is not None}
 
 
 def _split_in(name: str) -> str:
     """Return the split among the words of a file name, or ""."""
     words = re.split(r"[^a-z]+", name.lower())
-    return next((split for split in SPLITS if any(split_of(word) == split for word in words)), "")
+    return next((split for split in locations.SPLITS if any(locations.split_of(word) == split for word in words)), "")

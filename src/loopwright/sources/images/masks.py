@@ -24,9 +24,7 @@ def _decode(source: Source) -> tuple[Any, str, str]:
 def decode_ids(source: Source) -> Ids:
     """Return the class ids of a mask, (height, width): grey values, or palette indexes.
 
-    Raises:
-        BadImageError: It cannot be decoded.
-        UnusableValueError: It is in colour, or has lossy compression.
+    UnusableValueError for colours or lossy compression; BadImageError if it cannot be decoded.
     """
     pixels, mode, kind = _decode(source)
     if mode not in _ID_MODES:
@@ -68,9 +66,7 @@ def count_classes(ids: Ids, num_classes: int, ignore_index: int, has_reduced_lab
 def objects_of_mask(source: Source, ignore_index: int, has_reduced_labels: bool) -> dict[str, list[Any]]:
     """Return the objects of a picture with class ids in the first channel and instance ids in the second, 0 for none.
 
-    Raises:
-        BadImageError: It cannot be decoded.
-        UnusableValueError: It has one channel only.
+    UnusableValueError if it has one channel only; BadImageError if it cannot be decoded.
     """
     pixels, mode, _ = _decode(source)
     if pixels.ndim != 3 or mode not in ("RGB", "RGBA", "LA"):

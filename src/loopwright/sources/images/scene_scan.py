@@ -14,15 +14,8 @@ import numpy.typing as npt
 
 from loopwright.errors import InputError
 from loopwright.sources.files import Progress, Say
-from loopwright.sources.images.image_file import (
-    BadImageError,
-    ImageFacts,
-    Source,
-    as_source,
-    inspect_image,
-    read_bytes,
-    shown_source,
-)
+from loopwright.sources.images import image_file
+from loopwright.sources.images.image_file import BadImageError, ImageFacts, Source, as_source
 from loopwright.sources.images.masks import class_of, count_ids, decode_ids, objects_of_mask
 from loopwright.sources.images.objects import Objects, read_objects, stated_size
 from loopwright.sources.images.tables import ImageTable
@@ -67,9 +60,7 @@ def picture_of(value: Any, folder: str) -> Source | None:
 def read_scene(value: Any, folder: str, size: tuple[int, int], is_turned: bool, options: SceneOptions) -> Objects:
     """Return the objects of an image from lists, JSON, or a picture of class and instance ids.
 
-    Raises:
-        UnusableValueError: It is neither.
-        BadImageError: It is a picture that cannot be decoded.
+    UnusableValueError for anything else; BadImageError for a picture that cannot be decoded.
     """
     picture = picture_of(value, folder)
     if picture is not None:
@@ -159,7 +150,7 @@ class SceneScan:
 
     def _inspect(self, row: int, source: Source, value: Any) -> ImageFacts | None:
         try:
-            facts = inspect_image(source)
+            facts = image_file.inspect_image(source)
         except BadImageError as error:
             self._digest.update(_file_line(source, value, *error.fingerprint))
             self._note_bad(row, source, error)
@@ -169,11 +160,11 @@ class SceneScan:
 
     def _note_bad(self, row: int, source: Source, error: BadImageError) -> None:
         if not self.is_bad[row]:
-            self.bad.add(f"{shown_source(source)} {error}", None if self.table.has_fixed_columns else row)
+            self.bad.add(f"{image_file.shown_source(source)} {error}", None if self.table.has_fixed_columns else row)
         self.is_bad[row] = True
 
     def _add_mask(self, row: int, source: Source, facts: ImageFacts) -> None:
-        name = os.path.basename(source) if isinstance(source, str) else shown_source(source)
+        name = os.path.basename(source) if isinstance(source, str) else image_file.shown_source(source)
         width, height = self.sizes[row]
         if not self.is_bad[row] and (facts.width, facts.height) != (width, height):
             self._wrong_size.add(f"{name} is {facts.width} x {facts.height}, its image is {width} x {height}")
@@ -292,7 +283,7 @@ def _hexdigest(digest: Any) -> str:
 def _content(path: str) -> tuple[str, int]:
     """Return the sha256 and the size of a file; ("", 0) if it cannot be read."""
     try:
-        data = read_bytes(path)
+        data = image_file.read_bytes(path)
     except BadImageError as error:
         return error.fingerprint
     return hashlib.sha256(data).hexdigest(), len(data)
