@@ -16,12 +16,7 @@ def columns() -> int:
 
 
 def hanging(head: str, text: str) -> str:
-    """Return a name and its description, wrapped with a hanging indent.
-
-    Args:
-        head: the name, padded.
-        text: the description; it continues below its first line, or below the name if space is short.
-    """
+    """Return a padded name and its description, wrapped with a hanging indent; below the name if space is short."""
     width, indent = columns(), len(head)
     start = head
     if width - indent < _FEWEST_COLUMNS:

@@ -15,13 +15,7 @@ _HELP = ("-h", "--help")
 
 
 class VerbParser(argparse.ArgumentParser):
-    """The parser of a verb; it raises on bad input instead of exiting.
-
-    Args:
-        verb: the word after `loopwright`.
-        description: the verb's help, in a sentence.
-        example: example arguments.
-    """
+    """The parser of a verb; it raises on bad input instead of exiting."""
 
     def __init__(self, verb: str, description: str, example: str, **options: Any) -> None:
         self._example = f"lw {verb} {example}".strip()

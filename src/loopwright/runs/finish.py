@@ -69,7 +69,7 @@ def _test(run: RunJob, folder: RunFolder) -> dict[str, Any]:
         return {}
     missing = job.data.missing_roles("test", run.task.schema(run.args))
     if missing:
-        screen.print(f"note: the test file has no {' and no '.join(missing)}: it is not scored; lw predict reads it")
+        screen.remark("note", f"the test file has no {' and no '.join(missing)}: it is not scored; lw predict reads it")
         return {}
     dataset = run.task.create_dataset(job, job.data.rows("test"), is_labelled=True)
     with screen.waiting("evaluating on the test data") as waiting:
@@ -147,7 +147,7 @@ def _illustrate(job: Job, run: RunFolder, examples: Examples, screen: Screen) ->
     except Exception as error:  # noqa: BLE001 - a model that generates may raise anything, memory that has run out too
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         forget_frames(error)
-        screen.print(f"note: no pictures and samples at the end ({reason})")
+        screen.remark("note", f"no pictures and samples at the end ({reason})")
         return []
 
 
@@ -157,7 +157,7 @@ def _write_report(run: RunFolder, screen: Screen) -> None:
     try:
         write_report(run.path)
     except OSError as error:  # the run itself is safe
-        screen.print(f"note: the report was not written: {error}")
+        screen.remark("note", f"the report was not written: {error}")
 
 
 def _write_model(job: Job, folder: Path, run: RunFolder, result: Mapping[str, Any]) -> None:

@@ -37,10 +37,10 @@ def resume_run(
     screen.print(f"resume {folder.id}  {' '.join(shown)}")
     if config != folder.config:
         copy = config.parent.relative_to(folder.path)
-        screen.print(f"note: config.yaml was truncated; it is restored from {copy}")
+        screen.remark("note", f"config.yaml was truncated; it is restored from {copy}")
         write_atomically(folder.config, config.read_bytes())
     if settings.training.max_steps > 0 and "num_train_epochs" in settings.given:
-        screen.print(f"note: --max_steps {settings.training.max_steps} sets the length of the run, not --epochs")
+        screen.remark("note", f"--max_steps {settings.training.max_steps} sets the length of the run, not --epochs")
     with ReadingProgress(screen) as progress:
         plan = _same_plan(task, settings, folder, progress)
     status, updates = folder.status, folder.read_result().get("updates")  # of an earlier end, after a kill

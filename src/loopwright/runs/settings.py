@@ -80,11 +80,7 @@ class Settings:
         return self.sources.get(name) in ("flag", "file")
 
     def is_planned_by_time(self, is_begun: bool) -> bool:
-        """Whether the number of updates is still to be derived from `--time`.
-
-        Args:
-            is_begun: the run is resumed; the number in its config.yaml then stands unless a new time is given.
-        """
+        """Whether `--time` must be planned; a run that has begun keeps its number of updates without a new time."""
         is_known = is_begun and "time" not in self.given and self.training.max_steps > 0
         return self.args.time is not None and not is_known
 

@@ -74,11 +74,7 @@ def start(
 
 
 def check_files(task: Task, settings: Settings, screen: Screen, known: DataPlan | None = None) -> DataPlan:
-    """Check the installation, the model's name and the data files, and return the plan; does not import torch.
-
-    Args:
-        known: the plan of the data, if it was already read.
-    """
+    """Check the installation, the model's name and the data files, and return the plan; does not import torch."""
     task.check_installed()
     check_trackers(settings.training.report_to)
     if settings.args.model is not None:
@@ -119,11 +115,7 @@ def check_settings(settings: Settings, screen: Screen) -> DataPlan:
 
 
 def search_rate(settings: Settings, screen: Screen, **bounds: Any) -> LearningRateCurve:
-    """Return the learning-rate curve of a run, and leave nothing behind.
-
-    Args:
-        bounds: start, end and num_updates of the search.
-    """
+    """Return the learning-rate curve of a run, and leave nothing behind; `bounds` are those of `Search`."""
     task = get_task(settings.args.task)
     plan = check_files(task, settings, screen)
     from loopwright.runs.auto.learning_rate import Search

@@ -88,7 +88,7 @@ def evaluate_run(
     screen.block("data", *describe(plan))
     num_seen = 0 if data is None else own.num_trained_on(plan)
     if num_seen:
-        screen.print(f"warning: {num_seen:,} of these rows were trained on: the metrics are too good")
+        screen.remark("warning", f"{num_seen:,} of these rows were trained on: the metrics are too good")
     job = load_run(folder, plan, changes, module)
     from loopwright.runs.finish import evaluate
 
@@ -104,13 +104,7 @@ def evaluate_run(
 def predict_run(
     folder: RunFolder, inputs: str | Path | Sequence[Any], changes: Mapping[str, Any] | None = None, module: Any = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield a prediction for each row of a data file, or for each text or row.
-
-    Args:
-        inputs: a file, texts, or rows as dicts by role or column.
-        changes: settings that override the run's.
-        module: the model that the run was given in Python.
-    """
+    """Yield a prediction for each row of a data file, or for each text or row; `changes` override the settings."""
     task = task_of_run(folder)
     plan = DataPlan.read(folder.data)
     rows: Any

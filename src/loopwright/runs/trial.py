@@ -139,13 +139,7 @@ class _Stopwatch(TrainerCallback):
 
 
 class _EnoughUpdates(TrainerCallback):
-    """Ends the timing with an evaluation and a save once it has seen enough updates.
-
-    Args:
-        watch: times the updates.
-        budget: the seconds of the whole run.
-        on_update: called after each update with the number done.
-    """
+    """Ends the timing with an evaluation and a save once it has seen enough updates for a run of `budget` seconds."""
 
     def __init__(self, watch: _Stopwatch, budget: float, on_update: Callable[[int], None]) -> None:
         self._watch = watch

@@ -20,10 +20,10 @@ T = TypeVar("T")
 _SILENT_SECONDS = 1.0  # shorter work gets no line
 _SECONDS_BETWEEN = 0.1
 _INDENT = 8
+_FALLBACK_WIDTH = 80
 # Data may contain control characters that a terminal obeys: escape all but tab and newline.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 _CONTROLS |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
-_REMARKS = ("note", "warning")  # lines with these prefixes are also sent as events
 
 
 class Screen:
@@ -36,7 +36,7 @@ class Screen:
         events: the stream of `--json`: events go there, and no text is printed.
 
     Attributes:
-        is_plain: no live line, no wrapping.
+        run: the run whose log.txt gets the output; None before there is one.
         began: creation time by the monotonic clock, the start of the user's wait.
     """
 
@@ -48,14 +48,9 @@ class Screen:
         self._is_main = is_main
         self._is_quiet = is_quiet or events is not None
         self.is_plain = is_plain
-        self._run: RunFolder | None = None
+        self.run: RunFolder | None = None
         self._earlier: list[str] = []
         self._line: Any = None
-
-    @property
-    def run(self) -> RunFolder | None:
-        """The run whose log.txt gets the output; None before there is one."""
-        return self._run
 
     @property
     def speaks(self) -> bool:
@@ -65,15 +60,11 @@ class Screen:
     @property
     def is_live(self) -> bool:
         """Whether a line can be redrawn: on a terminal or in a notebook."""
-        from loopwright.runs.console.status_line import is_notebook, is_terminal
-
         return self.speaks and not self.is_plain and (is_terminal(sys.stdout) or is_notebook())
 
     @property
     def columns(self) -> int | None:
         """The width of the terminal; None in a pipe, a file or a notebook, where lines may be long."""
-        from loopwright.runs.console.status_line import columns_of, is_terminal
-
         return columns_of(sys.stdout) if is_terminal(sys.stdout) and not self.is_plain else None
 
     def print(self, line: str = "", logged: str | None = None) -> None:
@@ -91,9 +82,11 @@ class Screen:
             except BrokenPipeError:
                 self._fall_silent()
         self.log(line if logged is None else logged)
-        kind, colon, text = line.partition(": ")
-        if self.events is not None and colon and kind in _REMARKS:
-            self.events.emit("warning", message=text)
+
+    def remark(self, kind: str, text: str) -> None:
+        """Print a note or a warning, and send it to scripts."""
+        self.print(f"{kind}: {text}")
+        self.emit("warning", message=visible(text))
 
     def emit(self, event: str, /, **fields: Any) -> None:
         """Send an event to scripts; a no-op without `--json`."""
@@ -124,10 +117,10 @@ class Screen:
         """Write a line to log.txt only."""
         if not self._is_main:
             return
-        if self._run is None:
+        if self.run is None:
             self._earlier.append(line)
         else:
-            self._run.append_log(line)
+            self.run.append_log(line)
 
     def block(self, name: str, *lines: str, wraps: bool = True) -> None:
         """Print lines under a name, as in the start block; `wraps` is False for lines to be copied."""
@@ -139,7 +132,7 @@ class Screen:
 
     def attach(self, run: RunFolder) -> None:
         """Write all output, past and future, to the log of a run."""
-        self._run = run
+        self.run = run
         for line in self._earlier:
             run.append_log(line)
         self._earlier = []
@@ -152,11 +145,12 @@ class Screen:
         """
         self.close_line()
         if self.is_live:
-            from loopwright.runs.console.status_line import NotebookBar, TerminalLine, is_terminal
+            from loopwright.runs.console.status_line import NotebookBar, TerminalLine
 
-            is_text = is_terminal(sys.stdout)
-            make = TerminalLine if is_text else NotebookBar
-            self._line = make(compose, total, initial, *([sys.stdout] if is_text else []))
+            if is_terminal(sys.stdout):
+                self._line = TerminalLine(compose, total, initial, sys.stdout)
+            else:
+                self._line = NotebookBar(compose, total, initial)
         return self._line
 
     def close_line(self) -> None:
@@ -235,8 +229,6 @@ class Waiting:
             self._screen.log(line) if self._has_terminal() else self._screen.print(line)
 
     def _has_terminal(self) -> bool:
-        from loopwright.runs.console.status_line import is_terminal
-
         return is_terminal(sys.stderr) and not self._screen.is_plain
 
     def _tick(self) -> None:
@@ -250,8 +242,6 @@ class Waiting:
         self._next = now + _SECONDS_BETWEEN
         if not self._screen.speaks or not self._has_terminal():
             return
-        from loopwright.runs.console.status_line import columns_of
-
         share = self._done / self._total if self._total else 0.0
         left = f" · left {clock((now - self._began) * (1 - share) / share)}" if 0 < share <= 1 else ""
         if self._is_one_step:
@@ -261,6 +251,29 @@ class Waiting:
         text = f"{self._what}: {far}"[: columns_of(sys.stderr) - 1]
         _write(sys.stderr, "\r" + text + " " * max(self._width - len(text), 0))
         self._width = len(text)
+
+
+def columns_of(stream: Any) -> int:
+    """Return the width of a terminal; 80 if unknown."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _FALLBACK_WIDTH
+    except (AttributeError, OSError, ValueError):
+        return _FALLBACK_WIDTH
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether a stream is a terminal on which a line can be redrawn."""
+    try:
+        return bool(stream.isatty()) and os.environ.get("TERM") != "dumb"
+    except (AttributeError, ValueError):  # closed or missing
+        return False
+
+
+def is_notebook() -> bool:
+    """Whether this runs in a notebook kernel."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    return shell is not None and "IPKernelApp" in getattr(shell, "config", {})
 
 
 def visible(text: str) -> str:

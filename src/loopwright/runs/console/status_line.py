@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, TextIO
@@ -11,13 +9,14 @@ from typing import Any, TextIO
 from tqdm.auto import tqdm as automatic
 from tqdm.std import tqdm
 
+from loopwright.runs.console.screen import columns_of
+
 # Called with the count and the available columns; None means no limit and a separate bar.
 Compose = Callable[[int, int | None], str]
 
 _SECONDS_BETWEEN = 0.1
 _BAR_WIDTH = 18
 _FULL, _EMPTY = "━", "─"
-_FALLBACK_WIDTH = 80
 _SPARE_COLUMNS = 3  # for the ^C that a terminal echoes after the line
 
 
@@ -96,26 +95,3 @@ def fitted(parts: list[tuple[int, str]], columns: int, joint: str = " · ") -> s
         lowest = min(rank for rank, _ in kept)
         del kept[max(index for index, (rank, _) in enumerate(kept) if rank == lowest)]
     return joint.join(text for _, text in kept)[: max(columns, 0)]
-
-
-def columns_of(stream: Any) -> int:
-    """Return the width of a terminal; 80 if unknown."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or _FALLBACK_WIDTH
-    except (AttributeError, OSError, ValueError):
-        return _FALLBACK_WIDTH
-
-
-def is_terminal(stream: Any) -> bool:
-    """Whether a stream is a terminal on which a line can be redrawn."""
-    try:
-        return bool(stream.isatty()) and os.environ.get("TERM") != "dumb"
-    except (AttributeError, ValueError):  # closed or missing
-        return False
-
-
-def is_notebook() -> bool:
-    """Whether this runs in a notebook kernel."""
-    module = sys.modules.get("IPython")
-    shell = module.get_ipython() if module is not None else None
-    return shell is not None and "IPKernelApp" in getattr(shell, "config", {})
