@@ -65,9 +65,8 @@ class TrainerHooks:
     def count_batch_items(self, batch: Any) -> float | None:
         """Return how many items a micro-batch's loss is a mean of, or None if they are its samples.
 
-        Called on the host before the batch is copied to the device. Override it where the loss is per token:
-        `return (batch["labels"] != -100).sum().item()`. Accumulation, short tails and processes then never
-        change the mean.
+        Called on the host before the batch is copied to the device. Override it where the loss is per token: `return
+        (batch["labels"] != -100).sum().item()`. Accumulation, short tails and processes then never change the mean.
         """
         return None
 

@@ -27,6 +27,7 @@ from loopwright.protocols import TrainerLike
 from loopwright.results import LearningRateCurve
 from loopwright.settings import check_is_idle, check_parameters
 from loopwright.tracking import InMemoryRunHistory
+from loopwright.training.hyper_parameters import set_learning_rate
 
 if TYPE_CHECKING:
     from loopwright.trainer import Trainer
@@ -181,10 +182,7 @@ class _Ramp(TrainerCallback):
 
     def _set(self, trainer: TrainerLike, index: int) -> None:
         for group, ratio in zip(trainer.optimizer.param_groups, self._ratios, strict=True):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(self._rates[index] * ratio)
-            else:
-                group["lr"] = self._rates[index] * ratio
+            set_learning_rate(group, self._rates[index] * ratio)
 
 
 # ----------------------------------------------------------------------------------------------------- the curve

@@ -18,8 +18,7 @@ class Progress:
     Attributes:
         epoch: epochs finished.
         update: optimizer updates finished, over the whole run.
-        samples: position in the current epoch: samples that its finished updates consumed, over
-            all processes.
+        samples: position in the current epoch: samples that its finished updates consumed, over all processes.
         batch: micro-batches of the current epoch consumed by this process.
         total_batches: micro-batches consumed by this process over the whole run.
         reported: the update after which an epoch was last reported, whole or cut short by a limit.

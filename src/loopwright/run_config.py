@@ -74,9 +74,9 @@ class TrainerRunConfig:
 
 
 def _detached(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    return {name: entry if name in _KEPT_BY_REFERENCE else _copied(entry) for name, entry in value.items()}
+    if isinstance(value, Mapping):
+        return {name: each if name in _KEPT_BY_REFERENCE else _copied(each) for name, each in value.items()}
+    return value
 
 
 def _copied(value: Any) -> Any:

@@ -1,12 +1,6 @@
 """Callbacks: code that runs around the loop, without touching it."""
 
-from loopwright.callbacks.base import (
-    EVENTS,
-    CallbackHandler,
-    CallbackMethodNotImplementedError,
-    StopTrainingError,
-    TrainerCallback,
-)
+from loopwright.callbacks.base import EVENTS, CallbackHandler, TrainerCallback
 from loopwright.callbacks.checkpoints import (
     SaveBestModelCallback,
     SaveTrainingStateCallback,
@@ -22,6 +16,7 @@ from loopwright.callbacks.profiling import ProfileCallback
 from loopwright.callbacks.progress import ProgressBarCallback
 from loopwright.callbacks.stopping import EarlyStoppingCallback, TerminateOnNaNCallback
 from loopwright.callbacks.trackers import TrackerCallback
+from loopwright.errors import CallbackMethodNotImplementedError, StopTrainingError
 
 DEFAULT_CALLBACKS: tuple[type[TrainerCallback], ...] = (
     MoveModulesToDeviceCallback,

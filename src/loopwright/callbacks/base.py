@@ -32,16 +32,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Integral
 from typing import Any
 
-from loopwright.errors import CallbackMethodNotImplementedError, ConfigError, ConfigTypeError, StopTrainingError
+from loopwright.errors import CallbackMethodNotImplementedError, ConfigError, ConfigTypeError
 from loopwright.protocols import TrainerLike
-
-__all__ = [
-    "EVENTS",
-    "CallbackHandler",
-    "CallbackMethodNotImplementedError",
-    "StopTrainingError",
-    "TrainerCallback",
-]
 
 
 class TrainerCallback(ABC):
@@ -262,9 +254,7 @@ class CallbackHandler:
     def batch_limit(self, trainer: TrainerLike, training: bool, is_intermediate: bool = False) -> int | None:
         """Return the smallest limit of any callback on an epoch's micro-batches, or None."""
         callbacks = [callback for callback in self.callbacks if isinstance(callback, TrainerCallback)]
-        limiters: list[Any] = [callback for callback in callbacks if callable(callback.batch_limit)]
-        if self._limited_by is not None:
-            limiters.append(self._limited_by)
+        limiters = [each for each in (*callbacks, self._limited_by) if each is not None and callable(each.batch_limit)]
         limits = [limiter.batch_limit(trainer, training, is_intermediate) for limiter in limiters]
         return min((limit for limit in limits if limit is not None), default=None)
 

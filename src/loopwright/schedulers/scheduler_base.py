@@ -1,8 +1,7 @@
 """The two base classes for schedulers, stateless and counting.
 
-A scheduler here is a function from the number of an update to the value of one field of every parameter
-group, usually `lr`. It is called after every optimizer update, never per epoch. Nothing here knows the
-Trainer.
+A scheduler here is a function from the number of an update to the value of one field of every parameter group, usually
+`lr`. It is called after every optimizer update, never per epoch. Nothing here knows the Trainer.
 
 Example:
     class HalveEvery(StatefulSchedulerBase):

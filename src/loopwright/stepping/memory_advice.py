@@ -14,7 +14,7 @@ import torch
 from loopwright.data import MicroBatch, Window
 from loopwright.data.batch_parts import bounds_of
 from loopwright.engine.memory import MemorySaving, SavedBytes, forget_frames, release_memory
-from loopwright.engine.nested import iter_tensors, map_tensors, to_device
+from loopwright.engine.nested import map_tensors, to_device
 from loopwright.engine.seeding import preserved_generators
 from loopwright.hooks import TrainerHooks
 from loopwright.settings import is_overridden
@@ -88,15 +88,15 @@ def measure(run: TrainingRun, piece: MicroBatch) -> tuple[int | None, list[Memor
 
 def _changes(
     run: TrainingRun, piece: MicroBatch
-) -> Iterator[tuple[str, AbstractContextManager[Any], Callable[[Any], Any]]]:
+) -> Iterator[tuple[str, AbstractContextManager[Any], Callable[[Any], Any] | None]]:
     """Yield the changes worth measuring: a name, a context to run in, and a function that changes the batch."""
     if run.engine.accelerator.mixed_precision == "no":
-        yield "bf16", torch.autocast(run.engine.device.type, torch.bfloat16), _same
+        yield "bf16", torch.autocast(run.engine.device.type, torch.bfloat16), None
     model = run.bare_model()
     if callable(getattr(model, "gradient_checkpointing_enable", None)) and not getattr(
         model, "is_gradient_checkpointing", False
     ):
-        yield "checkpointing", _checkpointing(model), _same
+        yield "checkpointing", _checkpointing(model), None
     length = length_of(piece.batch)
     if length is not None and length > 1:
         yield "half_length", nullcontext(), lambda batch: _shortened(batch, length)
@@ -222,11 +222,7 @@ def _shortened(batch: Any, length: int) -> Any:
     def half(tensor: torch.Tensor) -> torch.Tensor:
         return tensor[..., : length // 2] if tensor.dim() > 1 and tensor.shape[-1] == length else tensor
 
-    return map_tensors(batch, half) if any(True for _ in iter_tensors(batch)) else batch
-
-
-def _same(batch: Any) -> Any:
-    return batch
+    return map_tensors(batch, half)
 
 
 @contextmanager

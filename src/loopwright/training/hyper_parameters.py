@@ -70,7 +70,7 @@ def apply_changes(
                 is_scaled = scheduler is not None and bool(old["lr"])
                 # Not the group's own: a scheduler may have recomputed it when its state was loaded.
                 rate = float(rates.get(label, group["lr"])) * new["lr"] / old["lr"] if is_scaled else new["lr"]
-                _set_learning_rate(group, rate)
+                set_learning_rate(group, rate)
                 if "initial_lr" in group:
                     group["initial_lr"] = new["lr"]
             else:
@@ -110,7 +110,8 @@ def _label(index: int, group: Mapping[str, Any], names: Mapping[int, str]) -> st
     return first or f"group {index}"
 
 
-def _set_learning_rate(group: dict[str, Any], rate: float) -> None:
+def set_learning_rate(group: dict[str, Any], rate: float) -> None:
+    """Set the learning rate of a parameter group; a tensor, as capturable optimizers need, is written in place."""
     if isinstance(group["lr"], torch.Tensor):
         group["lr"].fill_(rate)
     else:
@@ -126,7 +127,7 @@ def _take_rates_of(scheduler: Any, optimizer: Any) -> None:
         scheduler.step_update(max(scheduler._num_updates, 0))
     elif hasattr(scheduler, "_get_closed_form_lr"):  # of torch's, if their curve does not depend on its past
         for group, rate in zip(optimizer.param_groups, scheduler._get_closed_form_lr(), strict=True):
-            _set_learning_rate(group, float(rate))
+            set_learning_rate(group, float(rate))
 
 
 def _merged(restored: Any, old: Any, new: Any) -> Any:

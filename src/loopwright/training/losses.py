@@ -27,10 +27,9 @@ _WRAPPERS = r"^(_orig_mod\.)?module\.(_orig_mod\.)?"  # what is before the name 
 class EpochLosses:
     """The losses of one epoch: weighed into updates, summed and counted, read only when something is logged.
 
-    Each micro-batch's loss is a mean over its items. In an update of several it is weighted by its items
-    over the update's items before backward; alone it is left untouched. Where a micro-batch's items are
-    known only after its forward pass (the `num_items_in_batch` key), the division by the update's items
-    is done on the gradients instead.
+    Each micro-batch's loss is a mean over its items. In an update of several it is weighted by its items over the
+    update's items before backward; alone it is left untouched. Where a micro-batch's items are known only after its
+    forward pass (the `num_items_in_batch` key), the division by the update's items is done on the gradients instead.
 
     Attributes:
         index: of the current micro-batch within its update.
@@ -101,8 +100,8 @@ class EpochLosses:
                 items = items.to(loss.device, precise, non_blocking=True)
             self._late_items.append(items if rows else items * 0)  # of the same type on every process
             return loss * (self._late_items[-1] / self._window.samples)
-        weight = self._weight_of_piece(index)
-        return loss if weight == 1.0 else loss * weight
+        weight = self.weight_of(index)
+        return loss if weight is None or weight == 1.0 else loss * weight
 
     def _is_empty_part(self, items: float | Tensor, index: int) -> bool:
         """Whether a part of a split run is without items; this waits for the device. One of an update is always run."""
@@ -110,22 +109,19 @@ class EpochLosses:
         return not is_needed and not items
 
     def weight_of(self, index: int) -> float | None:
-        """Return the weight of a micro-batch's loss in its update; None leaves the loss alone.
-
-        Asked before its forward pass, where the items are counted on the host.
-        """
-        return None if self._is_alone else self._weight_of_piece(index)
-
-    def note(self, index: int, loss: Tensor, output: Mapping[str, Any]) -> None:
-        """Remember the loss of a micro-batch whose backward has been run elsewhere; nobody writes to it any more."""
-        items = output["batch_size"] if self._counts is None else self._counts[index]
-        if self._counts is None and "num_items_in_batch" in output:
-            items = output["num_items_in_batch"]
-        self._entries.append((loss, items.clone() if isinstance(items, Tensor) else items))
-
-    def _weight_of_piece(self, index: int) -> float:
+        """Return the weight of a micro-batch's loss in its update, from items on the host; None for a single one."""
+        if self._is_alone:
+            return None
         count = self._window.pieces[index].rows if self._counts is None else self._counts[index]
         return count * self._engine.num_averaged / self._total if self._total else 0.0
+
+    def note(self, index: int, loss: Tensor, output: Mapping[str, Any]) -> None:
+        """Record the loss of a micro-batch whose backward has been run elsewhere; nothing writes to it any more."""
+        if self._counts is not None:
+            items: float | Tensor = self._counts[index]
+        else:
+            items = output.get("num_items_in_batch", output["batch_size"])
+        self._entries.append((loss, items.clone() if isinstance(items, Tensor) else items))
 
     def finish_update(self) -> None:
         """End the update's backward passes: share what no wrapper shares, finish the division if items came late."""
