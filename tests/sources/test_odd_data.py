@@ -37,7 +37,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
 def test_a_packed_file_that_is_called_csv_is_told_what_it_is(tmp_path):
     for content, kind, fix in (
         (gzip.compress(b"text,label\n"), "gzip", "rows.csv.gz"),
-        (b"PK\x03\x04" + bytes(30), "zip", "unzip rows.csv"),
+        (b"PK\x03\x04" + bytes(30), "zip", "unzip /"),
         (b"PAR1" + bytes(30), "parquet", "--file_kind parquet"),
         (b"ARROW1\0\0" + bytes(30), "arrow", "to_parquet"),
     ):
@@ -47,7 +47,8 @@ def test_a_packed_file_that_is_called_csv_is_told_what_it_is(tmp_path):
 @pytest.mark.parametrize(("encoding", "name"), [("utf-16-le", "UTF-16LE"), ("utf-16-be", "UTF-16BE")])
 def test_utf_16_without_a_mark_is_recognised(tmp_path, encoding, name):
     path = write(tmp_path / "wide file.csv", "text,label\ngood,1\n".encode(encoding))
-    assert refused("data.encoding", path).fix == f"iconv -f {name} -t UTF-8 'wide file.csv' > 'utf8_wide file.csv'"
+    fix = f"iconv -f {name} -t UTF-8 '{path}' > '{tmp_path / 'utf8_wide file.csv'}'"
+    assert refused("data.encoding", path).fix == fix
 
 
 @pytest.mark.parametrize(

@@ -556,17 +556,14 @@ def test_rows_keep_their_settings_when_a_plan_is_opened_again(tmp_path):
     assert plan.rows("train")[0] == {"text": '"a', "label": 1}
 
 
-PLAIN_TEXT = {"file_kind": "txt"}
-
-
 @pytest.mark.parametrize(
     ("task", "sample", "given"),
     [
         ("text-classification", "mrpc", {}),
         ("token-classification", "conll", {}),
         ("question-answering", "SQUAD", {}),
-        ("causal-lm", "wiki_text/wiki_00", PLAIN_TEXT),
-        ("masked-lm", "wiki_text/wiki_00", PLAIN_TEXT | {"text_unit": "paragraph"}),
+        ("causal-lm", "wiki_text/wiki_00", {"file_kind": "txt"}),
+        ("masked-lm", "wiki_text/wiki_00", {"file_kind": "txt", "text_unit": "paragraph"}),
         ("multiple-choice", "swag", {}),
         ("summarization", "xsum", {}),
         ("translation", "wmt16", {"columns": {"source": "translation.en"}}),

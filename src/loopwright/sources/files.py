@@ -93,7 +93,7 @@ class FileBytes:
         self.start = len(_BOM) if head.startswith(_BOM) else 0
         for mark, (kind, fix) in _PACKED.items():
             if head.startswith(mark):
-                what, fix = f"{path} is {kind}, despite its name", fix.format(name=quote(path.name))
+                what, fix = f"{path} is {kind}, despite its name", fix.format(name=quote(str(path)))
                 raise InputError("data.ending", what, saw=[f"it starts with {head[:8]!r}"], fix=fix)
         if head.startswith(_UTF16_MARKS):
             raise self._wrong_encoding(0, head[0])
@@ -198,19 +198,21 @@ class FileBytes:
         elif byte == 0:
             encoding = "UTF-16BE" if offset % 2 == 0 else "UTF-16LE"
         what = f"{self.path} is not UTF-8: byte 0x{byte:02x} in line {self.line_at(offset)}"
-        fix = f"iconv -f {encoding} -t UTF-8 {quote(self.path.name)} > {quote('utf8_' + self.path.name)}"
+        fix = f"iconv -f {encoding} -t UTF-8 {quote(str(self.path))} > {self._beside('utf8_')}"
         return InputError("data.encoding", what, saw=[saw], fix=fix)
 
     def _nul(self, offset: int) -> InputError:
-        head, name = self.read(0, 400), self.path.name
+        head = self.read(0, 400)
         if max(head[::2].count(0), head[1::2].count(0)) > len(head) // 4:
             return self._wrong_encoding(head.index(0), 0)  # every other byte: UTF-16 without its mark
-        what, saw = (
-            f"{self.path} holds a NUL byte in line {self.line_at(offset)}",
-            f"byte {offset:,} of {self.num_bytes:,}",
-        )
-        fix = f"write the file again as UTF-8 text, or: tr -d '\\000' < {quote(name)} > {quote('clean_' + name)}"
-        return InputError("data.nul", what, saw=[saw], fix=fix)
+        what = f"{self.path} holds a NUL byte in line {self.line_at(offset)}"
+        saw = [f"byte {offset:,} of {self.num_bytes:,}"]
+        command = f"tr -d '\\000' < {quote(str(self.path))} > {self._beside('clean_')}"
+        return InputError("data.nul", what, saw=saw, fix=f"write the file again as UTF-8 text, or: {command}")
+
+    def _beside(self, prefix: str) -> str:
+        """Return the path of a new file beside this one, quoted for a shell."""
+        return quote(str(self.path.with_name(prefix + self.path.name)))
 
     def _changed(self) -> InputError:
         saw, fix = f"it had {self._stamp[0]:,} bytes when it was opened", "put the file back, or start again"

@@ -133,13 +133,13 @@ def load_json(source: FileBytes, say: Say | None, fix_if_large: str) -> Any:
 
 def _conversion(source: FileBytes) -> str:
     """Return a command that writes the list of a file as JSON lines."""
-    name, lines = source.path.name, source.path.name.removesuffix(".json") + ".jsonl"
     key = _LIST_KEY.search(source.read(source.start, _HEAD_BYTES).decode("utf-8", "replace"))
     is_list = source.read(source.start, 64).lstrip().startswith(b"[")
     rows = "json.load(sys.stdin)" + ("" if is_list or key is None else f'["{key[1]}"]')
     return (
         f"python -c 'import json, sys; sys.stdout.writelines(json.dumps(row) + \"\\n\" for row in {rows})' "
-        f"< {quote(name)} > {quote(lines)}   and give the .jsonl file, which is not loaded whole"
+        f"< {quote(str(source.path))} > {quote(str(source.path.with_suffix('.jsonl')))}   "
+        "and give the .jsonl file, which is not loaded whole"
     )
 
 
