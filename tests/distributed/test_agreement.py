@@ -73,11 +73,17 @@ class AsksAfterwards(Asks):
         self._maybe(trainer)
 
 
-def asks_alike(folder):
-    """A callback that asks for a save on all processes, and says so."""
-    asking = toys.at_update(3, lambda trainer: trainer.request_save(folder))
-    asking.asks_alike = True
-    return asking
+class AsksAlike(TrainerCallback):
+    """Asks for a save on all processes, and says so."""
+
+    asks_alike = True
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_update_end(self, trainer, **kwargs):
+        if trainer.progress.update == 3:
+            trainer.request_save(self.folder)
 
 
 class StopsInLoss(Trainer):
@@ -106,7 +112,7 @@ def agree(results: Results) -> None:
         results[f"{channel}: stop after an update"] = fit(AsksAfterwards(stop))
         results[f"{channel}: stop in the loss"] = fit(cls=StopsInLoss)
         one, all_of_them = folder / f"{channel}-one", folder / f"{channel}-all"
-        fit(AsksInStep(lambda trainer, path=one: trainer.request_save(path)), asks_alike(all_of_them))
+        fit(AsksInStep(lambda trainer, path=one: trainer.request_save(path)), AsksAlike(all_of_them))
         results[f"{channel}: saves"] = [saved_at(one), saved_at(all_of_them)]
         results[f"{channel}: messages"] = count_messages()
 
@@ -168,7 +174,7 @@ def test_who_may_ask_late_is_known_by_name(tmp_path):
 
     assert askers(*DEFAULT_CALLBACKS) == []
     average = ModelEmaCallback(save_path=tmp_path / "average.pt", evaluate_during_training=False)
-    assert askers(average, asks_alike(tmp_path / "state")) == []
+    assert askers(average, AsksAlike(tmp_path / "state")) == []
     own = OwnAverage(save_path=tmp_path / "average.pt", evaluate_during_training=False)
     saving = SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=3)
     assert askers(own, saving) == ["OwnAverage.on_update_end", "SaveTrainingStateCallback.on_update_end"]

@@ -92,7 +92,7 @@ def test_the_reference_has_every_public_name():
     names = [name for name in loopwright.__all__ if not name.startswith("__")]
     assert [name for name in names if f"\n### {name}\n" not in text] == []
     assert "\n#### Trainer.train\n" in text and "\n#### Trainer.calculate_train_batch_loss\n" in text
-    assert "- `num_epochs`: epochs in all, those before a resume included." in text
+    assert "- `num_epochs`: total epochs, including those before a resume." in text
     for path, page in pages().items():
         assert " at 0x" not in page, f"{path} shows the address of an object"
 
