@@ -130,7 +130,7 @@ def print_failure(failure: Failure, events: EventLines | None, error: BaseExcept
         with contextlib.suppress(OSError):
             events.emit("error", **{**failure.fields, "code": failure.error.code or _OTHER})
     if failure.error.code is not None and (events is None or isinstance(error, OSError)):
-        _print_error(str(failure.error))
+        _print_error(f"error: {failure.error.what}" if failure.error.code == _OTHER else str(failure.error))
 
 
 def _print_interrupted(error: KeyboardInterrupt | Preempted, verb: str, is_quiet: bool) -> None:

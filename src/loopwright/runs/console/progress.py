@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,6 +16,7 @@ from loopwright.runs.clock import Pace
 from loopwright.runs.console.evaluation_table import EvalTable
 from loopwright.runs.console.screen import clock, eval_metrics, metrics_text
 from loopwright.runs.console.status_line import bar_of, fitted
+from loopwright.training.run import run_of
 
 if TYPE_CHECKING:
     from loopwright.runs.job import RunJob
@@ -125,7 +127,7 @@ class ReportProgress(TrainerCallback):
     def on_stop_training_error(self, trainer: TrainerLike, **kwargs: Any) -> None:
         self._screen.close_line()
         self._line = None
-        again = "; a second Ctrl-C drops that" if "SIGINT" in str(kwargs.get("error")) else ""
+        again = "; a second Ctrl-C drops that" if run_of(trainer).signals.received is signal.SIGINT else ""
         self._screen.print(f"stopped after step {trainer.progress.update:,}, saving{again}")
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
