@@ -249,7 +249,6 @@ def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None
 
 
 def _slope(rates: Sequence[float], losses: Sequence[float], first: int, last: int) -> float:
-    """Return the slope of the straight line through some points of the curve."""
     if last <= first:
         return 0.0
     logs = [math.log10(rate) for rate in rates[first : last + 1]]

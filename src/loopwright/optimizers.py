@@ -184,7 +184,6 @@ def _in_full(tensor: Tensor) -> Tensor:
 
 
 def _faded(state: dict[str, Any], name: str, fresh: Tensor, fresh_share: float) -> Tensor:
-    """Return the running mean of this name, updated with the fresh value."""
     if name not in state:
         state[name] = torch.zeros_like(fresh)
     mean: Tensor = state[name]

@@ -48,11 +48,11 @@ class Progress:
         self.stage = TRAINING
 
     def state_dict(self) -> dict[str, int]:
-        """The integers, by name."""
+        """Return the integers by name."""
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore a state."""
         for name in self.state_dict():
             setattr(self, name, int(state[name]))
 

@@ -150,7 +150,6 @@ def _apply(run: TrainingRun) -> Tensor | None:
 
 
 def _why_eager(run: TrainingRun) -> str | None:
-    """Return why updates of this run are not graphs, or None if they may be."""
     if run.engine.is_distributed:
         return "several processes take part"
     if run.engine.accelerator.scaler is not None:
@@ -218,6 +217,6 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _may_fuse(group: dict[str, Any]) -> bool:
-    """Whether a group leaves open how it is computed, and torch has one kernel for all of it."""
+    """Whether a group does not choose its implementation, and torch has one kernel for all of it."""
     is_open = "fused" in group and group["fused"] is None and group.get("foreach") is None
     return is_open and not group.get("differentiable") and all(each.is_floating_point() for each in group["params"])

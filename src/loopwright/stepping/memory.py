@@ -111,7 +111,7 @@ class MemoryGuard:
         return smaller
 
     def _give_up_update(self) -> int:
-        """Drop everything the update's micro-batches left so far; return the bytes that are free then."""
+        """Drop everything that the update's micro-batches left so far; return the bytes that are free then."""
         run = self.run
         run.micro_batch_step.discard()
         run.drop_gradients()
@@ -120,7 +120,6 @@ class MemoryGuard:
         return free_bytes(run.engine.device)
 
     def _why_not_split(self, window: Window) -> str | None:
-        """Return why an update is not run again in parts, or None if it is."""
         if self.run.settings.oom == "stop":
             return "that was not asked for"
         if self.run.engine.is_distributed:
@@ -129,7 +128,7 @@ class MemoryGuard:
         return self._why_exact() or self._why_uncut(largest)
 
     def _why_exact(self) -> str | None:
-        """Return the setting that forbids parts because it promises the same bits whatever the memory, or None."""
+        """Return the setting that guarantees the same bits regardless of memory, and so forbids parts, or None."""
         policy = self.run.settings.checkpoints
         if self.run.settings.reduction == "exact":
             return 'reduction="exact" guarantees the same sums regardless of memory'
@@ -138,7 +137,6 @@ class MemoryGuard:
         return None
 
     def _why_uncut(self, piece: MicroBatch) -> str | None:
-        """Return why a batch cannot be cut, or None if it can."""
         if piece.rows < 2:
             return "a single sample does not fit"
         reason = self.run.trainer.why_not_cut()
@@ -167,7 +165,6 @@ class MemoryGuard:
     # --- errors and warnings ------------------------------------------------------------------------------------
 
     def _training_error(self, window: Window, error: Exception, reason: str, free: int) -> MemoryLimitError:
-        """Return the error that ends the run, with measured advice."""
         run, trainer = self.run, self.run.trainer
         piece = max(window.pieces, key=lambda each: each.rows)
         saw = [_first_line(error), f"not run again in smaller parts: {reason}"]
@@ -186,7 +183,6 @@ class MemoryGuard:
         )
 
     def _warn_of_another_loss(self, name: str, comparison: Comparison | None) -> None:
-        """Warn if the loss in parts is a different loss."""
         if comparison is None or comparison.is_same(memory_advice.rounding(self.run)):
             return
         text = (

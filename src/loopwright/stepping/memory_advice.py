@@ -217,7 +217,6 @@ def length_of(batch: Any) -> int | None:
 
 
 def _shortened(batch: Any, length: int) -> Any:
-    """Return a text batch with half of the tokens of each row."""
 
     def half(tensor: torch.Tensor) -> torch.Tensor:
         return tensor[..., : length // 2] if tensor.dim() > 1 and tensor.shape[-1] == length else tensor

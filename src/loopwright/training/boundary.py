@@ -170,7 +170,7 @@ class Boundary:
         self.run.engine.agreement.begin(*self.own_requests())
 
     def _agree(self) -> None:
-        """Make the requests of all processes the same: all serve what one requests."""
+        """Make the requests of all processes the same: all serve what any of them requests."""
         requests, agreement = self.run.requests, self.run.engine.agreement
         agreed = agreement.end() if agreement.is_begun else agreement.largest(*self.own_requests())
         log, evaluate, saves, *stop = agreed[:5]

@@ -176,7 +176,7 @@ def _part(run: TrainingRun, piece: MicroBatch, start: int, may_be_whole: bool) -
 
 
 def _of_all_processes(output: Any, engine: Engine) -> list[Any]:
-    """Return the outputs that the processes made of their parts of a window, in order, on the CPU; no empty ones."""
+    """Return the outputs of all processes for a window, in order, on the CPU, without empty ones."""
     leaves = [gather_parts(tensor, engine.device) for tensor in iter_tensors(output)] if engine.is_distributed else []
     if not leaves:
         return [map_tensors(output, lambda tensor: tensor.detach().cpu())]

@@ -119,7 +119,7 @@ def set_learning_rate(group: dict[str, Any], rate: float) -> None:
 
 
 def _take_rates_of(scheduler: Any, optimizer: Any) -> None:
-    """Set the learning rates of a scheduler's curve where it stands; nothing if it knows but the next from the last."""
+    """Set the learning rates of a scheduler's curve at its current step, if it can compute them directly."""
     # torch has no public way to ask a scheduler for the learning rate of its curve.
     if isinstance(scheduler, SequentialLR):
         _take_rates_of(scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)], optimizer)
@@ -131,7 +131,7 @@ def _take_rates_of(scheduler: Any, optimizer: Any) -> None:
 
 
 def _merged(restored: Any, old: Any, new: Any) -> Any:
-    """Return a restored state with the new value wherever the old and the new one were made differently."""
+    """Return a restored state with the new value wherever the old and the new initial state differ."""
     if _have_names(restored, old, new):
         shared = old.keys() & new.keys()
         return {
@@ -147,7 +147,7 @@ def _merged(restored: Any, old: Any, new: Any) -> Any:
 
 
 def _changed_paths(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """Return where two plain states differ, with both values; only what is in both is compared."""
+    """Return where two plain states differ, with both values; only names in both are compared."""
     if _have_names(old, new):
         names = [name for name in sorted(old.keys() & new.keys()) if name not in _NOT_SETTINGS]
         pairs = [(name, old[name], new[name]) for name in names]
@@ -168,7 +168,6 @@ def _have_names(*values: Any) -> bool:
 
 
 def _are_alike(*values: Any) -> bool:
-    """Whether these are sequences of one length."""
     return all(isinstance(value, (list, tuple)) and len(value) == len(values[0]) for value in values)
 
 
@@ -177,7 +176,7 @@ def _are_same(old: Any, new: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return the part of a value that is None, numbers, texts and containers of them; the rest is left out."""
+    """Keep None, numbers, strings and containers of them; drop the rest."""
     if isinstance(value, Mapping):
         kept = {
             name: _plain(item)

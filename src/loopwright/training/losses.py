@@ -190,7 +190,7 @@ class EpochLosses:
         return new_loss / new_items if new_items else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums, as of the last finished update."""
+        """Return the sums as of the last finished update."""
         return {"tracker": self._tracker.state_dict(), "logged": [self._logged_loss, self._logged_items]}
 
     def load_process_states(self, states: list[dict[str, Any]]) -> None:
@@ -209,7 +209,7 @@ class EpochLosses:
 
 
 def _joined(entries: list[tuple[Tensor, float | Tensor]]) -> tuple[Tensor, float | Tensor]:
-    """Return the mean loss of several parts, and their items; a part without items has no say."""
+    """Return the mean loss of several parts, and their items; a part without items is ignored."""
     if len(entries) == 1:
         return entries[0]
     total = sum(items for _, items in entries)

@@ -132,7 +132,7 @@ def save_model_file(path: str | Path, model: nn.Module, optimizer: Any, schedule
 
 
 def _write_readable(path: str | Path, state: dict[str, Any]) -> None:
-    """Write a dict by torch.save, unless that, or reading it again, cannot be done."""
+    """Write a dict with torch.save; raise a CheckpointError if it cannot be written or read back."""
 
     def write(aside: Path) -> None:
         try:
@@ -195,7 +195,6 @@ def load_model_file(
 
 
 def _read(path: str | Path, read: Callable[[str | Path], Any]) -> Any:
-    """Return the contents of a file; CheckpointError if it cannot be read."""
     try:
         return read(path)
     except OSError:
@@ -255,7 +254,7 @@ def _check_groups(source: str, optimizer: Any, saved: Mapping[str, Any]) -> None
 
 
 def _plain(value: Any) -> Any:
-    """Turn what the safe loader refuses (numpy scalars and arrays, paths, deques) into what it reads."""
+    """Convert what the safe loader refuses (numpy scalars and arrays, paths, deques) to types that it reads."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):

@@ -228,7 +228,6 @@ def resume(run: TrainingRun, path: Path) -> None:
 
 
 def _take_position(run: TrainingRun, saved: dict[str, Any]) -> None:
-    """Take over where the saved run was."""
     run.progress.load_state_dict(saved["progress"])
     run.losses.load_process_states(saved["losses"])
     run.first_epoch, run.seed, run.run_id = saved["first_epoch"], saved["seed"], saved["run_id"]
@@ -242,7 +241,7 @@ def _take_position(run: TrainingRun, saved: dict[str, Any]) -> None:
 
 
 def _restored_parts(run: TrainingRun, saved: dict[str, int]) -> Parts:
-    """Return the parts that a saved run was run in; whole batches where parts would be refused."""
+    """Return the saved number of parts; whole batches where parts would be refused."""
     parts = Parts(**saved)
     is_exact = run.settings.reduction == "exact"
     if parts == Parts() or not (is_exact or run.engine.is_distributed):
