@@ -23,7 +23,7 @@ DOCUMENTED = {"_replace", "_fields", "_asdict", "_make", "_exit", "_getframe"}  
 # By file: the private names of other projects that it uses.
 USES = {
     "callbacks/ema.py": {"_foreach_add_", "_foreach_mul_", "_original_forward"},
-    "cli/parser.py": {"_option_string_actions"},
+    "cli/parser.py": {"_actions", "_option_string_actions"},
     "config/parser.py": {"_actions", "_argument_group_name", "_option_string_actions"},
     "data/loader.py": {"_utils"},
     "data/split_streams.py": {"_distributed"},
