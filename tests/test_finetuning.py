@@ -58,51 +58,30 @@ def names_of(model, parameters):
     return [names[id(parameter)] for parameter in parameters]
 
 
-def test_making_a_freezer_unfreezes_everything():
-    model = Network().requires_grad_(False)
-    freezer = ModelFreezer(model)
+def test_a_freezer_unfreezes_everything_and_lists_groups_and_their_leaves_with_indexes_from_both_ends():
+    model, freezer = freezable(Network().requires_grad_(False))
     assert frozen_names(model) == set()
-    assert freezer.model is model
-    assert freezer.freeze_bn is False
-    assert freezer.num_groups == 3
-
-
-def test_layer_groups_are_the_direct_children_with_indexes_from_both_ends():
-    model, freezer = freezable(Network())
-    assert freezer.get_layer_groups() == [
-        LayerGroup((0, -3), model.input, False),
-        LayerGroup((1, -2), model.block, False),
-        LayerGroup((2, -1), model.output, False),
-    ]
-
-
-def test_layers_are_the_leaves_in_definition_order():
-    model = Network()
-    layers = ModelFreezer(model).get_layers()
+    assert (freezer.model, freezer.freeze_bn, freezer.num_groups) == (model, False, 3)
+    groups = enumerate((model.input, model.block, model.output))
+    assert freezer.get_layer_groups() == [LayerGroup((index, index - 3), module, False) for index, module in groups]
+    layers = freezer.get_layers()
+    leaves = [model.block[0], model.block[1], model.block[2][0], model.block[2][1]]
     assert layers == [
         Layer((0, -3), model.input, False),
-        Layer((1, -2), model.block[0], False),
-        Layer((1, -2), model.block[1], False),
-        Layer((1, -2), model.block[2][0], False),
-        Layer((1, -2), model.block[2][1], False),
+        *(Layer((1, -2), leaf, False) for leaf in leaves),
         Layer((2, -1), model.output, False),
     ]
-    assert layers[0].layer_group_idx == (0, -3)
-    assert layers[0].is_frozen is False
+    assert (layers[0].layer_group_idx, layers[0].is_frozen) == ((0, -3), False)
 
 
-def test_freeze_takes_all_groups_but_the_last_and_passes_by_batch_norms():
+def test_freeze_takes_all_groups_but_the_last_and_batch_norms_only_when_asked_for():
     model, freezer = freezable(Network())
     assert freezer.freeze() is None
     assert frozen_names(model) == set(INPUT + BLOCK)
     assert [group.is_frozen for group in freezer.get_layer_groups()] == [True, True, False]
     assert [layer.is_frozen for layer in freezer.get_layers()] == [True, True, False, True, False, False]
-
-
-def test_batch_norms_are_frozen_when_asked_for():
-    model = Network()
     ModelFreezer(model, freeze_batch_norms=True).freeze(set_modules_as_eval=True)
-    assert {"block.1.weight", "block.1.bias"} <= frozen_names(model)
+    assert frozen_names(model) == {*INPUT, *BLOCK, "block.1.weight", "block.1.bias"}
     assert not model.block[1].training
 
 
@@ -113,37 +92,24 @@ def test_every_kind_of_batch_norm_is_passed_by(batch_norm_class):
     assert frozen_names(model) == {"0.0.weight", "0.0.bias"}
 
 
-@pytest.mark.parametrize("set_modules_as_eval", [False, True])
-def test_freezing_happens_whatever_the_mode_is_to_be(set_modules_as_eval):
-    model = Network()
-    ModelFreezer(model).freeze(0, 0, set_modules_as_eval=set_modules_as_eval)
-    assert frozen_names(model) == {"input.weight", "input.bias"}
-    assert model.input.training is not set_modules_as_eval
-
-
-@pytest.mark.parametrize("set_modules_as_training", [False, True])
-def test_unfreezing_happens_whatever_the_mode_is_to_be(set_modules_as_training):
+@pytest.mark.parametrize("sets_mode", [False, True])
+def test_parameters_are_frozen_and_unfrozen_whatever_the_mode_is_to_be(sets_mode):
     model, freezer = freezable(Network())
+    freezer.freeze(0, 0, set_modules_as_eval=sets_mode)
+    assert frozen_names(model) == {"input.weight", "input.bias"}
+    assert model.input.training is not sets_mode
     freezer.freeze(set_modules_as_eval=True)
-    freezer.unfreeze(set_modules_as_training=set_modules_as_training)
+    freezer.unfreeze(set_modules_as_training=sets_mode)
     assert frozen_names(model) == set()
-    assert model.input.training is set_modules_as_training
-    assert model.block[2][1].training is set_modules_as_training
+    assert model.input.training is model.block[2][1].training is sets_mode
 
 
-def test_eval_mode_reaches_everything_in_the_groups_but_batch_norms():
-    model = Network()
-    ModelFreezer(model).freeze(set_modules_as_eval=True)
-    in_training_mode = {name for name, module in model.named_modules() if module.training}
-    assert in_training_mode == {"", "block.1", "output"}
-
-
-def test_eval_mode_can_be_set_on_what_is_frozen_already():
+def test_eval_mode_reaches_everything_in_the_groups_but_batch_norms_also_what_is_frozen_already():
     model, freezer = freezable(Network())
     freezer.freeze()
     assert model.input.training
     freezer.freeze(set_modules_as_eval=True)
-    assert not model.input.training
+    assert {name for name, module in model.named_modules() if module.training} == {"", "block.1", "output"}
 
 
 def test_a_module_with_a_mode_of_its_own_keeps_it():
@@ -153,8 +119,7 @@ def test_a_module_with_a_mode_of_its_own_keeps_it():
 
     model = nn.Sequential(AlwaysEval(2, 2), nn.Linear(2, 2)).train()
     ModelFreezer(model).unfreeze()
-    assert not model[0].training
-    assert model[1].training
+    assert [module.training for module in model] == [False, True]
 
 
 def test_a_layer_without_parameters_counts_as_frozen_in_eval_mode():
@@ -207,22 +172,13 @@ def test_unfreeze_returns_what_was_frozen_by_group():
     model, freezer = freezable(Network())
     freezer.freeze()
     unfrozen = freezer.unfreeze(1)
+    assert {index: names_of(model, group["params"]) for index, group in unfrozen.items()} == {0: INPUT, 1: BLOCK}
     assert list(unfrozen) == [0, 1]
-    assert names_of(model, unfrozen[0]["params"]) == INPUT
-    assert names_of(model, unfrozen[1]["params"]) == BLOCK
     assert freezer.unfreeze() == {}
-
-
-def test_unfreeze_leaves_out_parameters_that_were_not_frozen():
-    model, freezer = freezable(Network())
     freezer.freeze()
     model.input.bias.requires_grad_(True)
     assert names_of(model, freezer.unfreeze(0, 0)[0]["params"]) == ["input.weight"]
-
-
-def test_unfreeze_also_takes_batch_norms_that_something_else_froze():
-    model, freezer = freezable(Network())
-    model.requires_grad_(False)
+    model.requires_grad_(False)  # batch norms too
     freezer.unfreeze()
     assert frozen_names(model) == set()
 
@@ -243,10 +199,7 @@ def test_parameters_of_modules_with_children_are_frozen():
     names = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
     assert frozen_names(model) == {f"attention.{name}" for name in names}
     layers = [layer for layer in freezer.get_layers() if layer.layer_group_idx[0] == 1]
-    assert layers == [
-        Layer((1, -2), model.attention, True),
-        Layer((1, -2), model.attention.out_proj, True),
-    ]
+    assert layers == [Layer((1, -2), each, True) for each in (model.attention, model.attention.out_proj)]
 
 
 def test_parameters_of_the_model_itself_belong_to_group_0():
@@ -258,16 +211,8 @@ def test_parameters_of_the_model_itself_belong_to_group_0():
     assert freezer.get_layers()[:2] == [Layer((0, -3), model, True), Layer((0, -3), model.patches, True)]
     unfrozen = freezer.unfreeze(0, 0)
     assert names_of(model, unfrozen[0]["params"]) == ["class_token", "patches.weight", "patches.bias"]
-
-
-def test_a_frozen_parameter_of_the_model_itself_makes_group_0_frozen():
-    model, freezer = freezable(VisionTransformer())
     model.class_token.requires_grad_(False)
     assert [group.is_frozen for group in freezer.get_layer_groups()] == [True, False, False]
-
-
-def test_freezing_every_group_leaves_nothing_to_train():
-    model, freezer = freezable(VisionTransformer())
     freezer.freeze(0, -1)
     assert freezer.get_trainable_parameters() == []
 
@@ -280,26 +225,16 @@ def test_every_parameter_of_a_transformer_is_frozen_and_unfrozen_once():
     assert sorted(names_of(model, unfrozen)) == sorted(name for name, _ in model.named_parameters())
 
 
-def test_a_tied_parameter_is_returned_once():
+def test_a_tied_parameter_is_returned_once_and_unfrozen_with_either_group():
     model, freezer = freezable(TiedLanguageModel())
     freezer.freeze(0, -1)
     unfrozen = freezer.unfreeze()
     assert names_of(model, unfrozen[0]["params"]) == ["embedding.weight"]
     assert names_of(model, unfrozen[2]["params"]) == ["head.bias"]
     assert len(freezer.get_trainable_parameters()) == 4
-
-
-def test_a_layer_tied_to_a_frozen_one_is_judged_by_its_own_parameters():
-    model, freezer = freezable(TiedLanguageModel())
     freezer.freeze()
     assert [layer.is_frozen for layer in freezer.get_layers()] == [True, True, False]
-
-
-def test_unfreezing_a_group_unfreezes_what_it_shares():
-    model, freezer = freezable(TiedLanguageModel())
-    freezer.freeze()
-    unfrozen = freezer.unfreeze(-1, -1)
-    assert names_of(model, unfrozen[2]["params"]) == ["embedding.weight"]
+    assert names_of(model, freezer.unfreeze(-1, -1)[2]["params"]) == ["embedding.weight"]
     assert frozen_names(model) == {"body.weight", "body.bias"}
 
 
@@ -312,20 +247,15 @@ def test_a_module_used_in_two_groups_is_frozen_with_either():
     assert list(freezer.unfreeze()) == [0]
 
 
-def test_a_half_frozen_layer_is_a_value_error_that_names_it():
+def test_a_half_frozen_layer_or_model_is_a_value_error_that_names_it():
     model, freezer = freezable(Network())
     model.block[2][0].bias.requires_grad_(False)
     with pytest.raises(ValueError, match=r"'block.2.0' \(Linear\).*bias frozen, weight not"):
         freezer.get_layers()
     freezer.freeze()
     assert freezer.get_layers()[3] == Layer((1, -2), model.block[2][0], True)
-
-
-def test_a_half_frozen_model_is_named_by_its_class():
-    model = VisionTransformer()
-    model.scale = nn.Parameter(torch.ones(1))
-    freezer = ModelFreezer(model)
-    model.scale.requires_grad_(False)
+    model, freezer = freezable(VisionTransformer())
+    model.scale = nn.Parameter(torch.ones(1), requires_grad=False)
     with pytest.raises(ValueError, match="VisionTransformer itself.*scale frozen, class_token not"):
         freezer.get_layers()
 

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -42,34 +43,23 @@ def bounds(scheduler, base):
 
 
 @given(schedules)
-def test_the_promised_points_are_exact(arguments):
+def test_the_promised_points_are_exact_and_the_lr_falls_after_the_warmup_within_its_bounds(arguments):
     scheduler = cosine(**arguments)
     steps = arguments["num_update_steps_per_epoch"]
-    warmup = arguments["num_warmup_epochs"] * steps
-    total = arguments["total_num_epochs"] * steps
+    warmup, total = arguments["num_warmup_epochs"] * steps, arguments["total_num_epochs"] * steps
     cooldown_start = total - arguments["num_cooldown_epochs"] * steps
-    for index, base in enumerate(arguments["bases"]):
-        floor, start = bounds(scheduler, base)
-        assert scheduler.get_updated_values(warmup)[index] == base
-        if warmup:
-            assert scheduler.get_updated_values(0)[index] == start
-        for update in (cooldown_start, (cooldown_start + total) // 2, total, total + 1, 10 * total):
-            assert scheduler.get_updated_values(update)[index] == floor
-
-
-@given(schedules)
-def test_the_lr_rises_in_warmup_then_falls_and_never_leaves_its_bounds(arguments):
-    scheduler = cosine(**arguments)
-    warmup = scheduler.warmup_iterations
-    values = [scheduler.get_updated_values(update) for update in range(scheduler.total_iterations + 2)]
+    assert (scheduler.warmup_iterations, scheduler.total_iterations) == (warmup, total)
+    values = [scheduler.get_updated_values(update) for update in range(total + 2)]
     for index, base in enumerate(arguments["bases"]):
         floor, start = bounds(scheduler, base)
         curve = [value[index] for value in values]
+        assert curve[warmup] == base and (not warmup or curve[0] == start)
+        for update in (cooldown_start, (cooldown_start + total) // 2, total, total + 1, 10 * total):
+            assert scheduler.get_updated_values(update)[index] == floor
         assert all(min(base, start) <= lr <= max(base, start) * (1 + 1e-12) for lr in curve[:warmup])
         assert all(min(base, floor) <= lr <= max(base, floor) for lr in curve[warmup:])
         sign = 1 if base >= floor else -1
-        falling = curve[warmup:]
-        assert all(sign * later <= sign * earlier + 1e-12 for earlier, later in zip(falling, falling[1:], strict=False))
+        assert all(sign * later <= sign * earlier + 1e-12 for earlier, later in pairwise(curve[warmup:]))
 
 
 @given(schedules)
@@ -79,17 +69,16 @@ def test_the_cosine_has_no_jump_anywhere(arguments):
     values = [scheduler.get_updated_values(update) for update in range(scheduler.total_iterations + 1)]
     for index, base in enumerate(arguments["bases"]):
         floor, start = bounds(scheduler, base)
-        largest = max(
-            abs(base - floor) * math.pi / 2 / num_cosine,
-            abs(base - start) / scheduler.warmup_iterations if scheduler.warmup_iterations else 0.0,
-        )
-        curve = [value[index] for value in values]
-        assert all(abs(later - earlier) <= largest + 1e-9 for earlier, later in zip(curve, curve[1:], strict=False))
+        in_warmup = abs(base - start) / scheduler.warmup_iterations if scheduler.warmup_iterations else 0.0
+        largest = max(abs(base - floor) * math.pi / 2 / num_cosine, in_warmup)
+        assert all(abs(later[index] - earlier[index]) <= largest + 1e-9 for earlier, later in pairwise(values))
 
 
-def test_at_construction_the_groups_hold_the_start_of_the_warmup():
+def test_the_groups_hold_the_start_of_the_warmup_and_steps_yield_the_values_of_update_zero_onwards():
     assert lrs(cosine(num_warmup_epochs=1, warmup_starting_lr=1e-5)) == [1e-5, 1e-5]
     assert lrs(cosine()) == BASES
+    scheduler = cosine(num_warmup_epochs=1, num_cooldown_epochs=1)
+    assert stepped(scheduler, 105) == [scheduler.get_updated_values(update) for update in range(105)]
 
 
 def test_k_decay_keeps_the_lr_high_for_longer():
@@ -98,25 +87,11 @@ def test_k_decay_keeps_the_lr_high_for_longer():
         assert slow.get_updated_values(update)[0] > plain.get_updated_values(update)[0]
 
 
-def test_stepping_yields_the_values_of_update_zero_onwards():
-    scheduler = cosine(num_warmup_epochs=1, num_cooldown_epochs=1)
-    expected = [scheduler.get_updated_values(update) for update in range(105)]
-    assert stepped(scheduler, 105) == expected
-
-
 def test_the_state_has_the_documented_keys():
     scheduler = cosine(num_warmup_epochs=1, min_lr_ratio=0.5)
-    assert scheduler.state_dict() == {
-        "total_iterations": 100,
-        "lr_min_ratio": 0.5,
-        "lr_min": 1e-6,
-        "warmup_iterations": 10,
-        "warmup_lr_init": 1e-6,
-        "warmup_lr_ratio": None,
-        "k_decay": 1.0,
-        "num_cooldown_iterations": 0,
-        "num_updates": -1,
-    }
+    state = {"total_iterations": 100, "warmup_iterations": 10, "num_cooldown_iterations": 0, "num_updates": -1}
+    state |= {"lr_min": 1e-6, "lr_min_ratio": 0.5, "warmup_lr_init": 1e-6, "warmup_lr_ratio": None, "k_decay": 1.0}
+    assert scheduler.state_dict() == state
     stepped(scheduler, 50)
     assert scheduler.state_dict()["num_updates"] == 49
 
@@ -133,35 +108,26 @@ def test_a_loaded_state_continues_exactly(num_steps):
     assert resumed.state_dict() == scheduler.state_dict()
 
 
-def test_a_state_of_something_else_is_refused_by_the_names_it_lacks():
+@pytest.mark.parametrize(
+    "arguments", [{"total_num_epochs": 0}, {"num_update_steps_per_epoch": 0}, {"lr_min": -1e-9}], ids=str
+)
+def test_impossible_arguments_and_a_state_of_something_else_are_refused_by_name(arguments):
+    with pytest.raises(ConfigError, match=next(iter(arguments))) as caught:
+        cosine(**arguments)
+    assert isinstance(caught.value, AssertionError)
     with pytest.raises(ConfigError, match="lacks total_iterations"):
         cosine().load_state_dict({"last_epoch": 3})
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [{"total_num_epochs": 0}, {"num_update_steps_per_epoch": 0}, {"lr_min": -1e-9}],
-    ids=str,
-)
-def test_impossible_arguments_are_assertion_and_value_errors(arguments):
-    with pytest.raises(AssertionError):
-        cosine(**arguments)
-    with pytest.raises(ConfigError, match=next(iter(arguments))):
-        cosine(**arguments)
+def test_create_scheduler_fn_leaves_the_counts_to_the_trainer_and_makes_its_own_class():
+    class Mine(CosineLrScheduler):
+        pass
 
-
-def test_create_scheduler_fn_leaves_the_counts_to_the_trainer():
-    create = CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=1, k_decay=2.0)
+    create = Mine.create_scheduler_fn(num_warmup_epochs=1, k_decay=2.0)
     assert isinstance(create, partial)
     assert create.keywords["total_num_epochs"] is TrainerPlaceholderValues.NUM_EPOCHS
     assert create.keywords["num_update_steps_per_epoch"] is TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
     scheduler = partial(create, total_num_epochs=10, num_update_steps_per_epoch=10)(two_groups())
-    assert isinstance(scheduler, CosineLrScheduler)
     assert scheduler.state_dict() == cosine(num_warmup_epochs=1, k_decay=2.0).state_dict()
-
-
-def test_create_scheduler_fn_of_a_subclass_makes_the_subclass():
-    class Mine(CosineLrScheduler):
-        pass
-
-    assert isinstance(Mine.create_scheduler_fn(3, 4)(two_groups()), Mine)
+    for kind in (Mine, CosineLrScheduler):
+        assert type(kind.create_scheduler_fn(3, 4)(two_groups())) is kind

@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+from itertools import pairwise
 
 import pytest
 import torch
@@ -47,33 +48,23 @@ def trained(scheduler, num_updates):
     """Return the lr that each update of a hand-written loop uses."""
     used = []
     for _ in range(num_updates):
-        used.append(scheduler.optimizer.param_groups[0]["lr"])
+        used += toys.lrs(scheduler)
         scheduler.optimizer.step()
         scheduler.step()
     return used
 
 
-def test_constant_is_one():
+def test_constant_is_one_rises_in_its_warmup_and_linear_falls_to_zero():
     assert factors(constant) == [1.0] * 10
-
-
-def test_constant_with_warmup_rises_then_stays():
     assert factors(constant_with_warmup, num_warmup_steps=4) == [0, 0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1]
-
-
-def test_linear_falls_to_zero_at_the_end():
     expected = [0.0, 0.5, 1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0, 0.0]
     assert factors(linear, 12, **LENGTHS) == expected
 
 
-def test_cosine_is_half_a_wave():
+def test_cosine_is_half_a_wave_and_starts_again_at_one_with_restarts():
     expected = [0.0, 0.5, 1.0, 0.961, 0.853, 0.691, 0.5, 0.308, 0.146, 0.038]
     assert factors(cosine, **LENGTHS) == pytest.approx(expected, abs=1e-3)
-    assert cosine(10, **LENGTHS) == 0.0
-    assert cosine(6, num_cycles=1, **LENGTHS) == 0.0
-
-
-def test_cosine_with_restarts_starts_again_at_one():
+    assert cosine(10, **LENGTHS) == cosine(6, num_cycles=1, **LENGTHS) == 0.0
     expected = [0.0, 0.5, 1.0, 0.853, 0.5, 0.146, 1.0, 0.853, 0.5, 0.146, 0.0]
     assert factors(cosine_with_restarts, 11, num_cycles=2, **LENGTHS) == pytest.approx(expected, abs=1e-3)
     assert factors(cosine_with_restarts, **LENGTHS) == pytest.approx(factors(cosine, **LENGTHS))
@@ -85,13 +76,7 @@ def test_polynomial_falls_to_its_end_and_stays():
     assert [10 * value for value in values] == pytest.approx(expected, abs=1e-3)
     for update in (10, 11, 50):
         assert polynomial(update, lr_init=0.1, lr_end=0.01, **LENGTHS) == pytest.approx(0.1)
-
-
-def test_polynomial_of_power_one_is_linear_but_for_its_end():
     assert factors(polynomial, lr_init=10.0, **LENGTHS) == pytest.approx(factors(linear, **LENGTHS), abs=1e-7)
-
-
-def test_polynomial_survives_a_warmup_as_long_as_the_run():
     assert polynomial(10, lr_init=1.0, lr_end=0.5, num_warmup_steps=10, num_training_steps=10) == 0.5
 
 
@@ -123,13 +108,10 @@ def test_the_shapes_of_warmup_and_decay(shape, rise, fall):
     assert values == pytest.approx([*rise, 1, 1, *fall, 0], abs=1e-3)
 
 
-def test_cosine_with_a_minimum_ends_at_it():
+def test_cosine_with_a_minimum_ends_at_it_and_with_its_own_warmup_is_one_update_ahead():
     values = factors(cosine_with_min_lr, 11, lr_init=0.1, min_lr=0.01, **LENGTHS)
     assert values == pytest.approx([0, 0.5, *(0.1 + 0.9 * each for each in factors(cosine, 11, **LENGTHS)[2:])])
     assert factors(cosine_with_min_lr, 11, lr_init=0.1, min_lr_rate=0.1, **LENGTHS) == pytest.approx(values)
-
-
-def test_cosine_warmup_with_a_minimum_is_one_update_ahead():
     values = factors(cosine_warmup_with_min_lr, lr_init=0.1, min_lr_rate=0.0, **LENGTHS)
     assert values == pytest.approx([0.5, 1.0, *(cosine(update, **LENGTHS) for update in range(3, 11))])
     values = factors(cosine_warmup_with_min_lr, lr_init=0.1, min_lr_rate=0.0, warmup_lr_rate=0.2, **LENGTHS)
@@ -140,28 +122,19 @@ def test_cosine_warmup_with_a_minimum_is_one_update_ahead():
 @given(update=st.integers(0, 500), warmup=st.integers(0, 100), length=st.integers(1, 300))
 def test_every_factor_is_from_zero_to_one(name, update, warmup, length):
     scheduler = get_scheduler(name, an_optimizer(), warmup, length, OWN_ARGUMENTS.get(name))
-    factor = scheduler.lr_lambdas[0](update)
-    assert 0 <= factor <= 1 + 1e-12
-
-
-@pytest.mark.parametrize("name", ["linear", "cosine", "polynomial", "inverse_sqrt"])
-@given(warmup=st.integers(1, 50), length=st.integers(1, 200))
-def test_the_factor_rises_to_one_and_then_falls(name, warmup, length):
-    scheduler = get_scheduler(name, an_optimizer(), warmup, warmup + length)
-    curve = [scheduler.lr_lambdas[0](update) for update in range(warmup + length + 2)]
-    assert curve[0] == 0
-    assert curve[warmup] == 1
-    assert curve[: warmup + 1] == sorted(curve[: warmup + 1])
-    assert curve[warmup:] == sorted(curve[warmup:], reverse=True)
+    assert 0 <= scheduler.lr_lambdas[0](update) <= 1 + 1e-12
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "polynomial", "constant_with_warmup", "inverse_sqrt"])
-@given(warmup=st.integers(2, 50), length=st.integers(2, 200))
-def test_neighbouring_updates_have_neighbouring_factors(name, warmup, length):
+@given(warmup=st.integers(1, 50), length=st.integers(1, 200))
+def test_the_factor_rises_to_one_and_then_falls_without_a_jump(name, warmup, length):
     scheduler = get_scheduler(name, an_optimizer(), warmup, warmup + length)
     curve = [scheduler.lr_lambdas[0](update) for update in range(warmup + length + 2)]
+    assert (curve[0], curve[warmup]) == (0, 1)
+    assert curve[: warmup + 1] == sorted(curve[: warmup + 1])
+    assert curve[warmup:] == sorted(curve[warmup:], reverse=True)
     largest = max(1 / warmup, math.pi / 2 / length) + 1e-6
-    assert all(abs(later - earlier) <= largest for earlier, later in zip(curve, curve[1:], strict=False))
+    assert all(abs(later - earlier) <= largest for earlier, later in pairwise(curve))
 
 
 @pytest.mark.parametrize("name", [*SCHEDULES])
@@ -185,10 +158,14 @@ def test_a_loaded_state_continues_exactly(name, num_updates):
     assert trained(resumed, 12 - num_updates) == trained(scheduler, 12 - num_updates)
 
 
-def test_the_function_inside_can_be_pickled():
+def test_own_arguments_reach_the_schedule_which_has_no_warmup_by_default_and_can_be_pickled():
+    scheduler = get_scheduler("cosine_with_restarts", an_optimizer(), 2, 10, {"num_cycles": 2})
+    assert scheduler.lr_lambdas[0](6) == 1.0
+    scheduler = get_scheduler("polynomial", an_optimizer(0.1), 0, 10, {"lr_end": 0.01, "power": 2.0})
+    assert scheduler.lr_lambdas[0](10) == pytest.approx(0.1)
+    assert get_scheduler("linear", an_optimizer(), num_training_steps=10).lr_lambdas[0](0) == 1.0
     scheduler = get_scheduler("cosine", an_optimizer(), 2, 10)
-    twin = pickle.loads(pickle.dumps(scheduler.lr_lambdas[0]))
-    assert twin(5) == scheduler.lr_lambdas[0](5)
+    assert pickle.loads(pickle.dumps(scheduler.lr_lambdas[0]))(5) == scheduler.lr_lambdas[0](5)
 
 
 def test_each_group_keeps_its_own_base():
@@ -199,24 +176,12 @@ def test_each_group_keeps_its_own_base():
     assert scheduler.get_last_lr() == pytest.approx([0.075, 0.015])
 
 
-def test_own_arguments_reach_the_schedule():
-    scheduler = get_scheduler("cosine_with_restarts", an_optimizer(), 2, 10, {"num_cycles": 2})
-    assert scheduler.lr_lambdas[0](6) == 1.0
-    scheduler = get_scheduler("polynomial", an_optimizer(0.1), 0, 10, {"lr_end": 0.01, "power": 2.0})
-    assert scheduler.lr_lambdas[0](10) == pytest.approx(0.1)
-
-
-def test_no_warmup_is_the_default():
-    assert get_scheduler("linear", an_optimizer(), num_training_steps=10).lr_lambdas[0](0) == 1.0
-
-
 @pytest.mark.parametrize("name", ["reduce_on_plateau", "reduce_lr_on_plateau"])
 def test_reduce_on_plateau_is_the_scheduler_of_torch(name):
     scheduler = get_scheduler(name, an_optimizer(), scheduler_specific_kwargs={"patience": 0, "factor": 0.5})
-    assert isinstance(scheduler, ReduceLROnPlateau)
-    for metric in (1.0, 1.0):
-        scheduler.step(metric)
-    assert scheduler.get_last_lr() == [0.05]
+    scheduler.step(1.0)
+    scheduler.step(1.0)
+    assert isinstance(scheduler, ReduceLROnPlateau) and scheduler.get_last_lr() == [0.05]
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_and_the_list():
@@ -227,46 +192,34 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_the_list():
         get_scheduler("zzz", an_optimizer(), 0, 10)
 
 
-@pytest.mark.parametrize("name", ["linear", "cosine", "cosine_with_restarts", "polynomial"])
-def test_a_missing_length_is_named(name):
-    with pytest.raises(ConfigError, match=f"{name}' needs num_training_steps"):
-        get_scheduler(name, an_optimizer(), num_warmup_steps=2)
+WSD = "warmup_stable_decay"
+NEED_A_LENGTH = ("linear", "cosine", "cosine_with_restarts", "polynomial")
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "text"),
+    ("name", "steps", "own", "text"),
     [
-        ("constant_with_warmup", {}, "needs num_warmup_steps"),
-        ("warmup_stable_decay", {"num_training_steps": 10}, "needs num_decay_steps"),
-        (
-            "warmup_stable_decay",
-            {"scheduler_specific_kwargs": {"num_decay_steps": 2}},
-            "num_training_steps, or",
-        ),
-        (
-            "warmup_stable_decay",
-            {"num_training_steps": 9, "scheduler_specific_kwargs": {"num_decay_steps": 2, "decay_type": "x"}},
-            "decay_type='x'",
-        ),
-        ("linear", {"num_training_steps": -1}, "num_training_steps must not be negative"),
-        (
-            "linear",
-            {"num_training_steps": 9, "scheduler_specific_kwargs": {"power": 2}},
-            "has no argument power",
-        ),
-        ("constant", {"scheduler_specific_kwargs": {"power": 2}}, "it takes none"),
-        ("polynomial", {"num_training_steps": 9, "scheduler_specific_kwargs": {"lr_end": 1.0}}, "lr_end=1.0"),
-        ("cosine_with_min_lr", {"num_training_steps": 9}, "one of min_lr and min_lr_rate"),
-        ("reduce_on_plateau", {"scheduler_specific_kwargs": {"patients": 2}}, "has no argument patients"),
+        *((name, None, {}, f"{name}' needs num_training_steps") for name in NEED_A_LENGTH),
+        (WSD, 10, {}, "needs num_decay_steps"),
+        (WSD, None, {"num_decay_steps": 2}, "num_training_steps, or"),
+        (WSD, 9, {"num_decay_steps": 2, "decay_type": "x"}, "decay_type='x'"),
+        ("linear", -1, {}, "num_training_steps must not be negative"),
+        ("linear", 9, {"power": 2}, "has no argument power"),
+        ("constant", None, {"power": 2}, "it takes none"),
+        ("polynomial", 9, {"lr_end": 1.0}, "lr_end=1.0"),
+        ("cosine_with_min_lr", 9, {}, "one of min_lr and min_lr_rate"),
+        ("reduce_on_plateau", None, {"patients": 2}, "has no argument patients"),
     ],
 )
-def test_what_cannot_work_is_refused_before_training(name, arguments, text):
+def test_what_cannot_work_is_refused_before_training(name, steps, own, text):
     with pytest.raises(ConfigError, match=text):
-        get_scheduler(name, an_optimizer(), **arguments)
+        get_scheduler(name, an_optimizer(), 2, steps, own)
 
 
-@pytest.mark.parametrize("name", ["cosine_with_min_lr", "cosine_warmup_with_min_lr"])
-def test_a_lowest_lr_needs_one_to_come_from(name):
+def test_a_missing_warmup_is_named_and_a_lowest_lr_needs_one_to_start_from():
+    with pytest.raises(ConfigError, match="needs num_warmup_steps"):
+        get_scheduler("constant_with_warmup", an_optimizer())
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.0)
-    with pytest.raises(ConfigError, match="min_lr=0.1 needs an lr above 0 to start from, and the optimizer's is 0.0"):
-        get_scheduler(name, optimizer, num_training_steps=9, scheduler_specific_kwargs={"min_lr": 0.1})
+    for name in ("cosine_with_min_lr", "cosine_warmup_with_min_lr"):
+        with pytest.raises(ConfigError, match="min_lr=0.1 needs an lr above 0 to start from, .* optimizer's is 0.0"):
+            get_scheduler(name, optimizer, num_training_steps=9, scheduler_specific_kwargs={"min_lr": 0.1})

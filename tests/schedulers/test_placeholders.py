@@ -18,11 +18,7 @@ import toys
 from loopwright import Trainer
 from loopwright.errors import ConfigError
 from loopwright.schedulers import CosineLrScheduler, WSDLrScheduler, get_scheduler
-from loopwright.schedulers.placeholders import (
-    TrainerPlaceholderValues,
-    replace_trainer_placeholder_values,
-    resolve,
-)
+from loopwright.schedulers.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values, resolve
 
 EPOCHS = TrainerPlaceholderValues.NUM_EPOCHS
 UPDATES = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
@@ -46,15 +42,7 @@ def collect(*args, **kwargs):
     return args, kwargs
 
 
-BINARY = [
-    operator.add,
-    operator.sub,
-    operator.mul,
-    operator.truediv,
-    operator.floordiv,
-    operator.mod,
-    operator.pow,
-]
+BINARY = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow]
 UNARY = [operator.neg, operator.pos, abs, round, math.floor, math.ceil]
 
 
@@ -93,68 +81,33 @@ expressions = st.recursive(
 
 
 @given(expressions)
-def test_arithmetic_on_placeholders_is_arithmetic_on_their_numbers(expression):
+def test_arithmetic_on_placeholders_is_arithmetic_on_their_numbers_also_after_pickling_and_copying(expression):
     result = resolve(TRAINER, expression.symbolic)
-    assert result == expression.plain
-    assert type(result) is type(expression.plain)
-
-
-@given(expressions)
-def test_an_expression_survives_pickling_and_copying(expression):
+    assert result == expression.plain and type(result) is type(expression.plain)
     for twin in (pickle.loads(pickle.dumps(expression.symbolic)), copy.deepcopy(expression.symbolic)):
         assert twin == expression.symbolic
         assert resolve(TRAINER, twin) == expression.plain
 
 
-@pytest.mark.parametrize("placeholder", list(TrainerPlaceholderValues), ids=lambda each: each.name)
-def test_each_placeholder_is_a_number_of_the_trainer(placeholder):
-    assert resolve(TRAINER, placeholder) == NUMBERS[placeholder]
-
-
-def test_both_update_counts_are_the_updates_that_a_scheduler_sees():
-    assert resolve(TRAINER, UPDATES) == resolve(TRAINER, LOCAL_UPDATES) == 8
-
-
-def test_there_are_five_placeholders():
-    assert TrainerPlaceholderValues.placeholder_set() == {
-        "NUM_EPOCHS",
-        "NUM_UPDATE_STEPS_PER_EPOCH",
-        "PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH",
-        "TRAIN_DATALOADER_LEN",
-        "EVAL_DATALOADER_LEN",
-    }
+def test_each_of_the_five_placeholders_is_a_number_of_the_trainer():
+    assert {each: resolve(TRAINER, each) for each in TrainerPlaceholderValues} == NUMBERS
+    names = "NUM_EPOCHS NUM_UPDATE_STEPS_PER_EPOCH PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH TRAIN_DATALOADER_LEN"
+    assert TrainerPlaceholderValues.placeholder_set() == {*names.split(), "EVAL_DATALOADER_LEN"}
     assert len(TrainerPlaceholderValues) == 5
+    assert resolve(TRAINER, "NUM_EPOCHS") == "NUM_EPOCHS"
 
 
-@pytest.mark.parametrize(
-    ("expression", "number"),
-    [
-        (2 * EPOCHS, 6),
-        (EPOCHS * 2 + 1, 7),
-        ((EPOCHS + 2) * 3, 15),
-        (UPDATES // 3, 2),
-        (EPOCHS * EPOCHS, 9),
-        (EPOCHS - 1, 2),
-        (10 - EPOCHS, 7),
-        (EPOCHS * UPDATES, 24),
-    ],
-)
-def test_the_sums_people_write_work(expression, number):
-    assert resolve(TRAINER, expression) == number
+def test_the_sums_people_write_work():
+    expressions = [2 * EPOCHS, EPOCHS * 2 + 1, (EPOCHS + 2) * 3, UPDATES // 3, EPOCHS * EPOCHS, EPOCHS - 1, 10 - EPOCHS]
+    expressions.append(EPOCHS * UPDATES)
+    assert [resolve(TRAINER, expression) for expression in expressions] == [6, 7, 15, 2, 9, 2, 7, 24]
 
 
-def test_an_expression_on_one_placeholder_keeps_its_name():
-    assert (EPOCHS * 2).name == "NUM_EPOCHS"
-    assert (EPOCHS + 1).name == "NUM_EPOCHS"
-    assert ((2 * EPOCHS - 1) ** EPOCHS).name == "NUM_EPOCHS"
-
-
-def test_an_expression_reads_as_it_was_written():
+def test_an_expression_reads_as_it_was_written_and_cannot_be_changed():
+    for expression in (EPOCHS * 2, EPOCHS + 1, (2 * EPOCHS - 1) ** EPOCHS):
+        assert expression.name == "NUM_EPOCHS"
     assert (EPOCHS * UPDATES).name == "(NUM_EPOCHS * NUM_UPDATE_STEPS_PER_EPOCH)"
     assert repr(round(0.5 * EPOCHS, 1) - 1) == "(round((0.5 * NUM_EPOCHS), 1) - 1)"
-
-
-def test_an_expression_cannot_be_changed():
     with pytest.raises(AttributeError):
         (EPOCHS * 2).operator = "+"
 
@@ -176,43 +129,27 @@ def test_an_object_that_only_looks_like_a_placeholder_is_never_touched():
 def test_keywords_positions_and_nested_places_are_replaced():
     Pair = namedtuple("Pair", "a b")
     nested = partial(collect, EPOCHS, x=UPDATES + 1)
-    instance = partial(
-        collect,
-        EPOCHS,
-        "text",
-        nested,
-        total=EPOCHS * UPDATES,
-        inside=[EPOCHS, (1, UPDATES), {"deep": [EVAL_LENGTH]}],
-        pair=Pair(EPOCHS, 0),
-        ordered=OrderedDict(a=1, b=EPOCHS),
-    )
+    places = {"inside": [EPOCHS, (1, UPDATES), {"deep": [EVAL_LENGTH]}], "pair": Pair(EPOCHS, 0)}
+    ordered = OrderedDict(a=1, b=EPOCHS)
+    instance = partial(collect, EPOCHS, "text", nested, total=EPOCHS * UPDATES, **places, ordered=ordered)
     args, kwargs = replace_trainer_placeholder_values(TRAINER, instance)()
     assert args[:2] == (3, "text")
     assert args[2]() == ((3,), {"x": 9})
-    assert kwargs == {
-        "total": 24,
-        "inside": [3, (1, 8), {"deep": [5]}],
-        "pair": Pair(3, 0),
-        "ordered": OrderedDict(a=1, b=3),
-    }
+    expected = {"total": 24, "inside": [3, (1, 8), {"deep": [5]}], "pair": Pair(3, 0)}
+    assert kwargs == {**expected, "ordered": OrderedDict(a=1, b=3)}
     assert isinstance(kwargs["ordered"], OrderedDict)
     assert nested.args == (EPOCHS,)
     assert instance.keywords["inside"][0] is EPOCHS
 
 
-def test_what_holds_no_placeholder_stays_the_same_object():
+def test_a_partial_comes_back_as_a_new_one_with_the_same_objects_where_there_is_no_placeholder():
     milestones, options = [1, 2], {"a": (1, 2)}
-    instance = partial(collect, milestones, options=options, epochs=EPOCHS)
-    replaced = replace_trainer_placeholder_values(TRAINER, instance)
+    replaced = replace_trainer_placeholder_values(TRAINER, partial(collect, milestones, options=options, epochs=EPOCHS))
     assert replaced.args[0] is milestones
     assert replaced.keywords["options"] is options
-
-
-def test_a_partial_always_comes_back_as_a_new_one():
     instance = partial(collect, 1)
     replaced = replace_trainer_placeholder_values(TRAINER, instance)
-    assert replaced is not instance
-    assert replaced() == instance()
+    assert replaced is not instance and replaced() == instance()
 
 
 @pytest.mark.parametrize("instance", [collect, None, EPOCHS, [EPOCHS], CosineLrScheduler])
@@ -220,29 +157,17 @@ def test_anything_but_a_partial_comes_back_as_it_is(instance):
     assert replace_trainer_placeholder_values(TRAINER, instance) is instance
 
 
-def test_resolve_takes_a_bare_expression_or_a_plain_value():
-    assert resolve(TRAINER, EPOCHS) == 3
-    assert resolve(TRAINER, "NUM_EPOCHS") == "NUM_EPOCHS"
-
-
-def test_a_missing_evaluation_loader_is_reported_and_only_when_it_is_needed():
-    trainer = SimpleNamespace(run_config=TRAINER.run_config, _train_dataloader=range(4), _eval_dataloader=None)
+def test_what_the_run_does_not_know_is_reported_and_only_when_it_is_needed():
+    counts = SimpleNamespace(num_epochs=3, num_local_update_steps_per_epoch=None)
+    trainer = SimpleNamespace(run_config=counts, _train_dataloader=range(4), _eval_dataloader=None)
     assert resolve(trainer, TRAIN_LENGTH) == 4
     with pytest.raises(ConfigError, match="EVAL_DATALOADER_LEN is used, but this run has no evaluation loader"):
         resolve(trainer, EVAL_LENGTH * 2)
-
-
-def test_a_loader_without_a_length_is_reported():
-    trainer = SimpleNamespace(run_config=TRAINER.run_config, _train_dataloader=iter([]), _eval_dataloader=None)
-    with pytest.raises(ConfigError, match="the train loader has no length"):
-        resolve(trainer, TRAIN_LENGTH)
-
-
-def test_a_count_that_the_run_does_not_know_is_reported():
-    counts = SimpleNamespace(num_epochs=3, num_local_update_steps_per_epoch=None)
-    trainer = SimpleNamespace(run_config=counts, _train_dataloader=None, _eval_dataloader=None)
     with pytest.raises(ConfigError, match="NUM_UPDATE_STEPS_PER_EPOCH is not known"):
         resolve(trainer, EPOCHS * UPDATES)
+    trainer._train_dataloader = iter([])
+    with pytest.raises(ConfigError, match="the train loader has no length"):
+        resolve(trainer, TRAIN_LENGTH)
 
 
 @pytest.mark.parametrize("create", [CosineLrScheduler.create_scheduler_fn(), WSDLrScheduler.create_scheduler_fn()])
@@ -254,19 +179,13 @@ def test_a_run_over_a_stream_says_that_its_updates_are_not_known_before_it_start
     assert trainer.train(stream, 1, create_scheduler_fn=known).updates == 1
 
 
-def test_one_cycle_of_torch_gets_its_counts():
-    create = partial(OneCycleLR, max_lr=0.5, epochs=EPOCHS, steps_per_epoch=UPDATES)
-    optimizer = an_optimizer()
-    scheduler = replace_trainer_placeholder_values(TRAINER, create)(optimizer)
-    assert scheduler.total_steps == 24
-    for _ in range(23):
-        optimizer.step()
-        scheduler.step()
-    assert scheduler.get_last_lr()[0] == pytest.approx(0.5 / 25 / 1e4)
-
-
-def test_our_schedulers_get_their_counts():
+def test_schedulers_of_torch_and_ours_get_their_counts():
     make = partial(replace_trainer_placeholder_values, TRAINER)
+    one_cycle = make(partial(OneCycleLR, max_lr=0.5, epochs=EPOCHS, steps_per_epoch=UPDATES))(an_optimizer())
+    assert one_cycle.total_steps == 24
+    one_cycle.optimizer.step()
+    toys.stepped(one_cycle, 23)
+    assert one_cycle.get_last_lr()[0] == pytest.approx(0.5 / 25 / 1e4)
     cosine = make(CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=1))(an_optimizer())
     assert (cosine.total_iterations, cosine.warmup_iterations) == (24, 8)
     wsd = make(WSDLrScheduler.create_scheduler_fn(num_warmup_epochs=2))(an_optimizer())

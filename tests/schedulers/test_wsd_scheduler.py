@@ -3,6 +3,7 @@
 import json
 import math
 from functools import partial
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -21,23 +22,20 @@ def wsd(total_steps=1000, **kwargs):
 
 
 @pytest.mark.parametrize(
-    ("total", "num_checkpoints", "expected"),
+    ("arguments", "expected"),
     [
-        (100_000, 1, [100_000]),
-        (100_000, 2, [50_000, 100_000]),
-        (1000, 3, [250, 500, 1000]),
-        (200_000, 4, [25_000, 50_000, 100_000, 200_000]),
-        (1001, 3, [250, 500, 1001]),
-        (7, 3, [1, 3, 7]),
-        (4, 3, [1, 2, 4]),
+        ((100_000, 1), [100_000]),
+        ((100_000, 2), [50_000, 100_000]),
+        ((1000, 3), [250, 500, 1000]),
+        ((1000,), [250, 500, 1000]),
+        ((200_000, 4), [25_000, 50_000, 100_000, 200_000]),
+        ((1001, 3), [250, 500, 1001]),
+        ((7, 3), [1, 3, 7]),
+        ((4, 3), [1, 2, 4]),
     ],
 )
-def test_checkpoints_double_up_to_the_total(total, num_checkpoints, expected):
-    assert estimate_checkpoint_steps(total, num_checkpoints) == expected
-
-
-def test_three_checkpoints_are_the_default():
-    assert estimate_checkpoint_steps(1000) == [250, 500, 1000]
+def test_checkpoints_double_up_to_the_total(arguments, expected):
+    assert estimate_checkpoint_steps(*arguments) == expected
 
 
 @given(st.integers(1, 10**9), st.integers(1, 20))
@@ -48,12 +46,11 @@ def test_n_checkpoints_are_n_rising_steps_that_end_with_the_total(total, num_che
         return
     steps = estimate_checkpoint_steps(total, num_checkpoints)
     assert len(steps) == num_checkpoints
-    assert steps[0] >= 1
-    assert steps[-1] == total
-    assert all(2 * earlier <= later <= 2 * earlier + 1 for earlier, later in zip(steps, steps[1:], strict=False))
+    assert steps[0] >= 1 and steps[-1] == total
+    assert all(2 * earlier <= later <= 2 * earlier + 1 for earlier, later in pairwise(steps))
 
 
-def test_the_decay_info_describes_each_period():
+def test_the_decay_info_describes_each_period_and_the_phase_is_the_first_that_ends_there_or_later():
     scheduler = wsd(1000, num_checkpoints=3)
     assert scheduler.get_checkpoint_steps() == [250, 500, 1000]
     assert scheduler.get_decay_info() == [
@@ -61,18 +58,12 @@ def test_the_decay_info_describes_each_period():
         {"period_start": 250, "period_end": 500, "decay_steps": 25, "pre_decay_step": 475},
         {"period_start": 500, "period_end": 1000, "decay_steps": 50, "pre_decay_step": 950},
     ]
-
-
-def test_the_phase_of_a_count_is_the_first_period_that_ends_there_or_later():
-    scheduler = wsd(1000, num_checkpoints=3)
     ends = {0: 250, 249: 250, 250: 250, 251: 500, 500: 500, 1000: 1000, 5000: 1000}
-    for count, end in ends.items():
-        assert scheduler.get_phase_info(count)["period_end"] == end
-    assert scheduler.get_current_step() == -1
-    assert scheduler.get_current_phase_info()["period_end"] == 250
-    stepped(scheduler, 300)
-    assert scheduler.get_current_step() == 299
-    assert scheduler.get_current_phase_info()["period_end"] == 500
+    assert {count: scheduler.get_phase_info(count)["period_end"] for count in ends} == ends
+    for num_steps, end in ((0, 250), (300, 500)):
+        stepped(scheduler, num_steps)
+        assert scheduler.get_current_step() == num_steps - 1
+        assert scheduler.get_current_phase_info()["period_end"] == end
 
 
 def test_two_checkpoints_train_at_the_full_lr_between_their_decays():
@@ -127,38 +118,24 @@ def test_the_lr_is_always_between_its_bounds(total, arguments):
         assert period["period_start"] <= period["pre_decay_step"] <= period["period_end"]
 
 
-def test_from_the_last_checkpoint_on_the_lr_is_the_minimum():
+def test_from_the_last_checkpoint_on_the_lr_is_the_minimum_to_which_the_inverse_form_falls_in_a_line():
     scheduler = wsd(1000, lr_min=0.25)
     for update in (1000, 1001, 5000):
         assert scheduler.get_updated_values(update) == [base * 0.25 for base in BASES]
-
-
-def test_the_inverse_form_falls_in_a_line_to_a_minimum_of_zero():
     scheduler = wsd(100, decay_phase_ratio=0.5, lr_min=0, use_inverse_sqrt_decay=False)
     curve = [lr for lr, _ in stepped(scheduler, 102)]
-    assert curve[50] == 1.0
-    assert curve[75] == 0.5
-    assert curve[100:] == [0.0, 0.0]
+    assert [curve[50], curve[75], *curve[100:]] == [1.0, 0.5, 0.0, 0.0]
 
 
-def test_warmup_rises_in_a_line_and_the_groups_start_with_it():
+def test_warmup_rises_in_a_line_the_groups_start_with_it_and_none_is_one_percent():
     scheduler = wsd(1000, num_warmup_steps=100, warmup_starting_lr=0.1)
     assert lrs(scheduler) == [0.1, 0.1]
     curve = stepped(scheduler, 101)
-    assert curve[0] == [0.1, 0.1]
+    assert curve[0] == [0.1, 0.1] and curve[100] == BASES
     assert curve[50] == pytest.approx([0.55, 0.15])
-    assert curve[100] == BASES
-
-
-def test_no_warmup_given_as_none_is_one_percent():
-    assert wsd(1000, num_warmup_steps=None).num_warmup_steps == 10
-    assert wsd(99, num_warmup_steps=None).num_warmup_steps == 0
-    assert wsd(1000).num_warmup_steps == 0
-
-
-def test_the_length_can_be_given_as_epochs():
-    scheduler = WSDLrScheduler(two_groups(*BASES), num_epochs=4, num_update_steps_per_epoch=25)
-    assert scheduler.total_steps == 100
+    warmups = [wsd(1000, num_warmup_steps=None), wsd(99, num_warmup_steps=None), wsd(1000)]
+    assert [scheduler.num_warmup_steps for scheduler in warmups] == [10, 0, 0]
+    assert wsd(None, num_epochs=4, num_update_steps_per_epoch=25).total_steps == 100
 
 
 @pytest.mark.parametrize(
@@ -184,16 +161,9 @@ def test_impossible_arguments_are_refused(arguments, error, text):
     assert isinstance(caught.value, ConfigError)
 
 
-def test_the_last_update_before_a_decay_is_noted():
+def test_the_state_has_the_documented_keys_is_plain_json_and_notes_the_last_update_before_a_decay():
     scheduler = wsd(100, num_checkpoints=2)
-    stepped(scheduler, 45)
-    assert scheduler.previous_checkpoint_step == 44
-    stepped(scheduler, 50)
-    assert scheduler.previous_checkpoint_step == 94
-
-
-def test_the_state_has_the_documented_keys_and_is_plain_json():
-    state = wsd(100, num_checkpoints=2).state_dict()
+    state = scheduler.state_dict()
     documented = """
         base_lr_values checkpoint_decay_info checkpoint_steps decay_phase_ratio is_continuation_from_checkpoint lr_min
         num_checkpoints num_updates num_warmup_steps param_group_field previous_checkpoint_step total_steps
@@ -201,6 +171,9 @@ def test_the_state_has_the_documented_keys_and_is_plain_json():
     """
     assert set(state) == set(documented.split())
     assert json.loads(json.dumps(state)) == state
+    for num_steps, noted in ((45, 44), (50, 94)):
+        stepped(scheduler, num_steps)
+        assert scheduler.previous_checkpoint_step == noted
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 10, 45, 46, 49, 50, 51, 97, 100, 105])
@@ -241,24 +214,15 @@ def test_a_continuation_is_a_fresh_stable_phase_of_the_new_length_without_warmup
     assert curve[50] == [base * 0.1 for base in BASES]
 
 
-def test_a_continuation_that_was_primed_before_loading_stays_primed():
-    earlier = wsd(100)
-    stepped(earlier, 90)
-    continued = wsd(50, is_continuation_from_checkpoint=True)
-    continued.step()
-    continued.load_state_dict(earlier.state_dict())
-    assert continued.get_current_step() == 0
-
-
-def test_a_continuation_of_a_continuation_starts_over_too():
-    first = wsd(100, is_continuation_from_checkpoint=True)
-    stepped(first, 90)
-    second = wsd(100, is_continuation_from_checkpoint=True)
-    second.load_state_dict(first.state_dict())
+def test_a_continuation_stays_primed_starts_over_after_another_and_needs_no_state():
+    ordinary, first = wsd(100), wsd(100, is_continuation_from_checkpoint=True)
+    second, primed = (wsd(100, is_continuation_from_checkpoint=True) for _ in range(2))
+    primed.step()
+    for continued, earlier in ((primed, ordinary), (second, first)):
+        stepped(earlier, 90)
+        continued.load_state_dict(earlier.state_dict())
+    assert primed.get_current_step() == 0
     assert stepped(second, 100) == stepped(wsd(100), 100)
-
-
-def test_a_continuation_without_a_state_is_a_fresh_stable_phase():
     scheduler = wsd(100, num_warmup_steps=20, is_continuation_from_checkpoint=True)
     assert scheduler.get_updated_values(0) == scheduler.base_lr_values
 
@@ -273,7 +237,7 @@ def test_a_state_with_missing_keys_leaves_the_rest_as_it_was(is_continuation):
     assert scheduler.decay_phase_ratio == 0.2
 
 
-def test_create_scheduler_fn_leaves_the_counts_to_the_trainer():
+def test_create_scheduler_fn_leaves_the_counts_to_the_trainer_and_needs_none_with_numbers():
     create = WSDLrScheduler.create_scheduler_fn(num_warmup_epochs=2)
     per_epoch = TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH
     assert isinstance(create, partial)
@@ -281,8 +245,5 @@ def test_create_scheduler_fn_leaves_the_counts_to_the_trainer():
     assert create.keywords["num_update_steps_per_epoch"] is per_epoch
     assert create.keywords["num_warmup_steps"] == per_epoch * 2
     assert WSDLrScheduler.create_scheduler_fn().keywords["num_warmup_steps"] is None
-
-
-def test_create_scheduler_fn_with_numbers_needs_no_trainer():
     scheduler = WSDLrScheduler.create_scheduler_fn(4, 25, num_warmup_epochs=1, lr_min=0.1)(two_groups(*BASES))
     assert scheduler.state_dict() == wsd(100, num_warmup_steps=25, lr_min=0.1).state_dict()
