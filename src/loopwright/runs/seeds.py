@@ -60,11 +60,6 @@ class SeedRun:
         return None if value is None else metric_text(value, None if bounds is None else tuple(bounds))
 
 
-def seeds_of(settings: Settings) -> list[int]:
-    """Return the seeds that the settings ask for, in order."""
-    return [settings.training.seed + offset for offset in range(settings.args.seeds)]
-
-
 def with_seed(settings: Settings, seed: int) -> Settings:
     """Return an independent copy of the settings with one of the seeds.
 
@@ -97,7 +92,7 @@ class Seeds:
         self._command = command
         self._plan: DataPlan | None = None
         self._updates: int | None = None
-        self.seeds = seeds_of(settings)
+        self.seeds = [settings.training.seed + offset for offset in range(settings.args.seeds)]
         if len(self.seeds) > 1 and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
             raise InputError(
                 "args.value",

@@ -62,23 +62,19 @@ class NotebookBar:
         self.nudge()
 
     def update(self, count: int) -> None:
-        """Add to the count."""
         self._bar.update(count)
 
     def nudge(self) -> None:
-        """Update the text."""
         self._bar.set_description_str(self._compose(int(self._bar.n), None), refresh=False)
 
     def clear(self) -> None:
         """Do nothing: output of a notebook does not disturb its bar."""
 
     def refresh(self) -> None:
-        """Redraw the bar."""
         self.nudge()
         self._bar.refresh()
 
     def close(self) -> None:
-        """Remove the bar."""
         self._bar.close()
 
 
