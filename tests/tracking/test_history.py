@@ -63,24 +63,23 @@ def history():
 
 def test_a_new_history_is_empty_and_in_epoch_1():
     history = InMemoryRunHistory()
-    assert history.current_epoch == 1
-    assert history.get_metric_names() == set()
-    assert history.metric_name_prefix == ""
-    assert history.latest() == {}
+    assert (history.current_epoch, history.metric_name_prefix) == (1, "")
+    assert (history.get_metric_names(), history.latest()) == (set(), {})
+    history._increment_epoch()
+    assert history.current_epoch == 2
+    history._set_epoch(7)
+    assert history.current_epoch == 7
 
 
-def test_values_are_kept_as_given_and_in_order(history):
-    assert history.get_metric_values("loss") == [2.0, 1.0]
+def test_values_are_kept_as_given_and_in_order_and_what_is_returned_belongs_to_the_caller(history):
+    for _ in range(2):
+        assert history.get_metric_values("loss") == [2.0, 1.0]
+        assert history.get_metric_names() == {"loss", "accuracy"}
+        history.get_metric_values("loss").append(99)
+        history.get_metric_names().add("other")
     assert history.get_latest_metric("loss") == 1.0
     assert history.get_latest_metric("accuracy") == {"top1": 0.5}
-    assert history.get_metric_names() == {"loss", "accuracy"}
-
-
-def test_what_is_returned_belongs_to_the_caller(history):
-    history.get_metric_values("loss").append(99)
-    history.get_metric_names().add("other")
-    assert history.get_metric_values("loss") == [2.0, 1.0]
-    assert history.get_metric_names() == {"loss", "accuracy"}
+    assert list(history.latest().items()) == [("accuracy", {"top1": 0.5}), ("loss", 1.0)], "in alphabetical order"
 
 
 def test_the_error_for_an_unknown_metric_lists_the_recorded_ones(history):
@@ -88,6 +87,8 @@ def test_the_error_for_an_unknown_metric_lists_the_recorded_ones(history):
         history.get_latest_metric("f1")
     with pytest.raises(ValueError, match="the metric f1. Nothing has been recorded yet"):
         InMemoryRunHistory().get_latest_metric("f1")
+    with pytest.raises(KeyError, match="f1.*accuracy, loss"):
+        history.delete_metric("f1")
 
 
 def test_a_metric_whose_latest_value_is_none_or_zero_is_still_recorded():
@@ -98,26 +99,18 @@ def test_a_metric_whose_latest_value_is_none_or_zero_is_still_recorded():
     assert history.latest() == {"none": None, "zero": 0}
 
 
-def test_the_prefix_goes_in_front_of_updates_only(history):
+def test_the_prefix_goes_in_front_of_updates_only_until_none_is_set(history):
     history.set_metric_name_prefix("ema_")
     history.update_metric("loss", 7.0)
     assert history.metric_name_prefix == "ema_"
     assert history.get_latest_metric("loss") == 1.0
     assert history.get_latest_metric("ema_loss") == 7.0
-    history.delete_metric("loss")
-    assert history.get_metric_names() == {"ema_loss", "accuracy"}
-
-
-def test_the_prefix_is_taken_away_by_setting_none(history):
-    history.set_metric_name_prefix("ema_")
     history.set_metric_name_prefix()
     history.update_metric("loss", 0.5)
     assert history.get_metric_values("loss") == [2.0, 1.0, 0.5]
-
-
-def test_deleting_an_unknown_metric_is_a_key_error_that_lists_the_recorded_ones(history):
-    with pytest.raises(KeyError, match="f1.*accuracy, loss"):
-        history.delete_metric("f1")
+    history.set_metric_name_prefix("ema_")
+    history.delete_metric("loss")
+    assert history.get_metric_names() == {"ema_loss", "accuracy"}
 
 
 def test_reset_goes_back_to_a_new_history_prefix_included(history):
@@ -125,17 +118,6 @@ def test_reset_goes_back_to_a_new_history_prefix_included(history):
     history._increment_epoch()
     history.reset()
     assert history.state_dict() == InMemoryRunHistory().state_dict()
-
-
-def test_the_epoch_can_be_counted_and_set(history):
-    history._increment_epoch()
-    assert history.current_epoch == 2
-    history._set_epoch(7)
-    assert history.current_epoch == 7
-
-
-def test_latest_has_the_last_value_of_every_metric_in_alphabetical_order(history):
-    assert list(history.latest().items()) == [("accuracy", {"top1": 0.5}), ("loss", 1.0)]
 
 
 def test_a_run_history_cannot_be_made_without_its_abstract_methods():
@@ -167,22 +149,13 @@ def test_a_saved_history_is_restored_whole_by_any_implementation(history_class):
     assert restored.latest() == {"ema_loss": 1.0, "loss": 2.0}
 
 
-def test_saved_state_lists_metrics_in_an_order_that_no_process_changes(history):
-    assert list(history.state_dict()["metrics"]) == ["accuracy", "loss"]
-
-
-def test_saved_state_does_not_change_when_the_history_continues(history):
-    state = history.state_dict()
-    history.update_metric("loss", 0.0)
-    assert state["metrics"]["loss"] == [2.0, 1.0]
-
-
-def test_a_restored_history_does_not_share_its_lists_with_the_state(history):
-    state = history.state_dict()
-    restored = InMemoryRunHistory()
+def test_saved_state_is_sorted_and_shared_with_no_history(history):
+    state, restored = history.state_dict(), InMemoryRunHistory()
+    assert list(state["metrics"]) == ["accuracy", "loss"]
     restored.load_state_dict(state)
-    restored.update_metric("loss", 0.0)
-    assert state["metrics"]["loss"] == [2.0, 1.0]
+    for each in (history, restored):
+        each.update_metric("loss", 0.0)
+        assert state["metrics"]["loss"] == [2.0, 1.0]
 
 
 def test_an_incomplete_state_is_refused_before_anything_is_lost(history):

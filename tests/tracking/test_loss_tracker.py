@@ -4,6 +4,7 @@ import json
 import math
 import struct
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -31,11 +32,19 @@ def bits(number):
     return "nan" if math.isnan(number) else struct.pack("<d", number)
 
 
+def tracked(*updates):
+    """A tracker after updates with these arguments."""
+    tracker = LossTracker()
+    for arguments in updates:
+        tracker.update(*arguments)
+    return tracker
+
+
 def test_a_new_tracker_has_an_average_of_zero():
     tracker = LossTracker()
-    assert tracker.average == 0
-    assert (tracker.loss_value, tracker.total_loss, tracker.running_count) == (0, 0, 0)
+    assert (tracker.average, tracker.loss_value, tracker.total_loss, tracker.running_count) == (0, 0, 0, 0)
     assert tracker.first_nonfinite() is None
+    assert tracker.device_totals("cpu").tolist() == [0.0, 0.0]
 
 
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(1, 512)), min_size=1, max_size=200))
@@ -53,129 +62,92 @@ def test_floats_are_summed_in_plain_python_arithmetic(updates):
     assert tracker.loss_value == updates[-1][0]
 
 
-def test_the_batch_size_is_1_unless_given():
-    tracker = LossTracker()
-    tracker.update(3.0)
-    tracker.update(torch.tensor(5.0))
-    assert tracker.running_count == 2
-    assert tracker.average == 4.0
+@pytest.mark.parametrize(
+    ("updates", "count", "total"),
+    [
+        pytest.param([(3.0,), (torch.tensor(5.0),)], 2, 8.0, id="one item unless given"),
+        pytest.param([(2.0, torch.tensor(3)), (torch.tensor(6.0), 1)], 4, 12.0, id="integer tensor"),
+        pytest.param([(2.0, torch.tensor(3.0)), (torch.tensor(6.0), 1)], 4, 12.0, id="float tensor"),
+        pytest.param([(2.0, torch.tensor([3])), (torch.tensor(6.0), 1)], 4, 12.0, id="tensor of one"),
+        pytest.param([(2.0, torch.tensor([1, 2])), (torch.tensor(6.0), 1)], 4, 12.0, id="tensor of two"),
+        pytest.param(
+            [(torch.tensor(1.0), torch.tensor(2**24 + 1)), (torch.tensor(1.0), torch.tensor(0.5))],
+            2**24 + 1.5,
+            2**24 + 1.5,
+            id="more than float32 counts",
+        ),
+        pytest.param([(np.float32(1e8),), (np.float32(1.0),)], 2, 100_000_001.0, id="numpy keeps 64 bits"),
+        pytest.param([(1.0, 0)], 0, 0.0, id="no item"),
+    ],
+)
+def test_losses_are_weighted_by_the_number_of_items(updates, count, total):
+    tracker = tracked(*updates)
+    assert (tracker.running_count, tracker.total_loss) == (count, total)
+    assert tracker.average == total / count if count else math.isnan(tracker.average)
 
 
 def test_tensors_give_the_same_bits_as_their_values_as_floats():
     losses = torch.randn(200, generator=torch.Generator().manual_seed(0))
-    on_device, on_host = LossTracker(), LossTracker()
-    for index, loss in enumerate(losses):
-        on_device.update(loss, index % 7 + 1)
-        on_host.update(loss.item(), index % 7 + 1)
-    assert bits(on_device.total_loss) == bits(on_host.total_loss)
-    assert bits(on_device.average) == bits(on_host.average)
-    assert bits(on_device.loss_value) == bits(on_host.loss_value)
+    on_device = tracked(*((loss, index % 7 + 1) for index, loss in enumerate(losses)))
+    on_host = tracked(*((loss.item(), index % 7 + 1) for index, loss in enumerate(losses)))
+    for name in ("total_loss", "average", "loss_value"):
+        assert bits(getattr(on_device, name)) == bits(getattr(on_host, name)), name
     assert on_device.running_count == on_host.running_count
 
 
 def test_what_is_read_is_a_python_number():
-    tracker = LossTracker()
-    tracker.update(torch.tensor(1.5, dtype=torch.bfloat16), torch.tensor(4))
-    assert type(tracker.average) is float
-    assert type(tracker.total_loss) is float
-    assert type(tracker.loss_value) is float
-    assert type(tracker.running_count) is int
+    tracker = tracked((torch.tensor(1.5, dtype=torch.bfloat16), torch.tensor(4)))
+    numbers = tracker.average, tracker.total_loss, tracker.loss_value, tracker.running_count
+    assert [type(number) for number in numbers] == [float, float, float, int]
 
 
 def test_low_precision_losses_are_summed_in_64_bits():
-    tracker = LossTracker()
-    for _ in range(10_000):
-        tracker.update(torch.tensor(0.1, dtype=torch.float16))
-    assert tracker.average == pytest.approx(torch.tensor(0.1, dtype=torch.float16).item(), rel=1e-12)
-
-
-def test_a_numpy_float_does_not_lower_the_precision_of_the_sum():
-    numpy = pytest.importorskip("numpy")
-    tracker = LossTracker()
-    tracker.update(numpy.float32(1e8))
-    tracker.update(numpy.float32(1.0))
-    assert float(tracker.total_loss) == 100_000_001.0
+    loss = torch.tensor(0.1, dtype=torch.float16)
+    assert tracked(*[(loss,)] * 10_000).average == pytest.approx(loss.item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(1,), (4,), (2, 2), (1, 1, 1)])
 def test_a_loss_with_dimensions_counts_as_its_mean(shape):
     loss = torch.arange(float(math.prod(shape))).reshape(shape)
-    tracker = LossTracker()
-    tracker.update(loss, 10)
-    assert tracker.loss_value == loss.mean().item()
-    assert tracker.total_loss == loss.mean().item() * 10
-
-
-@pytest.mark.parametrize("count", [torch.tensor(3), torch.tensor(3.0), torch.tensor([3]), torch.tensor([1, 2])])
-def test_items_may_be_counted_by_a_tensor(count):
-    tracker = LossTracker()
-    tracker.update(2.0, count)
-    tracker.update(torch.tensor(6.0), 1)
-    assert tracker.running_count == 4
-    assert tracker.average == 3.0
-
-
-def test_large_item_counts_stay_exact():
-    tracker = LossTracker()
-    tracker.update(torch.tensor(1.0), torch.tensor(2**24 + 1))
-    tracker.update(torch.tensor(1.0), torch.tensor(0.5))
-    assert tracker.running_count == 2**24 + 1.5
+    tracker = tracked((loss, 10))
+    assert (tracker.loss_value, tracker.total_loss) == (loss.mean().item(), loss.mean().item() * 10)
 
 
 def test_losses_of_several_types_may_follow_each_other():
-    tracker = LossTracker()
-    expected = 0.0
-    for index in range(150):
-        dtype = [torch.float32, torch.float64, torch.bfloat16][index % 3]
-        loss = torch.tensor(index / 7, dtype=dtype)
-        tracker.update(loss)
-        tracker.update(index / 3)
-        expected += loss.item()
-        expected += index / 3
-    assert tracker.total_loss == expected
+    dtypes = [torch.float32, torch.float64, torch.bfloat16]
+    losses = [loss for i in range(150) for loss in (torch.tensor(i / 7, dtype=dtypes[i % 3]), i / 3)]
+    assert tracked(*((loss,) for loss in losses)).total_loss == sum(float(loss) for loss in losses)
 
 
 def test_no_graph_is_kept_alive():
     weight = torch.ones((), requires_grad=True)
-    tracker = LossTracker()
-    tracker.update(weight * 2, weight * 3)
+    tracker = tracked((weight * 2, weight * 3))
     assert not any(tensor.requires_grad for entry in tracker._pending for tensor in entry)
     assert tracker.total_loss == 6.0
 
 
 def test_writing_to_a_loss_after_the_update_changes_nothing():
-    static_buffer = torch.zeros(())
-    static_count = torch.zeros((), dtype=torch.int64)
-    tracker = LossTracker()
-    for value in [1.0, 2.0, 6.0]:
-        static_buffer.fill_(value)
-        static_count.fill_(2)
-        tracker.update(static_buffer, static_count)
+    loss, count, tracker = torch.zeros(()), torch.zeros((), dtype=torch.int64), LossTracker()
+    for value in (1.0, 2.0, 6.0):
+        tracker.update(loss.fill_(value), count.fill_(2))
     assert tracker.average == 3.0
 
 
 def test_updates_never_wait_for_the_device():
     losses = [torch.ones((), requires_grad=True), torch.ones(3)]
     counts = [2, torch.tensor(2), torch.tensor([2.0])]
-    tracker = LossTracker()
     with CountHostReads() as counter:
-        for index in range(500):
-            tracker.update(losses[index % 2], counts[index % 3])
+        tracker = tracked(*((losses[index % 2], counts[index % 3]) for index in range(500)))
     assert counter.num_operators > 500
     assert counter.num_host_reads == 0
     assert tracker.running_count == 1000
-
-
-def test_the_counter_of_host_reads_sees_one():
     with CountHostReads() as counter:
         torch.ones(()).item()
-    assert counter.num_host_reads == 1
+    assert counter.num_host_reads == 1, "the counter sees a read"
 
 
 def test_few_small_tensors_are_held_however_long_nothing_is_read():
-    tracker = LossTracker()
-    for _ in range(6400):
-        tracker.update(torch.ones(()), torch.ones(()))
+    tracker = tracked(*[(torch.ones(()), torch.ones(()))] * 6400)
     assert len(tracker._pending) < 64
     assert len(tracker._folded) == 100
     assert tracker.average == 1.0
@@ -219,29 +191,19 @@ def test_reading_saving_and_restoring_anywhere_never_changes_a_bit(updates):
 
 
 def test_an_incomplete_state_is_refused_before_anything_is_lost():
-    tracker = LossTracker()
-    tracker.update(torch.tensor(2.0))
+    tracker = tracked((torch.tensor(2.0),))
     with pytest.raises(KeyError, match="total_loss"):
         tracker.load_state_dict({"loss_value": 1.0})
     assert tracker.average == 2.0
 
 
-def test_restoring_drops_what_was_put_aside():
-    tracker = LossTracker()
-    state = tracker.state_dict()
-    for _ in range(100):
-        tracker.update(torch.tensor(2.0))
-    tracker.load_state_dict(state)
-    assert tracker.running_count == 0
-
-
-def test_reset_forgets_everything():
-    tracker = LossTracker()
-    for _ in range(100):
-        tracker.update(torch.tensor(math.nan))
-    tracker.reset()
-    assert tracker.state_dict() == LossTracker().state_dict()
-    assert tracker.average == 0
+def test_restoring_and_resetting_drop_what_was_put_aside():
+    restored, reset = (tracked(*[(torch.tensor(loss),)] * 100) for loss in (2.0, math.nan))
+    restored.load_state_dict(LossTracker().state_dict())
+    assert restored.running_count == 0
+    reset.reset()
+    assert reset.state_dict() == LossTracker().state_dict()
+    assert reset.average == 0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -249,55 +211,34 @@ def test_reset_forgets_everything():
 @pytest.mark.parametrize("index", [0, 5, 63, 64, 130])
 def test_the_first_non_finite_loss_is_found_by_its_index(bad, wrap, index):
     tracker = LossTracker()
-    for position in range(index):
-        tracker.update(wrap(1.0), 4)
-        if position == 3:
+    for position, loss in enumerate([1.0] * index + [bad, 1.0, math.nan]):
+        tracker.update(wrap(loss), 4)
+        if position == 3 < index:
             assert tracker.first_nonfinite() is None
-    tracker.update(wrap(bad), 4)
-    tracker.update(wrap(1.0), 4)
-    tracker.update(wrap(math.nan), 4)
     assert tracker.first_nonfinite() == index
     assert not math.isfinite(tracker.average)
 
 
 def test_the_index_of_the_first_non_finite_loss_counts_on_after_a_restore():
-    tracker = LossTracker()
-    for _ in range(3):
-        tracker.update(torch.tensor(1.0))
     restored = LossTracker()
-    restored.load_state_dict(tracker.state_dict())
+    restored.load_state_dict(tracked(*[(torch.tensor(1.0),)] * 3).state_dict())
     restored.update(torch.tensor(math.inf))
     assert restored.first_nonfinite() == 3
 
 
-def test_updates_without_a_single_item_average_to_nan():
-    tracker = LossTracker()
-    tracker.update(1.0, 0)
-    assert math.isnan(tracker.average)
-
-
 def test_the_totals_can_be_summed_over_processes():
-    first, second = LossTracker(), LossTracker()
-    first.update(torch.tensor(1.0), 1)
-    second.update(torch.tensor(5.0), 3)
+    first, second = tracked((torch.tensor(1.0), 1)), tracked((torch.tensor(5.0), 3))
     totals = first.device_totals(torch.device("cpu")) + second.device_totals("cpu")
     assert totals.dtype == torch.float64
     assert totals.tolist() == [16.0, 4.0]
 
 
-def test_the_totals_of_an_empty_tracker_are_zero():
-    assert LossTracker().device_totals("cpu").tolist() == [0.0, 0.0]
-
-
 @pytest.mark.gpu
 def test_updates_never_wait_for_a_cuda_device():
-    loss = torch.tensor(0.5, device="cuda")
-    count = torch.tensor(3, device="cuda")
-    tracker = LossTracker()
+    loss, count = torch.tensor(0.5, device="cuda"), torch.tensor(3, device="cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for _ in range(500):
-            tracker.update(loss, count)
+        tracker = tracked(*[(loss, count)] * 500)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert tracker.average == 0.5

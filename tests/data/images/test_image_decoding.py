@@ -1,6 +1,7 @@
 """Every kind of image file becomes the same upright RGB pixels, and every kind of broken one an error that names it."""
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,20 +43,15 @@ def test_paths_bytes_and_opened_images_give_the_same_pixels(tmp_path):
         np.testing.assert_array_equal(pixels(source), picture())
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_exif_orientation_is_applied_as_pillow_does(orientation):
+@pytest.mark.parametrize("orientation", [*range(1, 9), 17])
+def test_the_exif_orientation_is_applied_as_pillow_does_if_it_exists(orientation):
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
-    data = encoded(Image.fromarray(picture()), "JPEG", exif=exif, quality=95)
-    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
-    assert expected.size == ((WIDTH, HEIGHT) if orientation < 5 else (HEIGHT, WIDTH))
+    kind = {"kind": "JPEG", "quality": 95} if orientation < 9 else {"kind": "PNG"}
+    data = encoded(Image.fromarray(picture()), exif=exif, **kind)
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data))) if orientation < 9 else Image.fromarray(picture())
+    assert expected.size == ((HEIGHT, WIDTH) if 5 <= orientation < 9 else (WIDTH, HEIGHT))
     np.testing.assert_array_equal(pixels(data), np.asarray(expected))
-
-
-def test_an_orientation_that_does_not_exist_is_ignored():
-    exif = Image.Exif()
-    exif[ORIENTATION] = 17
-    assert pixels(encoded(Image.fromarray(picture()), "PNG", exif=exif)).tolist() == picture().tolist()
 
 
 @pytest.mark.parametrize("mode", ["L", "1"])
@@ -74,37 +70,31 @@ def test_a_palette_image_shows_its_colours_and_transparent_ones_as_white():
         assert pixels(encoded(image, transparency=transparency)).tolist() == [[[255, 255, 255], [10, 20, 30]]]
 
 
-def test_alpha_is_laid_over_white():
-    image = Image.new("RGBA", (3, 1))
-    image.putdata([(100, 0, 0, 255), (100, 0, 0, 0), (100, 0, 0, 51)])
-    assert pixels(encoded(image)).tolist() == [[[100, 0, 0], [255, 255, 255], [224, 204, 204]]]
+@pytest.mark.parametrize(
+    ("mode", "colors", "expected"),
+    [
+        ("RGBA", [(100, 0, 0, 255), (100, 0, 0, 0), (100, 0, 0, 51)], [[100, 0, 0], [255] * 3, [224, 204, 204]]),
+        ("LA", [(100, 255), (100, 0)], [[100] * 3, [255] * 3]),
+    ],
+)
+def test_alpha_is_laid_over_white(mode, colors, expected):
+    image = Image.new(mode, (len(colors), 1))
+    image.putdata(colors)
+    assert pixels(encoded(image)).tolist() == [expected]
 
 
-def test_grey_with_alpha_is_laid_over_white():
-    image = Image.new("LA", (2, 1))
-    image.putdata([(100, 255), (100, 0)])
-    assert pixels(encoded(image)).tolist() == [[[100] * 3, [255] * 3]]
-
-
-@pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_the_one_transparent_colour_of_an_image_becomes_white(mode):
+@pytest.mark.parametrize(("mode", "transparent", "black"), [("L", 7, 0), ("RGB", (7, 7, 7), (0, 0, 0))])
+def test_the_one_transparent_colour_of_an_image_becomes_white(mode, transparent, black):
     image = Image.new(mode, (2, 1))
-    color = (7,) * len(mode)
-    image.putdata([color if len(mode) > 1 else 7, color if len(mode) > 1 else 7])
-    image.putpixel((1, 0), 0 if mode == "L" else (0, 0, 0))
-    transparent = 7 if mode == "L" else (7, 7, 7)
+    image.putdata([transparent, black])
     assert pixels(encoded(image, transparency=transparent)).tolist() == [[[255] * 3, [0] * 3]]
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
-def test_16_bits_are_scaled_to_8_by_their_whole_range(kind):
+def test_16_bits_are_scaled_to_8_by_their_whole_range_and_a_dark_image_stays_dark(kind):
     values = np.array([[0, 257, 128 * 257, 65535]], dtype=np.uint16)
     assert pixels(encoded(Image.fromarray(values), kind))[0, :, 0].tolist() == [0, 1, 128, 255]
-
-
-def test_a_dark_16_bit_image_stays_dark():
-    values = np.full((2, 2), 200, dtype=np.uint16)
-    assert pixels(encoded(Image.fromarray(values))).max() == 1
+    assert pixels(encoded(Image.fromarray(np.full((2, 2), 200, dtype=np.uint16)), kind)).max() == 1
 
 
 @pytest.mark.parametrize(
@@ -126,37 +116,31 @@ def test_a_cmyk_jpeg_has_the_colours_it_was_made_of():
 # ------------------------------------------------------------------------------------------------------- masks
 
 
-def ids() -> np.ndarray:
-    return (np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) % 7).astype(np.uint8)
+IDS = (np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) % 7).astype(np.uint8)
+PALETTE = Image.fromarray(IDS)
+PALETTE.putpalette([value for index in range(7) for value in (255 - index, index * 3, 90)])
 
 
-def test_a_grey_mask_gives_its_values():
-    mask = decode_mask(encoded(Image.fromarray(ids())))
+@pytest.mark.parametrize(
+    ("image", "options", "mode", "expected"),
+    [
+        (Image.fromarray(IDS), {}, "L", IDS),
+        (PALETTE, {}, "P", IDS),
+        (PALETTE, {"transparency": 0}, "P", IDS),
+        (Image.fromarray(IDS.astype(np.uint16) * 1000), {}, "I;16", IDS.astype(np.uint16) * 1000),
+        (Image.fromarray(IDS % 2 * 255).convert("1"), {}, "1", IDS % 2),
+        (Image.fromarray(np.stack([IDS] * 3, axis=2)), {}, "RGB", IDS),
+    ],
+    ids=["grey", "palette", "transparent palette", "16 bits", "one bit", "equal channels"],
+)
+def test_a_mask_gives_its_values_or_indices_and_not_its_colours(image, options, mode, expected):
+    assert image.mode == mode
+    mask = decode_mask(encoded(image, **options))
     assert mask.dtype == np.int32
-    np.testing.assert_array_equal(mask, ids())
+    np.testing.assert_array_equal(mask, expected)
 
 
-def test_a_palette_mask_gives_its_indices_and_not_its_colours():
-    image = Image.fromarray(ids())
-    image.putpalette([value for index in range(7) for value in (255 - index, index * 3, 90)])
-    assert image.mode == "P"
-    np.testing.assert_array_equal(decode_mask(encoded(image)), ids())
-    np.testing.assert_array_equal(decode_mask(encoded(image, transparency=0)), ids())
-
-
-def test_a_16_bit_mask_keeps_ids_beyond_255():
-    wide = ids().astype(np.uint16) * 1000
-    np.testing.assert_array_equal(decode_mask(encoded(Image.fromarray(wide))), wide)
-
-
-def test_a_one_bit_mask_gives_zeros_and_ones():
-    image = Image.fromarray(ids() % 2 * 255).convert("1")
-    np.testing.assert_array_equal(decode_mask(encoded(image)), ids() % 2)
-
-
-def test_a_colour_mask_counts_only_if_its_channels_agree(tmp_path):
-    grey = np.stack([ids()] * 3, axis=2)
-    np.testing.assert_array_equal(decode_mask(encoded(Image.fromarray(grey))), ids())
+def test_a_mask_of_colours_is_refused(tmp_path):
     path = tmp_path / "colours.png"
     path.write_bytes(encoded(Image.fromarray(picture())))
     with pytest.raises(DataError, match=r"colours\.png is a colour image \(RGB\), where a mask of class ids"):
@@ -191,19 +175,18 @@ def test_what_is_not_an_image_is_a_data_error_that_names_the_path(tmp_path, cont
             decode(str(path))
 
 
-def test_a_missing_file_is_said_to_be_missing(tmp_path):
-    with pytest.raises(DataError, match=r"there is no image .*gone\.png"):
-        decode_image(tmp_path / "gone.png")
-
-
-def test_broken_bytes_are_named_by_their_number():
-    with pytest.raises(DataError, match="an image of 1,200 bytes cannot be read"):
-        decode_image(b"x" * 1200)
-
-
-def test_something_else_is_refused_with_what_was_expected():
-    with pytest.raises(DataError, match="an image is a path, bytes or an opened Pillow image, got int"):
-        decode_image(3)
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (Path("folder/gone.png"), r"there is no image folder/gone\.png"),
+        (b"x" * 1200, "an image of 1,200 bytes cannot be read"),
+        (3, "an image is a path, bytes or an opened Pillow image, got int"),
+    ],
+    ids=["missing", "broken bytes", "something else"],
+)
+def test_what_cannot_be_opened_is_named(source, message):
+    with pytest.raises(DataError, match=message):
+        decode_image(source)
 
 
 @pytest.mark.filterwarnings("ignore:::PIL")  # it warns of what is odd in a file

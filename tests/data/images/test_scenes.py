@@ -83,24 +83,21 @@ def test_the_polygons_of_one_object_are_joined_and_objects_are_kept_apart():
 
 def test_an_object_without_a_segment_gets_its_box():
     boxes = np.array([[2.2, 3, 10, 12.6]], dtype=np.float32)
-    mask = rasterize([None], (HEIGHT, WIDTH), boxes)
-    assert boxes_of_masks(mask).tolist() == [[2, 3, 10, 13]]
+    assert boxes_of_masks(rasterize([None], (HEIGHT, WIDTH), boxes)).tolist() == [[2, 3, 10, 13]]
     assert not rasterize([None], (HEIGHT, WIDTH)).any()
-
-
-def test_no_segments_give_no_masks():
     assert rasterize([], (HEIGHT, WIDTH)).shape == (0, HEIGHT, WIDTH)
 
 
-@pytest.mark.parametrize("segment", [[], "abc", 3])
-def test_a_segment_of_another_kind_is_refused(segment):
-    with pytest.raises(DataError, match="a segment must be a list of polygons, a run-length encoding or None, got"):
+@pytest.mark.parametrize(
+    ("segment", "message"),
+    [
+        *[(other, "must be a list of polygons, a run-length encoding or None, got") for other in ([], "abc", 3)],
+        ({"size": [4, 4], "counts": [16]}, r"the \(height, width\) \[4, 4\], its image \[30, 40\]"),
+    ],
+)
+def test_a_segment_of_another_kind_or_size_is_refused(segment, message):
+    with pytest.raises(DataError, match=message):
         rasterize([segment], (HEIGHT, WIDTH))
-
-
-def test_an_encoding_of_another_size_than_the_image_is_refused():
-    with pytest.raises(DataError, match=r"the \(height, width\) \[4, 4\], its image \[30, 40\]"):
-        rasterize([{"size": [4, 4], "counts": [16]}], (HEIGHT, WIDTH))
 
 
 def test_a_missing_package_is_reported_with_the_line_that_installs_it(monkeypatch):
@@ -126,27 +123,20 @@ def test_boxes_of_masks_are_the_smallest_around_them():
 
 
 def test_a_row_with_objects_gives_boxes_classes_and_crowd_and_masks_only_when_asked():
-    square = [[2, 2, 6, 2, 6, 6, 2, 6]]
-    objects = {
-        "boxes": [[2, 2, 6, 6], [0, 0, 9, 8]],
-        "classes": [3, 1],
-        "segments": [square, None],
-        "crowd": [False, True],
-    }
+    segments = [[[2, 2, 6, 2, 6, 6, 2, 6]], None]
+    boxes = [[2, 2, 6, 6], [0, 0, 9, 8]]
+    objects = {"boxes": boxes, "classes": [3, 1], "segments": segments, "crowd": [False, True]}
     row = {"image": blank(), "objects": objects}
     scene = load_scene(row)
-    assert scene.boxes.tolist() == objects["boxes"] and scene.classes.tolist() == [3, 1]
+    assert scene.boxes.tolist() == boxes and scene.classes.tolist() == [3, 1]
     assert scene.crowd.tolist() == [False, True] and scene.masks is None and scene.num_objects == 2
-    assert boxes_of_masks(load_scene(row, with_masks=True).masks).tolist() == objects["boxes"]
+    assert boxes_of_masks(load_scene(row, with_masks=True).masks).tolist() == boxes
 
 
-def test_a_row_without_objects_is_an_empty_scene():
+def test_a_row_without_objects_is_an_empty_scene_and_an_image_alone_has_nothing_else():
     scene = load_scene({"image": blank(), "objects": {"boxes": [], "classes": []}}, with_masks=True)
     assert scene.num_objects == 0
     assert scene.boxes.shape == (0, 4) and scene.masks.shape == (0, HEIGHT, WIDTH) and scene.crowd.shape == (0,)
-
-
-def test_a_row_with_an_image_alone_has_nothing_else():
     scene = load_scene({"image": blank(), "label": 3})
     assert scene.size == (HEIGHT, WIDTH) and scene.num_objects == 0
     assert (scene.boxes, scene.masks, scene.semantic) == (None, None, None)
@@ -171,20 +161,13 @@ def test_a_mask_of_another_size_than_its_image_is_refused(tmp_path):
     ("known", "expected"),
     [
         ({"boxes": np.zeros((2, 4)), "classes": np.zeros(1)}, r"one box, class, mask and crowd flag .*'classes': 1"),
-        (
-            {"masks": np.zeros((1, 5, 5), bool)},
-            r"masks must have .* got \(5, 5\) instead of \(4, 6\)",
-        ),
+        ({"masks": np.zeros((1, 5, 5), bool)}, r"masks must have .* got \(5, 5\) instead of \(4, 6\)"),
         ({"semantic": np.zeros((6, 4), int)}, r"semantic must have the height and width of the image"),
+        ({"image": np.zeros((4, 6), np.uint8)}, r"must be uint8 with the shape \(height, width, 3\), got"),
+        ({"image": np.zeros((4, 6, 3))}, r"must be uint8 with the shape \(height, width, 3\), got"),
     ],
-    ids=["counts", "size of masks", "size of ids"],
+    ids=["counts", "size of masks", "size of ids", "grey", "floats"],
 )
 def test_a_scene_whose_parts_do_not_fit_is_refused(known, expected):
     with pytest.raises(DataError, match=expected):
-        Scene(np.zeros((4, 6, 3), np.uint8), **known)
-
-
-@pytest.mark.parametrize("image", [np.zeros((4, 6), np.uint8), np.zeros((4, 6, 3))], ids=["grey", "floats"])
-def test_a_scene_takes_only_bytes_in_three_channels(image):
-    with pytest.raises(DataError, match=r"must be uint8 with the shape \(height, width, 3\), got"):
-        Scene(image)
+        Scene(**{"image": np.zeros((4, 6, 3), np.uint8), **known})
