@@ -36,10 +36,8 @@ TENSORS = TensorDataset(torch.arange(20.0))
 class Read(Indices):
     """A dataset that has to be read from somewhere."""
 
-    size = 20
-
-    def __init__(self) -> None:
-        pass
+    def __init__(self):
+        super().__init__(20)
 
 
 STREAM = toys.Stream(range(20))
@@ -77,17 +75,18 @@ def test_all_cpus_count_where_there_is_no_affinity(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "dataset", [TENSORS, Subset(TENSORS, [1]), Subset(Subset(TENSORS, [1]), [0]), [1, 2], (1, 2), STREAM]
+    ("dataset", "workers"),
+    [
+        *[
+            (each, 0)
+            for each in (TENSORS, Subset(TENSORS, [1]), Subset(Subset(TENSORS, [1]), [0]), [1], (1, 2), STREAM)
+        ],
+        *[(each, 4) for each in (Read(), Subset(Read(), [1]), ConcatDataset([Read(), Read()]))],
+    ],
 )
-def test_data_in_memory_and_streams_get_no_workers(monkeypatch, dataset):
+def test_data_that_has_to_be_read_gets_workers_and_data_in_memory_and_streams_none(monkeypatch, dataset, workers):
     use_cpus(monkeypatch, 4)
-    assert default_num_workers(dataset) == 0
-
-
-@pytest.mark.parametrize("dataset", [Read(), Subset(Read(), [1]), ConcatDataset([Read(), Read()])])
-def test_data_that_has_to_be_read_gets_workers(monkeypatch, dataset):
-    use_cpus(monkeypatch, 4)
-    assert default_num_workers(dataset) == 4
+    assert default_num_workers(dataset) == workers
 
 
 def test_the_default_arguments_are_the_documented_ones(monkeypatch):
@@ -123,25 +122,25 @@ def train_defaults(monkeypatch):
     return default_loader_kwargs(Read(), 8, shuffle=True)
 
 
-def test_a_dataset_alone_gets_the_defaults(train_defaults):
-    loader = create_loader(Read(), train_defaults, None, None)
+@pytest.mark.parametrize("given", [None, {"sampler": None}, {"batch_sampler": None}])
+def test_a_dataset_alone_or_with_a_sampler_of_none_gets_the_defaults(train_defaults, given):
+    loader = create_loader(Read(), train_defaults, given, None)
     assert type(loader) is DataLoader
     assert isinstance(loader.sampler, RandomSampler)
     assert (loader.batch_size, loader.num_workers, loader.persistent_workers) == (8, 2, True)
     assert loader.worker_init_fn is worker_init_fn
 
 
-def test_given_arguments_win_over_the_defaults(train_defaults):
+def test_given_arguments_win_over_the_defaults_and_over_the_collate_function_of_the_trainer(train_defaults):
     given = {"shuffle": False, "batch_size": 3, "num_workers": 0, "drop_last": True, "collate_fn": list}
+    before = dict(given)
     loader = create_loader(Read(), train_defaults, given, tuple)
     assert isinstance(loader.sampler, SequentialSampler)
-    assert (loader.batch_size, loader.num_workers, loader.drop_last) == (3, 0, True)
-    assert loader.collate_fn is list
-    assert given == {"shuffle": False, "batch_size": 3, "num_workers": 0, "drop_last": True, "collate_fn": list}
-
-
-def test_the_collate_function_of_the_trainer_is_used_unless_one_is_given(train_defaults):
+    assert (loader.batch_size, loader.num_workers, loader.drop_last, loader.collate_fn) == (3, 0, True, list)
+    assert given == before
     assert create_loader(Read(), train_defaults, {}, tuple).collate_fn is tuple
+    ready = DataLoader(Read(), batch_size=2)
+    assert create_loader(ready, train_defaults, {"batch_size": 5}, tuple) is ready
 
 
 def test_without_workers_what_torch_refuses_beside_them_is_left_out(train_defaults):
@@ -149,25 +148,19 @@ def test_without_workers_what_torch_refuses_beside_them_is_left_out(train_defaul
     assert (loader.num_workers, loader.persistent_workers, loader.prefetch_factor) == (0, False, None)
 
 
-def test_a_sampler_takes_the_place_of_shuffling(train_defaults):
-    sampler = SequentialSampler(Read())
-    loader = create_loader(Read(), train_defaults, {"sampler": sampler}, None)
-    assert loader.sampler is sampler
-    assert loader.batch_size == 8
-
-
-def test_a_batch_sampler_takes_the_place_of_shuffling_and_batch_size(train_defaults):
-    sampler = BatchSampler(SequentialSampler(Read()), 5, drop_last=False)
-    loader = create_loader(Read(), train_defaults, {"batch_sampler": sampler}, None)
-    assert loader.batch_sampler is sampler
-    assert loader.batch_size is None
-
-
-@pytest.mark.parametrize("name", ["sampler", "batch_sampler"])
-def test_a_sampler_that_is_none_changes_nothing(train_defaults, name):
-    loader = create_loader(Read(), train_defaults, {name: None}, None)
-    assert isinstance(loader.sampler, RandomSampler)
-    assert loader.batch_size == 8
+@pytest.mark.parametrize(
+    ("name", "sampler", "batch_size"),
+    [
+        ("sampler", SequentialSampler(Read()), 8),
+        ("batch_sampler", BatchSampler(SequentialSampler(Read()), 5, drop_last=False), None),
+    ],
+)
+def test_a_sampler_takes_the_place_of_shuffling_and_that_of_batches_of_the_batch_size(
+    train_defaults, name, sampler, batch_size
+):
+    loader = create_loader(Read(), train_defaults, {name: sampler}, None)
+    assert getattr(loader, name) is sampler
+    assert loader.batch_size == batch_size
 
 
 @pytest.mark.parametrize(
@@ -186,11 +179,6 @@ def test_a_stream_is_not_shuffled_and_its_workers_do_not_live_on(train_defaults)
     loader = create_loader(STREAM, train_defaults, None, None)
     assert (loader.batch_size, loader.num_workers, loader.persistent_workers) == (8, 2, False)
     assert create_loader(STREAM, train_defaults, {"persistent_workers": True}, None).persistent_workers
-
-
-def test_a_ready_data_loader_is_passed_through(train_defaults):
-    ready = DataLoader(Read(), batch_size=2)
-    assert create_loader(ready, train_defaults, {"batch_size": 5}, tuple) is ready
 
 
 # Cutting an epoch short
@@ -214,8 +202,8 @@ def test_the_length_of_a_slice_is_what_iterating_it_gives():
     for size in (0, 2, 3, 5):
         part = DataLoaderSlice(list(range(size)), 3)
         assert len(part) == len(list(part))
-    assert len(DataLoaderSlice(iter([]), 3)) == 3  # not known: the most it can be
-    assert len(DataLoaderSlice(DataLoader(STREAM, batch_size=2), 3)) == 3
+    for unknown in (iter([]), DataLoader(STREAM, batch_size=2)):
+        assert len(DataLoaderSlice(unknown, 3)) == 3, "the most it can be"
 
 
 def test_a_slice_can_be_read_again_and_has_the_attributes_of_its_loader():
@@ -226,21 +214,23 @@ def test_a_slice_can_be_read_again_and_has_the_attributes_of_its_loader():
         _ = part.no_such_name
 
 
-def limit_of(trainer) -> int | None:
-    return trainer.callback_handler.batch_limit(trainer, training=True)
-
-
 trainer = toys.trainer_of
+
+
+def limit_of(trainer):
+    return trainer.callback_handler.batch_limit(trainer, training=True)
 
 
 def test_trainers_made_inside_the_block_are_limited_for_their_life_and_no_others(monkeypatch):
     monkeypatch.delenv(LIMIT_BATCHES_ENV_VAR, raising=False)
-    with LimitBatches(3) as block:
+    with pytest.raises(KeyError), LimitBatches(3) as block:
         inside = trainer()
         assert block.num_batches == 3
+        raise KeyError
     assert limit_of(inside) == 3
     assert isinstance(inside.callback_handler.callbacks[0], LimitBatchesCallback)
     assert limit_of(trainer()) is None
+    assert LIMIT_BATCHES_ENV_VAR not in os.environ
 
 
 @pytest.mark.parametrize("value", ["", " ", "none", "None"])
@@ -258,8 +248,7 @@ def test_an_environment_that_cannot_be_is_refused_with_what_it_holds(monkeypatch
 
 def test_blocks_nest_and_the_innermost_counts(monkeypatch):
     monkeypatch.setenv(LIMIT_BATCHES_ENV_VAR, "9")
-    outer = LimitBatches(3)
-    with outer:
+    with LimitBatches(3) as outer:
         with LimitBatches(2):
             assert limit_of(trainer()) == 2
             with outer:
@@ -267,10 +256,3 @@ def test_blocks_nest_and_the_innermost_counts(monkeypatch):
             assert limit_of(trainer()) == 2
         assert limit_of(trainer()) == 3
     assert os.environ[LIMIT_BATCHES_ENV_VAR] == "9"
-
-
-def test_a_block_that_raises_leaves_no_limit_behind(monkeypatch):
-    monkeypatch.delenv(LIMIT_BATCHES_ENV_VAR, raising=False)
-    with pytest.raises(KeyError), LimitBatches(3):
-        raise KeyError
-    assert LIMIT_BATCHES_ENV_VAR not in os.environ

@@ -1,7 +1,5 @@
 """Several sequences in one row: which ones, and that each gets what it would get alone."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -16,7 +14,7 @@ from loopwright.errors import ConfigError, DataError
 LENGTHS = (3, 9, 12, 5, 7, 1, 20)
 
 
-def sequences() -> list[dict[str, Any]]:
+def sequences():
     numbers = np.random.default_rng(0)
     return [{"input_ids": numbers.integers(3, 50, length).tolist()} for length in LENGTHS]
 
@@ -25,7 +23,7 @@ def sequences() -> list[dict[str, Any]]:
 
 
 @given(st.lists(st.integers(0, 40), max_size=80), st.integers(1, 32))
-def test_every_sample_is_in_one_row_and_no_row_is_too_long(lengths: list[int], capacity: int) -> None:
+def test_every_sample_is_in_one_row_and_no_row_is_too_long(lengths, capacity):
     groups = packed_groups(lengths, capacity)
     assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
     clipped = np.minimum(lengths, capacity)
@@ -36,12 +34,12 @@ def test_every_sample_is_in_one_row_and_no_row_is_too_long(lengths: list[int], c
     assert len(fills) < 2 or fills[0] + fills[1] > capacity or min(lengths) == 0
 
 
-def test_little_room_is_left_in_rows_of_short_sequences() -> None:
+def test_little_room_is_left_in_rows_of_short_sequences():
     lengths = np.random.default_rng(0).integers(5, 60, 2000)
     assert lengths.sum() / (len(packed_groups(lengths, 128)) * 128) > 0.99
 
 
-def test_rows_without_room_and_lengths_of_other_data_are_refused() -> None:
+def test_rows_without_room_and_lengths_of_other_data_are_refused():
     with pytest.raises(ConfigError, match="at least 1"):
         packed_groups([1], 0)
     with pytest.raises(DataError, match="2 lengths for 7 samples"):
@@ -53,20 +51,20 @@ def test_rows_without_room_and_lengths_of_other_data_are_refused() -> None:
 # -------------------------------------------------------------------------------------------------------- rows
 
 
-def test_a_row_has_positions_that_begin_again_and_no_label_for_a_first_token() -> None:
+def test_a_row_has_positions_that_begin_again_and_no_label_for_a_first_token():
     row = joined([{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9], "labels": [1, 2]}], 8)
-    assert row["input_ids"].tolist() == [5, 6, 7, 8, 9]
-    assert row["labels"].tolist() == [-100, 6, 7, -100, 2]
-    assert row["position_ids"].tolist() == [0, 1, 2, 0, 1]
-    assert row["sequence_ids"].tolist() == [0, 0, 0, 1, 1]
-
-
-def test_labels_that_are_shifted_already_stay_and_long_sequences_are_cut() -> None:
+    assert {name: row[name].tolist() for name in ("input_ids", "labels", "position_ids", "sequence_ids")} == {
+        "input_ids": [5, 6, 7, 8, 9],
+        "labels": [-100, 6, 7, -100, 2],
+        "position_ids": [0, 1, 2, 0, 1],
+        "sequence_ids": [0, 0, 0, 1, 1],
+    }
+    # Labels that are shifted already stay, and long sequences are cut.
     row = joined([{"input_ids": [5, 6, 7], "labels": [6, 7, 8]}], 2, is_shifted=True)
     assert row["input_ids"].tolist() == [5, 6] and row["labels"].tolist() == [6, 7]
 
 
-def test_every_batch_has_the_same_shapes() -> None:
+def test_every_batch_has_the_same_shapes():
     collate = PackingCollator(24, pad_id=2, makes_mask=False)
     packed = PackedDataset(sequences(), LENGTHS, 24)
     batch = collate([packed[0], packed[2]])
@@ -77,7 +75,7 @@ def test_every_batch_has_the_same_shapes() -> None:
     assert (batch["input_ids"][is_empty] == 2).all() and (batch["labels"][is_empty] == -100).all()
 
 
-def test_the_mask_lets_a_token_see_itself_and_earlier_ones_of_its_sequence() -> None:
+def test_the_mask_lets_a_token_see_itself_and_earlier_ones_of_its_sequence():
     mask = block_diagonal_mask(torch.tensor([[0, 0, 1, 1, -1]]))
     assert mask.shape == (1, 1, 5, 5) and mask.dtype == torch.float32
     expected = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]
@@ -88,7 +86,7 @@ def test_the_mask_lets_a_token_see_itself_and_earlier_ones_of_its_sequence() -> 
 # ------------------------------------------------------------------------------------------------------- models
 
 
-def model(name: str, attention: str) -> Any:
+def model(name, attention):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"vocab_size": 50, "bos_token_id": 1, "eos_token_id": 2, "attn_implementation": attention}
@@ -103,7 +101,7 @@ def model(name: str, attention: str) -> Any:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_a_packed_row_gives_each_sequence_its_own_logits_and_the_same_loss(name: str, attention: str) -> None:
+def test_a_packed_row_gives_each_sequence_its_own_logits_and_the_same_loss(name, attention):
     network, data = model(name, attention), sequences()
     packed = PackedDataset(data, sample_lengths(data), 24)
     batch = PackingCollator(24)([packed[index] for index in range(len(packed))])
@@ -124,7 +122,7 @@ def test_a_packed_row_gives_each_sequence_its_own_logits_and_the_same_loss(name:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_nothing_of_a_neighbour_reaches_a_sequence(name: str) -> None:
+def test_nothing_of_a_neighbour_reaches_a_sequence(name):
     network = model(name, "sdpa")
     collate = PackingCollator(16)
     with torch.no_grad():
@@ -135,7 +133,7 @@ def test_nothing_of_a_neighbour_reaches_a_sequence(name: str) -> None:
     assert torch.equal(*logits)
 
 
-def test_flattened_rows_have_the_positions_and_labels_of_packed_ones() -> None:
+def test_flattened_rows_have_the_positions_and_labels_of_packed_ones():
     data = sequences()[:3]
     flat, packed = DataCollatorWithFlattening()(data), joined(data, 64)
     for name in ("input_ids", "labels", "position_ids"):
@@ -143,7 +141,7 @@ def test_flattened_rows_have_the_positions_and_labels_of_packed_ones() -> None:
 
 
 @pytest.mark.slow
-def test_the_task_trains_on_packed_lines_and_refuses_to_pack_blocks(tmp_path: Any, monkeypatch: Any) -> None:
+def test_the_task_trains_on_packed_lines_and_refuses_to_pack_blocks(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     from tests.tasks.texts import FLAGS, lines, write_text
 
@@ -162,7 +160,7 @@ def test_the_task_trains_on_packed_lines_and_refuses_to_pack_blocks(tmp_path: An
         api.train("causal-lm", data=data, **{**options, "line_by_line": False}, packing=True)
 
 
-def test_packed_lines_are_the_lines_and_their_loss_is_theirs() -> None:
+def test_packed_lines_are_the_lines_and_their_loss_is_theirs():
     pytest.importorskip("transformers")
     from types import SimpleNamespace
 
@@ -173,7 +171,7 @@ def test_packed_lines_are_the_lines_and_their_loss_is_theirs() -> None:
     network = model("gpt2", "sdpa")
     data = [{"text": str(index), **each} for index, each in enumerate(sequences()[:6])]
 
-    def encode(row: Any) -> dict[str, Any]:
+    def encode(row):
         ids = np.array(row["input_ids"])
         return {"input_ids": ids[:-1], "labels": ids[1:], "num_bytes": len(ids)}
 

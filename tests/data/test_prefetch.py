@@ -3,8 +3,6 @@
 import dataclasses
 import itertools
 from collections import namedtuple
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,20 +23,20 @@ CPU = torch.device("cpu")
 class FakeCopier:
     """Copies on the CPU, and writes down in which order it was asked."""
 
-    def __init__(self, journal: list[Any]) -> None:
+    def __init__(self, journal):
         self.journal = journal
         self.tickets = itertools.count()
 
-    def start(self, batches: list[Any]) -> tuple[list[Any], Any]:
+    def start(self, batches):
         ticket = next(self.tickets)
         self.journal.append(("copy", ticket))
         return [map_tensors(batch, torch.clone) for batch in batches], ticket
 
-    def await_copies(self, moved: list[Any], ticket: Any) -> None:
+    def await_copies(self, moved, ticket):
         self.journal.append(("wait", ticket))
 
 
-def windows(count: int, journal: list[Any], fails_at: int | None = None) -> Any:
+def windows(count, journal, fails_at=None):
     for index in range(count):
         journal.append(("read", index))
         if index == fails_at:
@@ -47,9 +45,15 @@ def windows(count: int, journal: list[Any], fails_at: int | None = None) -> Any:
         yield Window(pieces, samples=4)
 
 
-def test_the_next_window_is_read_and_on_its_way_before_a_window_is_used() -> None:
-    journal: list[Any] = []
-    for window in prefetched(windows(3, journal), CPU, lambda device: FakeCopier(journal)):
+def ahead(count, journal=None, kind=None, **kwargs):
+    """Windows that a copier of the CPU copies ahead, noting in the journal what happens when."""
+    journal = [] if journal is None else journal
+    return prefetched(windows(count, journal, **kwargs), CPU, lambda device: (kind or FakeCopier)(journal))
+
+
+def test_the_next_window_is_read_and_on_its_way_before_a_window_is_used():
+    journal = []
+    for window in ahead(3, journal):
         journal.append(("use", int(window.pieces[0].batch["x"][0])))
     steps = [
         [("read", 0), ("copy", 0), ("read", 1), ("copy", 1), ("wait", 0), ("use", 0)],
@@ -59,59 +63,53 @@ def test_the_next_window_is_read_and_on_its_way_before_a_window_is_used() -> Non
     assert journal == sum(steps, [])
 
 
-def test_a_piece_keeps_its_batch_beside_the_one_that_was_moved() -> None:
-    (window,) = prefetched(windows(1, []), CPU, lambda device: FakeCopier([]))
+def test_a_piece_keeps_its_batch_beside_the_one_that_was_moved():
+    (window,) = ahead(1)
     for piece in window.pieces:
         assert piece.moved is not piece.batch and torch.equal(piece.moved["x"], piece.batch["x"])
         assert piece.on(CPU) is piece.moved and piece.rows == 2
     assert window.samples == 4
     assert MicroBatch([torch.ones(1)], 0, 1).on(CPU)[0].tolist() == [1.0]
-
-
-def test_on_a_cpu_the_iterator_itself_comes_back() -> None:
+    assert list(ahead(0)) == []
     given = windows(2, [])
-    assert prefetched(given, CPU) is given
+    assert prefetched(given, CPU) is given, "nothing is copied on a CPU"
 
 
-def test_an_error_comes_when_its_window_is_due_and_not_before() -> None:
+def test_an_error_comes_when_its_window_is_due_and_not_before():
     seen = []
     with pytest.raises(DataError, match="window 2"):
-        for window in prefetched(windows(5, [], fails_at=2), CPU, lambda device: FakeCopier([])):
+        for window in ahead(5, fails_at=2):
             seen.append(window.pieces[0].key)
     assert seen == [0, 1]
 
 
-def test_a_window_that_does_not_fit_beside_the_one_in_use_is_copied_when_its_turn_comes() -> None:
-    journal: list[Any] = []
+def test_a_window_that_does_not_fit_beside_the_one_in_use_is_copied_when_its_turn_comes():
+    journal = []
 
     class Full(FakeCopier):
-        def start(self, batches: list[Any]) -> tuple[list[Any], Any]:
+        def start(self, batches):
             found = super().start(batches)
             if found[1] == 1:
                 raise torch.OutOfMemoryError("CUDA out of memory.")
             return found
 
-    seen = list(prefetched(windows(3, journal), CPU, lambda device: Full(journal)))
+    seen = list(ahead(3, journal, Full))
     waits = [[piece.moved is None for piece in window.pieces] for window in seen]
     assert waits == [[False] * 2, [True] * 2, [False] * 2]
     assert [int(window.pieces[0].on(CPU)["x"][0]) for window in seen] == [0, 1, 2]
     assert [entry for entry in journal if entry[0] == "wait"] == [("wait", 0), ("wait", 2)]
 
 
-def test_an_epoch_without_a_window_has_none_ahead() -> None:
-    assert list(prefetched(windows(0, []), CPU, lambda device: FakeCopier([]))) == []
-
-
-def test_batches_that_move_themselves_are_left_to_do_so() -> None:
+def test_batches_that_move_themselves_are_left_to_do_so():
     class Graph:
-        def to(self, device: Any) -> Any:
+        def to(self, device):
             return self
 
     pair = namedtuple("pair", "x y")
 
     @dataclasses.dataclass
     class Fields:
-        x: Any
+        x: object
 
     assert _moves_itself(Graph())
     for batch in (torch.ones(1), [torch.ones(1)], {"x": torch.ones(1)}, pair(1, 2), Fields(torch.ones(1))):
@@ -126,7 +124,7 @@ def test_batches_that_move_themselves_are_left_to_do_so() -> None:
 class CopyingAhead(Logbook):
     """Takes the CPU for a device that copies ahead."""
 
-    def timed(self, windows: Any) -> Any:
+    def timed(self, windows):
         copier = FakeCopier([])
         self.run.trainer.copiers.append(copier)
         return super().timed(prefetched(windows, self.run.engine.device, lambda device: copier))
@@ -135,30 +133,30 @@ class CopyingAhead(Logbook):
 class Prefetching(Trainer):
     """A trainer that copies ahead."""
 
-    def create_logbook(self, run: Any) -> Logbook:
-        self.copiers: list[FakeCopier] = []
+    def create_logbook(self, run):
+        self.copiers = []
         return CopyingAhead(run)
 
 
-def fit(kind: type[Trainer], folder: Path | None = None, stop_at: int | None = None) -> Any:
+def fit(kind, folder=None, stop_at=None):
     saved = {} if folder is None else {"checkpoints": Checkpointing(folder), "resume_from": "auto"}
     options = {"model": toys.network(8, dropout=0.3), "cls": kind, "gradient_accumulation_steps": 2, "log_every": 2}
     return toys.trained([toys.stop_at(stop_at)], toys.data(37), 2, seed=3, **options, **saved)
 
 
-def test_a_run_with_batches_ahead_has_the_bits_of_one_without() -> None:
+def test_a_run_with_batches_ahead_has_the_bits_of_one_without():
     ahead = fit(Prefetching)
     assert torch.equal(toys.weights(fit(Trainer)), toys.weights(ahead))
     assert len([one for copier in ahead.copiers for one in copier.journal if one[0] == "copy"]) == 10
 
 
 @pytest.mark.parametrize("stop_at", [1, 4, 5, 7])
-def test_a_run_with_batches_ahead_is_resumed_exactly(tmp_path: Path, stop_at: int) -> None:
+def test_a_run_with_batches_ahead_is_resumed_exactly(tmp_path, stop_at):
     fit(Prefetching, tmp_path, stop_at)
     assert torch.equal(toys.weights(fit(Prefetching, tmp_path)), toys.weights(fit(Trainer)))
 
 
-def test_a_run_says_how_fast_it_was_at_every_log(tmp_path: Path) -> None:
+def test_a_run_says_how_fast_it_was_at_every_log(tmp_path):
     trainer = fit(Trainer, tmp_path)
     records = toys.records(tmp_path, "log", "speed")
     assert [one["event"] for one in records] == ["log", "speed"] * (len(records) // 2) and len(records) >= 8
@@ -171,7 +169,7 @@ def test_a_run_says_how_fast_it_was_at_every_log(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- counting
 
 
-def test_tokens_are_counted_without_padding() -> None:
+def test_tokens_are_counted_without_padding():
     ids = torch.ones(2, 4, dtype=torch.long)
     mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
     assert count_tokens({"input_ids": ids, "attention_mask": mask}) == (4, 8)
@@ -182,7 +180,7 @@ def test_tokens_are_counted_without_padding() -> None:
     assert count_tokens({"input_ids": there, "attention_mask": there}) == (0, 0)
 
 
-def test_padding_waste_is_the_share_of_pad_tokens_since_the_last_log() -> None:
+def test_padding_waste_is_the_share_of_pad_tokens_since_the_last_log():
     ids, mask = torch.ones(2, 4, dtype=torch.long), torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
     counted = Window([MicroBatch({"input_ids": ids, "attention_mask": mask}, 0, 2)], 2)
     pad = Window([MicroBatch({"input_ids": ids, "attention_mask": mask * 0}, 0, 0)], 0)
@@ -196,13 +194,13 @@ def test_padding_waste_is_the_share_of_pad_tokens_since_the_last_log() -> None:
     assert throughput.take() == {}
 
 
-def test_the_watts_of_a_gpu_are_read_at_logs_until_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[int] = [312_500]
+def test_the_watts_of_a_gpu_are_read_at_logs_until_that_fails(monkeypatch):
+    answers = [312_500]
 
-    def power_draw(device: torch.device) -> int:
+    def power_draw(device):
         return answers.pop()  # the second time there is none
 
-    def taken() -> dict[str, float]:
+    def taken():
         list(throughput.watch(iter([Window([], 5)])))
         return throughput.take()
 
@@ -218,7 +216,7 @@ def test_the_watts_of_a_gpu_are_read_at_logs_until_that_fails(monkeypatch: pytes
     assert "gpu_watts" not in taken() and answers
 
 
-def test_what_follows_a_log_is_in_no_figure() -> None:
+def test_what_follows_a_log_is_in_no_figure():
     throughput = Throughput(CPU)
     watched = throughput.watch(iter([Window([], 5), Window([], 7)]))
     next(watched)
@@ -240,5 +238,5 @@ def test_what_follows_a_log_is_in_no_figure() -> None:
         ("Something else", "bf16", None),
     ],
 )
-def test_the_peak_of_a_device_follows_from_its_name(name: str, precision: str, peak: float | None) -> None:
+def test_the_peak_of_a_device_follows_from_its_name(name, precision, peak):
     assert peak_of(name, precision) == peak

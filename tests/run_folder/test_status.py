@@ -36,32 +36,25 @@ def writes(monkeypatch) -> list[dict]:
     return contents
 
 
-def test_a_status_holds_every_field(tmp_path):
+def test_a_status_holds_every_field_from_the_first_update_on(tmp_path):
     before = datetime.now(timezone.utc)
-    assert RunStatus(tmp_path).update(update=12, epoch=1)
+    status = RunStatus(tmp_path)
+    assert read(tmp_path) is None
+    assert status.update(update=12, epoch=1)
     content = read(tmp_path)
     assert abs((datetime.fromisoformat(content.pop("updated_at")) - before).total_seconds()) < 30
     told = {"state": "running", "update": 12, "epoch": 1, "message": None, "last_checkpoint": None, "last_error": None}
     assert content == {**told, "pid": os.getpid(), "host": platform.node()}
 
 
-def test_nothing_is_written_before_the_first_update(tmp_path):
-    RunStatus(tmp_path)
-    assert read(tmp_path) is None
-
-
-def test_fields_that_are_not_given_stay_as_they_were(tmp_path):
+def test_fields_that_are_not_given_stay_and_errors_and_odd_values_become_text(tmp_path):
     status = RunStatus(tmp_path)
     status.update(update=1, message="warming up", last_checkpoint=Path("checkpoints/step-1"))
     status.update(update=2, force=True)
     status.update(message=None, force=True)
     content = read(tmp_path)
-    assert (content["update"], content["message"]) == (2, None)
-    assert content["last_checkpoint"] == "checkpoints/step-1"
-
-
-def test_errors_and_odd_values_become_text(tmp_path):
-    RunStatus(tmp_path).update(last_error=CheckpointError("disk full"), message=float("nan"))
+    assert (content["update"], content["message"], content["last_checkpoint"]) == (2, None, "checkpoints/step-1")
+    status.update(last_error=CheckpointError("disk full"), message=float("nan"))
     content = read(tmp_path)
     assert (content["last_error"], content["message"]) == ("CheckpointError: disk full", "nan")
 
@@ -69,11 +62,16 @@ def test_errors_and_odd_values_become_text(tmp_path):
 # ------------------------------------------------------------------------------------------------------ how often
 
 
-def test_frequent_updates_are_written_at_most_once_per_interval(tmp_path, writes):
+def test_frequent_updates_are_written_at_most_once_per_interval_and_forced_ones_at_once(tmp_path, writes):
     status = RunStatus(tmp_path, every_seconds=NEVER)
-    told = [status.update(update=update) for update in range(1000)]
-    assert told == [True] + [False] * 999
+    start = time.perf_counter()
+    told = [status.update(update=update, epoch=1) for update in range(2000)]
+    assert (time.perf_counter() - start) / 2000 < 50e-6
+    assert told == [True] + [False] * 1999 and status.problem is None
     assert len(writes) == 1 and read(tmp_path)["update"] == 0
+    assert status.update(update=2, force=True)
+    assert status.update(force=True)
+    assert len(writes) == 3 and read(tmp_path)["update"] == 2
 
 
 def test_what_was_held_back_is_written_once_the_interval_is_over(tmp_path, writes):
@@ -97,24 +95,6 @@ def test_a_new_state_or_error_is_written_at_once_and_only_once(tmp_path, writes)
     assert not status.update(state="failed", update=4)
     assert [content["state"] for content in writes] == ["running", "running", "failed"]
     assert read(tmp_path)["update"] == 3
-
-
-def test_a_forced_update_is_written_at_once(tmp_path, writes):
-    status = RunStatus(tmp_path, every_seconds=NEVER)
-    status.update(update=1)
-    assert status.update(update=2, force=True)
-    assert status.update(force=True)
-    assert len(writes) == 3 and read(tmp_path)["update"] == 2
-
-
-def test_an_update_that_is_not_written_costs_no_more_than_a_few_microseconds(tmp_path):
-    status = RunStatus(tmp_path, every_seconds=NEVER)
-    status.update(update=0)
-    start = time.perf_counter()
-    for update in range(2000):
-        status.update(update=update, epoch=1)
-    assert (time.perf_counter() - start) / 2000 < 50e-6
-    assert status.problem is None
 
 
 @pytest.mark.parametrize("state", STATES)
