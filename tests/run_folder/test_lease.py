@@ -12,8 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,58 +52,70 @@ except LeaseError as error:
 
 
 @contextmanager
-def owner_process(folder: Path, num_children: int = 0) -> Iterator[tuple[subprocess.Popen, list[int]]]:
+def owner_process(folder, num_children=0):
     """Start a process that owns the folder until its input is closed; yield it and the pids of its children."""
-    owner = started(HOLD, folder, num_children)
-    children = [int(pid) for pid in owner.stdout.readline().split()]
-    try:
-        yield owner, children
-    finally:
-        for pid in [*children, *([] if owner.poll() is not None else [owner.pid])]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        owner.wait()
-        owner.stdin.close()
-        owner.stdout.close()
+    with started(HOLD, folder, num_children) as owner:
+        children = [int(pid) for pid in owner.stdout.readline().split()]
+        try:
+            yield owner, children
+        finally:
+            for pid in [*children, *([] if owner.poll() is not None else [owner.pid])]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
-def run_script(code: str, folder: Path) -> str:
+def run_script(code, folder):
     done = toys.python("-c", code, folder)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-def try_in_another_process(folder: Path) -> str:
-    return run_script(TRY, folder)
+try_in_another_process = partial(run_script, TRY)
 
 
-def started(code: str, *arguments: object) -> subprocess.Popen:
+def started(code, *arguments):
     """Start a process that is spoken to through its input and output."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def assert_free(folder: Path) -> None:
+def assert_free(folder):
     with Lease(folder) as lease:
         assert lease.still_ours()
 
 
-def refuse(path, value):
+def assert_refused(folder, match):
+    with pytest.raises(LeaseError, match=match) as caught:
+        Lease(folder).acquire()
+    return caught.value
+
+
+GONE = {"pid": 2**22 + 1, "process_start": 12345}
+
+
+def refuse(*args):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def content(folder: Path) -> dict:
+def content(folder):
     return json.loads((folder / "lease.json").read_text())
 
 
-def leave_lease(folder: Path, **changes) -> None:
+def rewrite(folder, **changes):
+    """Change what lease.json says; return the text."""
+    text = json.dumps({**content(folder), **changes})
+    (folder / "lease.json").write_text(text)
+    return text
+
+
+def leave_lease(folder, **changes):
     """Write the lease of an owner that is gone, or is said to be elsewhere."""
     with Lease(folder):
         left = content(folder)
     (folder / "lease.json").write_text(json.dumps({**left, "incarnation": "left", **changes}))
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
 
 
@@ -111,28 +123,23 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_lease_says_who_holds_it_and_is_gone_afterwards(tmp_path):
-    folder = tmp_path / "runs" / "new"
+    folder, incarnations = tmp_path / "runs" / "new", set()
     lease = Lease(folder)
-    assert not lease.still_ours()
-    assert lease.acquire() is None
-    said = content(folder)
-    assert (said["pid"], said["host"]) == (os.getpid(), platform.node())
-    assert said["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert abs(said["heartbeat"] - time.time()) < 30 and said["started_at"] == said["heartbeat"]
-    assert len(said["incarnation"]) == 32
-    assert lease.still_ours()
-    lease.release()
-    lease.release()
-    assert not lease.still_ours()
-    assert sorted(path.name for path in folder.iterdir()) == [".lock"]
-
-
-def test_every_holding_is_another_incarnation(tmp_path):
-    lease, seen = Lease(tmp_path), set()
     for _ in range(3):
-        with lease:
-            seen.add(content(tmp_path)["incarnation"])
-    assert len(seen) == 3
+        assert not lease.still_ours()
+        assert lease.acquire() is None
+        said = content(folder)
+        assert (said["pid"], said["host"]) == (os.getpid(), platform.node())
+        assert said["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        assert abs(said["heartbeat"] - time.time()) < 30 and said["started_at"] == said["heartbeat"]
+        assert len(said["incarnation"]) == 32
+        incarnations.add(said["incarnation"])
+        assert lease.still_ours()
+        lease.release()
+        lease.release()
+        assert not lease.still_ours()
+        assert toys.names_in(folder) == {".lock"}
+    assert len(incarnations) == 3
 
 
 def test_the_same_process_cannot_take_a_folder_twice_and_does_not_lose_it_by_trying(tmp_path):
@@ -172,19 +179,17 @@ def test_of_many_threads_exactly_one_gets_the_folder(tmp_path):
     taken[0].release()
 
 
-def test_two_folders_do_not_disturb_each_other(tmp_path):
+def test_two_folders_do_not_disturb_each_other_and_others_are_refused_with_the_pid(tmp_path):
     with Lease(tmp_path / "a") as first, Lease(tmp_path / "b") as second:
         assert first.still_ours() and second.still_ours()
-        assert "refused" in try_in_another_process(tmp_path / "a")
+        answer = try_in_another_process(tmp_path / "a")
+    assert answer.startswith("refused") and f"pid {os.getpid()} on host {platform.node()}" in answer
 
 
 def test_a_lease_is_released_when_its_block_fails(tmp_path):
     with pytest.raises(KeyError), Lease(tmp_path):
         raise KeyError
     assert try_in_another_process(tmp_path) == "taken"
-
-
-def test_a_lease_error_is_one_of_ours():
     assert issubclass(LeaseError, LoopwrightError)
 
 
@@ -194,22 +199,12 @@ def test_a_lease_error_is_one_of_ours():
 def test_a_second_process_is_refused_with_pid_and_host_until_the_first_is_done(tmp_path):
     with owner_process(tmp_path) as (owner, _):
         start = time.monotonic()
-        with pytest.raises(LeaseError, match=rf"in use by pid {owner.pid} on host {platform.node()} \(last") as caught:
-            Lease(tmp_path).acquire()
+        error = assert_refused(tmp_path, rf"in use by pid {owner.pid} on host {platform.node()} \(last")
         assert time.monotonic() - start < 0.9
-        assert caught.value.owner.pid == owner.pid
-        assert content(tmp_path)["pid"] == owner.pid
-
+        assert error.owner.pid == owner.pid == content(tmp_path)["pid"]
         owner.stdin.close()
         assert owner.wait(timeout=60) == 0
-        with Lease(tmp_path) as lease:
-            assert lease.still_ours()
-
-
-def test_this_process_refuses_others_with_its_pid(tmp_path):
-    with Lease(tmp_path):
-        answer = try_in_another_process(tmp_path)
-    assert answer.startswith("refused") and f"pid {os.getpid()} on host {platform.node()}" in answer
+        assert_free(tmp_path)
 
 
 def test_a_killed_owner_is_followed_at_once_even_while_its_forked_children_live(tmp_path):
@@ -252,10 +247,8 @@ sys.stdin.read()
             process.stdin.flush()
         answers = [process.stdout.readline() for process in processes]
         for process in processes:
-            process.kill()
-            process.wait()
-            process.stdin.close()
-            process.stdout.close()
+            with process:
+                process.kill()
         winner = processes[answers.index("taken\n")].pid
         assert answers.count("taken\n") == 1
         assert sum(f"pid {winner} on host" in answer for answer in answers) == 4
@@ -274,11 +267,10 @@ lease.write_json = write_json
 lease.Lease(sys.argv[1]).acquire()
 sys.stdin.read()
 """
-    leave_lease(tmp_path, pid=2**22 + 1, process_start=12345)
+    leave_lease(tmp_path, **GONE)
     owner = started(code, tmp_path)
     assert owner.stdout.readline() == "locked\n"
-    with pytest.raises(LeaseError, match=f"in use by pid {owner.pid} on host"):
-        Lease(tmp_path).acquire()
+    assert_refused(tmp_path, f"in use by pid {owner.pid} on host")
     owner.communicate()
 
 
@@ -319,65 +311,49 @@ def test_a_started_program_does_not_inherit_the_lock_file(tmp_path):
 # ------------------------------------------------------------------------------------------- owners that are gone
 
 
-def test_the_lease_of_a_process_that_is_gone_is_taken_over(tmp_path):
-    done = subprocess.Popen([sys.executable, "-c", "pass"])
-    done.wait()
-    leave_lease(tmp_path, pid=done.pid, process_start=12345)
+@pytest.mark.parametrize(
+    "left",
+    [
+        GONE,
+        {"pid": os.getppid(), "process_start": 1},
+        {"boot_id": "another", "pid": os.getppid()},
+        {"host": "container-7", "pid": 1},
+    ],
+    ids=["gone", "pid given out again", "before a reboot", "another container"],
+)
+def test_the_lease_of_an_owner_that_is_gone_is_taken_over(tmp_path, left):
+    leave_lease(tmp_path, **left)
     with Lease(tmp_path) as lease:
         assert lease.still_ours() and content(tmp_path)["incarnation"] != "left"
-
-
-def test_a_pid_that_was_given_out_again_is_not_the_owner(tmp_path):
-    leave_lease(tmp_path, pid=os.getppid(), process_start=1)
-    assert_free(tmp_path)
-
-
-def test_an_owner_from_before_a_reboot_is_gone(tmp_path):
-    leave_lease(tmp_path, boot_id="another", pid=os.getppid())
-    assert_free(tmp_path)
 
 
 def test_a_live_owner_that_lost_its_lock_is_still_the_owner(tmp_path):
     with owner_process(tmp_path) as (owner, _):
         (tmp_path / ".lock").unlink()
-        old = {**content(tmp_path), "heartbeat": time.time() - 1000}
-        (tmp_path / "lease.json").write_text(json.dumps(old))
-        with pytest.raises(LeaseError, match=rf"pid {owner.pid} on host .* \(last heartbeat 1000 s ago\).*delete"):
-            Lease(tmp_path).acquire()
+        rewrite(tmp_path, heartbeat=time.time() - 1000)
+        assert_refused(tmp_path, rf"pid {owner.pid} on host .* \(last heartbeat 1000 s ago\).*delete")
 
 
 def test_another_host_is_refused_while_its_heartbeat_is_young_and_followed_when_it_is_old(tmp_path):
     elsewhere = {"host": "elsewhere", "boot_id": "another", "pid": 77}
-    leave_lease(tmp_path, **elsewhere, heartbeat=time.time() - 30)
-    with pytest.raises(LeaseError, match=r"pid 77 on host elsewhere \(last heartbeat 30 s ago\).*delete .*lease\.json"):
-        Lease(tmp_path).acquire()
+    leave_lease(tmp_path, **elsewhere, heartbeat=time.time() + 3600)
+    assert_refused(tmp_path, "-3600 s ago")
+    rewrite(tmp_path, heartbeat=time.time() - 30)
+    assert_refused(tmp_path, r"pid 77 on host elsewhere \(last heartbeat 30 s ago\).*delete .*lease\.json")
     assert content(tmp_path)["incarnation"] == "left"
     with Lease(tmp_path, stale_seconds=20):
         assert content(tmp_path)["host"] == platform.node()
-
     leave_lease(tmp_path, **elsewhere, heartbeat=time.time() - 61)
     lease = Lease(tmp_path)
     assert lease.acquire().host == "elsewhere"
     lease.release()
 
 
-def test_a_heartbeat_from_the_future_is_taken_for_young(tmp_path):
-    leave_lease(tmp_path, host="elsewhere", boot_id="another", heartbeat=time.time() + 3600)
-    with pytest.raises(LeaseError, match="-3600 s ago"):
-        Lease(tmp_path).acquire()
-
-
-def test_another_container_of_this_machine_is_judged_by_the_lock(tmp_path):
-    leave_lease(tmp_path, host="container-7", pid=1)
-    assert_free(tmp_path)
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": "x"}', "7", '"text"'])
 def test_a_damaged_lease_is_refused_by_name_and_nothing_is_kept(tmp_path, text):
     (tmp_path / "lease.json").write_text(text)
     for _ in range(2):
-        with pytest.raises(LeaseError, match=r"lease\.json does not name the owner of the folder: .*delete the file"):
-            Lease(tmp_path).acquire()
+        assert_refused(tmp_path, r"lease\.json does not name the owner of the folder: .*delete the file")
     assert (tmp_path / "lease.json").read_text() == text
     (tmp_path / "lease.json").unlink()
     assert_free(tmp_path)
@@ -386,7 +362,12 @@ def test_a_damaged_lease_is_refused_by_name_and_nothing_is_kept(tmp_path, text):
 # ------------------------------------------------------------------------------------------- heartbeats and fences
 
 
-def test_a_heartbeat_is_written_only_when_it_is_time(tmp_path):
+def test_a_heartbeat_is_cheap_and_written_only_when_it_is_time(tmp_path):
+    with Lease(tmp_path) as lease:
+        start = time.perf_counter()
+        for _ in range(10_000):
+            lease.heartbeat()
+        assert (time.perf_counter() - start) / 10_000 < 10e-6
     with Lease(tmp_path, stale_seconds=0.3) as lease:
         first = content(tmp_path)
         for _ in range(100):
@@ -398,14 +379,6 @@ def test_a_heartbeat_is_written_only_when_it_is_time(tmp_path):
         assert second["heartbeat"] > first["heartbeat"]
         assert {**second, "heartbeat": first["heartbeat"]} == first
         assert lease.still_ours()
-
-
-def test_a_heartbeat_that_is_not_due_is_cheap(tmp_path):
-    with Lease(tmp_path) as lease:
-        start = time.perf_counter()
-        for _ in range(10_000):
-            lease.heartbeat()
-        assert (time.perf_counter() - start) / 10_000 < 10e-6
 
 
 def wait_for_heartbeat(folder: Path, since: float) -> float:
@@ -428,8 +401,7 @@ def test_an_owner_that_is_busy_with_one_long_thing_stays_alive_for_other_hosts(t
 
 def test_an_owner_that_lost_its_lease_while_it_was_busy_learns_of_it_at_its_next_update(tmp_path):
     with Lease(tmp_path, stale_seconds=0.3) as lease:
-        left = json.dumps({**content(tmp_path), "incarnation": "new"})
-        (tmp_path / "lease.json").write_text(left)
+        left = rewrite(tmp_path, incarnation="new")
         lease._thread.join(30)  # it ends when it sees that
         assert not lease._thread.is_alive()
         for _ in range(2):
@@ -459,21 +431,25 @@ print(os.waitpid(child, 0)[1])
     assert run_script(code, tmp_path) == "0"
 
 
-@pytest.mark.parametrize("change", ["another incarnation", "deleted", "damaged"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: rewrite(path.parent, incarnation="new"),
+        lambda path: path.unlink(),
+        lambda path: path.write_text("{"),
+    ],
+    ids=["another incarnation", "deleted", "damaged"],
+)
 def test_an_owner_whose_lease_was_taken_over_knows_it_and_removes_nothing(tmp_path, change):
     lease = Lease(tmp_path, stale_seconds=0.0)
     lease.acquire()
-    path = tmp_path / "lease.json"
-    if change == "deleted":
-        path.unlink()
-    else:
-        path.write_text(json.dumps({**content(tmp_path), "incarnation": "new"}) if change != "damaged" else "{")
-    left = path.read_text() if path.exists() else None
+    change(tmp_path / "lease.json")
+    left = toys.contents(tmp_path)
     assert not lease.still_ours()
     with pytest.raises(LeaseError, match="no longer belongs to this process"):
         lease.heartbeat()
     lease.release()
-    assert (path.read_text() if path.exists() else None) == left
+    assert toys.contents(tmp_path) == left
 
 
 def test_a_disk_that_refuses_a_heartbeat_is_a_problem_and_no_error(tmp_path, monkeypatch, caplog):
@@ -519,12 +495,22 @@ def no_locks(monkeypatch):
     monkeypatch.setattr(fcntl, "lockf", refuse)
 
 
+def test_without_locks_an_owner_that_is_gone_is_followed_and_another_container_judged_by_its_heartbeat(
+    tmp_path, no_locks
+):
+    leave_lease(tmp_path, **GONE)
+    assert_free(tmp_path)
+    leave_lease(tmp_path, host="container-7", pid=GONE["pid"])
+    assert_refused(tmp_path, "container-7")
+    rewrite(tmp_path, heartbeat=time.time() - 100)
+    assert_free(tmp_path)
+
+
 def test_without_locks_a_live_process_is_still_refused_whatever_its_heartbeat(tmp_path, no_locks, caplog):
     with owner_process(tmp_path) as (owner, _):
-        old = {**content(tmp_path), "heartbeat": time.time() - 1000}
-        (tmp_path / "lease.json").write_text(json.dumps(old))
-        with caplog.at_level(logging.WARNING, logger="loopwright"), pytest.raises(LeaseError, match=f"pid {owner.pid}"):
-            Lease(tmp_path).acquire()
+        rewrite(tmp_path, heartbeat=time.time() - 1000)
+        with caplog.at_level(logging.WARNING, logger="loopwright"):
+            assert_refused(tmp_path, f"pid {owner.pid}")
     assert "has no file locks" in caplog.text
 
 
@@ -540,8 +526,7 @@ def test_a_folder_that_was_deleted_or_moved_is_recreated_and_still_owned(away, t
         assert caplog.text.count("creating it again") == 1
         assert content(folder)["incarnation"] == before["incarnation"]
         assert "refused" in try_in_another_process(folder)
-        with pytest.raises(LeaseError, match="in use by this process"):
-            Lease(folder).acquire()
+        assert_refused(folder, "in use by this process")
     assert [path.name for path in folder.iterdir()] == [".lock"]
     assert_free(folder)
 
@@ -559,20 +544,6 @@ def test_a_file_where_the_folder_should_be_is_refused_with_its_name(name, tmp_pa
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=f"{name} cannot be a run folder: .* is a file"):
         Lease(tmp_path / name).acquire()
-
-
-def test_without_locks_a_process_that_is_gone_is_followed_at_once(tmp_path, no_locks):
-    leave_lease(tmp_path, pid=2**22 + 1, process_start=12345)
-    assert_free(tmp_path)
-
-
-def test_without_locks_another_container_is_judged_by_its_heartbeat(tmp_path, no_locks):
-    leave_lease(tmp_path, host="container-7", pid=2**22 + 1)
-    with pytest.raises(LeaseError, match="container-7"):
-        Lease(tmp_path).acquire()
-    (tmp_path / "lease.json").unlink()
-    leave_lease(tmp_path, host="container-7", pid=2**22 + 1, heartbeat=time.time() - 100)
-    assert_free(tmp_path)
 
 
 def test_a_system_that_does_not_tell_about_processes_goes_by_the_lock(tmp_path, monkeypatch):
