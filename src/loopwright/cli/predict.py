@@ -10,17 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
-from loopwright.api import (
-    Run,
-    Screen,
-    as_json,
-    evaluate_run,
-    evaluation_flags,
-    has_known_ending,
-    metrics_text,
-    predict_run,
-    prediction_flags,
-)
+from loopwright import api
 from loopwright.cli.exit_codes import DONE
 from loopwright.cli.json_output import json_events
 from loopwright.cli.parser import VerbParser, add_json, add_run, parse_for_run
@@ -40,14 +30,16 @@ def evaluate(argv: list[str]) -> int:
     parser.add_argument("--allow_changed_data", action="store_true", help="evaluate also if the run's data has changed")
     add_json(parser)
     parser.add_argument("--quiet", action="store_true", help="print the metrics and nothing else")
-    asked, changes = parse_for_run(parser, argv, evaluation_flags)
+    asked, changes = parse_for_run(parser, argv, api.evaluation_flags)
     with json_events(asked.json) as events:
-        screen = Screen(is_quiet=asked.quiet, events=events)
-        metrics, intervals = evaluate_run(find_run(asked.run), asked.data, screen, asked.allow_changed_data, changes)
+        screen = api.Screen(is_quiet=asked.quiet, events=events)
+        metrics, intervals = api.evaluate_run(
+            find_run(asked.run), asked.data, screen, asked.allow_changed_data, changes
+        )
         if events is not None:
-            events.lines({**as_json(metrics), "intervals": intervals})
+            events.lines({**api.as_json(metrics), "intervals": intervals})
         else:
-            sys.stdout.write(metrics_text(metrics, intervals) + "\n")
+            sys.stdout.write(api.metrics_text(metrics, intervals) + "\n")
     return DONE
 
 
@@ -62,7 +54,7 @@ def predict(argv: list[str]) -> int:
     )
     parser.add_argument("--out", help="a csv or jsonl file to write; unset prints jsonl")
     parser.add_argument("--quiet", action="store_true", help="do not show how far a file is predicted")
-    asked, changes = parse_for_run(parser, argv, prediction_flags)
+    asked, changes = parse_for_run(parser, argv, api.prediction_flags)
     if not all(text.strip() for text in asked.inputs):
         raise InputError("args.value", "lw predict was given an empty input", fix='lw predict RUN "a text"')
     _refuse_other_bytes([text for text in asked.inputs if not Path(text).exists()], "an input of lw predict")
@@ -76,7 +68,7 @@ def predict(argv: list[str]) -> int:
         raise InputError("args.value", f"--out {out} ends in neither .csv nor .jsonl", fix=f"--out {out.stem}.jsonl")
     aside = out.with_name(f".{out.name}.part")
     try:
-        screen = Screen(is_quiet=asked.quiet)
+        screen = api.Screen(is_quiet=asked.quiet)
         with aside.open("w", encoding="utf-8", newline="") as file, screen.waiting(f"predicting into {out}") as waiting:
             (_write_table if out.suffix == ".csv" else _write_lines)(waiting.over(predictions), file)
         aside.replace(out)
@@ -91,7 +83,7 @@ def export(argv: list[str]) -> int:
     add_run(parser)
     parser.add_argument("--to", required=True, help="a new folder; its README.md says how to open it")
     asked = parser.parse_args(argv)
-    target = Run(find_run(asked.run)).export(asked.to)
+    target = api.Run(find_run(asked.run)).export(asked.to)
     sys.stdout.write(f"{target}\n")
     return DONE
 
@@ -103,14 +95,14 @@ def _predictions(folder: RunFolder, inputs: list[str], changes: dict[str, str]) 
         except UnicodeDecodeError as error:
             raise _other_bytes("what lw predict reads from stdin", f"byte 0x{error.object[error.start]:02x}") from error
         _refuse_other_bytes(texts, "what lw predict reads from stdin")
-        return predict_run(folder, [text for text in texts if text], changes)
+        return api.predict_run(folder, [text for text in texts if text], changes)
     first = inputs[0]
-    if len(inputs) > 1 or not has_known_ending(first):
-        return predict_run(folder, inputs, changes)
+    if len(inputs) > 1 or not api.has_known_ending(first):
+        return api.predict_run(folder, inputs, changes)
     if Path(first).is_file():
-        return predict_run(folder, first, changes)
+        return api.predict_run(folder, first, changes)
     if " " in first:
-        return predict_run(folder, inputs, changes)  # a sentence that ends in a file name
+        return api.predict_run(folder, inputs, changes)  # a sentence that ends in a file name
     if Path(first).exists():
         what = "a folder" if Path(first).is_dir() else "no ordinary file"
         raise InputError("data.file", f"{first} is {what}", fix="give a file with rows, or a text that does not end so")

@@ -7,27 +7,16 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from loopwright.api import (
-    RESUMABLE,
-    EventLines,
-    Screen,
-    SeedRun,
-    Seeds,
-    Settings,
-    ends_early,
-    next_commands,
-    print_seeds,
-    seeds_facts,
-)
+from loopwright import api
 from loopwright.cli.exit_codes import DIVERGED, DONE, code_of_run, is_first
 from loopwright.cli.json_output import train_with_events
 
 
 def train_seeds(
-    settings: Settings,
+    settings: api.Settings,
     command: Sequence[str],
-    open_screen: Callable[[], Screen],
-    events: EventLines | None,
+    open_screen: Callable[[], api.Screen],
+    events: api.EventLines | None,
     is_quiet: bool,
 ) -> int:
     """Train with each seed, and return the worst exit code.
@@ -41,10 +30,10 @@ def train_seeds(
         events: the stream of `--json`.
         is_quiet: print only the folders of the runs.
     """
-    several = Seeds(settings, command)
-    begun: list[SeedRun] = []
+    several = api.Seeds(settings, command)
+    begun: list[api.SeedRun] = []
     worst = DONE
-    with ends_early():
+    with api.ends_early():
         for seed in several.seeds:
             screen = open_screen()
             train = functools.partial(several.train, seed, screen)
@@ -57,12 +46,12 @@ def train_seeds(
             except BaseException as error:
                 begun += _broken_off(seed, screen)
                 if begun:
-                    print_seeds(begun, several.commands_of_rest(begun), open_screen())
+                    api.print_seeds(begun, several.commands_of_rest(begun), open_screen())
                     _note(error, begun, several.seeds)
                 raise
             worst = max(worst, code)
             if outcome is not None:
-                begun.append(SeedRun(seed, outcome.run, outcome.state))
+                begun.append(api.SeedRun(seed, outcome.run, outcome.state))
                 screen.print(begun[-1].line)
             else:
                 begun += _broken_off(seed, screen)
@@ -70,24 +59,24 @@ def train_seeds(
                 break
     if not begun:
         return worst
-    commands = [*next_commands(begun), *several.commands_of_rest(begun)]
-    print_seeds(begun, commands, open_screen())
+    commands = [*api.next_commands(begun), *several.commands_of_rest(begun)]
+    api.print_seeds(begun, commands, open_screen())
     if events is not None:
-        events.emit("seeds", seeds=several.seeds, **seeds_facts(begun), next=commands, exit_code=worst)
+        events.emit("seeds", seeds=several.seeds, **api.seeds_facts(begun), next=commands, exit_code=worst)
     elif is_quiet and is_first():
         sys.stdout.write("".join(f"{os.path.normpath(each.run.path)}\n" for each in begun))
     return worst
 
 
-def _broken_off(seed: int, screen: Screen) -> list[SeedRun]:
+def _broken_off(seed: int, screen: api.Screen) -> list[api.SeedRun]:
     run = screen.run
     if run is None or not run.path.is_dir():
         return []
     state = str(run.status["state"])
-    return [SeedRun(seed, run, state if state in RESUMABLE else "preempted")]  # as in its last evaluation
+    return [api.SeedRun(seed, run, state if state in api.RESUMABLE else "preempted")]  # as in its last evaluation
 
 
-def _note(error: BaseException, begun: Sequence[SeedRun], seeds: Sequence[int]) -> None:
+def _note(error: BaseException, begun: Sequence[api.SeedRun], seeds: Sequence[int]) -> None:
     """Attach the list of finished runs to the error that ended them all."""
     done = [str(each.seed) for each in begun if each.state == "done"]
     note = f"done: {', '.join(done) or 'none'} of the seeds {', '.join(map(str, seeds))}"

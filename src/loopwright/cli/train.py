@@ -9,27 +9,7 @@ from argparse import Namespace
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from loopwright.api import (
-    EventLines,
-    Outcome,
-    Screen,
-    Settings,
-    check_files,
-    check_settings,
-    config_of,
-    create_parser,
-    data_facts,
-    demo_settings,
-    ends_early,
-    get_task,
-    load_tasks,
-    resume_run,
-    settle,
-    start,
-    summaries,
-    task_names,
-    task_of,
-)
+from loopwright import api
 from loopwright.cli.exit_codes import DONE, INPUT, code_of_run, is_first
 from loopwright.cli.help_text import hanging
 from loopwright.cli.json_output import json_events, train_with_events
@@ -96,13 +76,13 @@ def _train_parser(verb: str) -> TaskVerb:
     return parser
 
 
-def _check(settings: Settings, asked: Namespace, events: EventLines | None) -> int:
+def _check(settings: api.Settings, asked: Namespace, events: api.EventLines | None) -> int:
     screen = screen_of(asked, events)
     if asked.files:
-        plan = check_files(get_task(settings.args.task), settings, screen)
-        screen.emit("check", task=settings.args.task, data=data_facts(plan))
+        plan = api.check_files(api.get_task(settings.args.task), settings, screen)
+        screen.emit("check", task=settings.args.task, data=api.data_facts(plan))
     else:
-        check_settings(settings, screen)
+        api.check_settings(settings, screen)
     screen.emit("end", state="checked", exit_code=DONE)
     return DONE
 
@@ -121,8 +101,8 @@ def resume(argv: list[str]) -> int:
         screen, run = screen_of(asked, events), find_run(rest[0])
         with _ended_by_signals():
             if events is not None:
-                return train_with_events(functools.partial(resume_run, run, rest[1:], screen), screen, events)[0]
-            return _code_of_outcome(resume_run(run, rest[1:], screen), asked)
+                return train_with_events(functools.partial(api.resume_run, run, rest[1:], screen), screen, events)[0]
+            return _code_of_outcome(api.resume_run(run, rest[1:], screen), asked)
 
 
 def demo(argv: list[str]) -> int:
@@ -137,57 +117,59 @@ def demo(argv: list[str]) -> int:
         return DONE
     with json_events(asked.json) as events:
         if not rest and asked.json:
-            raise InputError("args.task", "lw demo needs a task", fix=f"lw demo {task_names()[0]} --json")
+            raise InputError("args.task", "lw demo needs a task", fix=f"lw demo {api.task_names()[0]} --json")
         if not rest:
-            shown = [task for task in load_tasks()[0] if task.demo_note]
+            shown = [task for task in api.load_tasks()[0] if task.demo_note]
             lines = [hanging(f"  lw demo {task.name:<22} ", task.demo_note) for task in shown]
             sys.stdout.write("\n".join([*lines, ""]))
             return DONE
-        settings = demo_settings(get_task(rest[0]), rest[1:], screen_of(asked, events), asked.variant)
+        settings = api.demo_settings(api.get_task(rest[0]), rest[1:], screen_of(asked, events), asked.variant)
         return _code_of(settings, ["lw", "demo", *argv], asked, events)
 
 
-def screen_of(asked: Namespace, events: EventLines | None = None) -> Screen:
+def screen_of(asked: Namespace, events: api.EventLines | None = None) -> api.Screen:
     """Return the screen of a verb; only rank 0 prints."""
-    return Screen(is_main=is_first(), is_quiet=asked.quiet, is_plain=asked.plain, events=events)
+    return api.Screen(is_main=is_first(), is_quiet=asked.quiet, is_plain=asked.plain, events=events)
 
 
-def _code_of(settings: Settings, command: list[str], asked: Namespace, events: EventLines | None) -> int:
+def _code_of(settings: api.Settings, command: list[str], asked: Namespace, events: api.EventLines | None) -> int:
     """Train, and return the exit code; a quiet run prints only its folder."""
     screen = screen_of(asked, events)
     with _ended_by_signals():
         if settings.args.seeds > 1:
             return train_seeds(settings, command, functools.partial(screen_of, asked, events), events, asked.quiet)
         if events is not None:
-            return train_with_events(functools.partial(start, settings, screen, command), screen, events)[0]
-        return _code_of_outcome(start(settings, screen, command), asked)
+            return train_with_events(functools.partial(api.start, settings, screen, command), screen, events)[0]
+        return _code_of_outcome(api.start(settings, screen, command), asked)
 
 
 def _ended_by_signals() -> AbstractContextManager[None]:
     """Return a block that SIGTERM ends; a launcher ends its processes itself, wherever they wait."""
-    return ends_early() if os.environ.get("WORLD_SIZE", "1") == "1" else nullcontext()
+    return api.ends_early() if os.environ.get("WORLD_SIZE", "1") == "1" else nullcontext()
 
 
-def _code_of_outcome(outcome: Outcome, asked: Namespace) -> int:
+def _code_of_outcome(outcome: api.Outcome, asked: Namespace) -> int:
     if asked.quiet and is_first():
         sys.stdout.write(f"{os.path.normpath(outcome.run.path)}\n")
     return code_of_run(outcome)
 
 
-def settings_of(verb: str, asked: Namespace, rest: list[str], events: EventLines | None = None) -> Settings | None:
+def settings_of(
+    verb: str, asked: Namespace, rest: list[str], events: api.EventLines | None = None
+) -> api.Settings | None:
     """Return the settings of a verb; None if only its help or the settings are printed."""
     name, config, flags = (None, None, []) if asked.help and not rest else _target(verb, rest)
     if name is None and events is not None:
-        example = f"lw {verb} {task_names()[0]} --data FILE --json"
+        example = f"lw {verb} {api.task_names()[0]} --data FILE --json"
         raise InputError("args.task", f"lw {verb} needs a task", fix=example)
     if name is None:
         _print_help(verb)
         return None
-    task = get_task(name)
+    task = api.get_task(name)
     if asked.help:
-        sys.stdout.write(create_parser(task).format_help())
+        sys.stdout.write(api.create_parser(task).format_help())
         return None
-    settings = settle(task, flags, config)
+    settings = api.settle(task, flags, config)
     if not getattr(asked, "print_config", False):
         return settings
     if events is not None:
@@ -202,7 +184,7 @@ def _print_help(verb: str) -> None:
         f"usage: lw {verb} TASK --data FILE [--flags]",
         f"       lw {verb} cfg.yaml [--flags]   |   lw {verb} RUN [--flags]\n",
         _DESCRIPTIONS[verb] + ("" if verb == "find-lr" else f"\n{_OUTPUT}") + "\n\ntasks:",
-        *(hanging(f"  {name:<22} ", summary) for name, summary in summaries().items()),
+        *(hanging(f"  {name:<22} ", summary) for name, summary in api.summaries().items()),
         f"\nexample: lw {verb} text-classification --data reviews.csv --epochs 3",
         f"lw {verb} TASK --help lists the flags of a task, lw explain TASK describes its data.\n",
     ]
@@ -220,18 +202,18 @@ def _target(verb: str, argv: list[str]) -> tuple[str | None, Path | None, list[s
             "args.task",
             f"lw {verb} needs a task, a settings file or a run before its flags",
             saw=[f"got {argv[0]}"],
-            fix=f"lw {verb} {task_names()[0]} {' '.join(argv[:4])}",
+            fix=f"lw {verb} {api.task_names()[0]} {' '.join(argv[:4])}",
         )
     first, rest = argv[0], argv[1:]
     if first.endswith(_FILES) and Path(first).is_file():
         return _task_in(Path(first)), Path(first), rest
-    if first not in task_names() and not first.endswith(_FILES):
+    if first not in api.task_names() and not first.endswith(_FILES):
         try:
             run = find_run(first)
         except InputError:
-            get_task(first)  # raises, and lists the tasks
+            api.get_task(first)  # raises, and lists the tasks
         else:
-            return str(run.metadata["task"]), config_of(run), rest
+            return str(run.metadata["task"]), api.config_of(run), rest
     if first.endswith(_FILES):
         raise InputError("data.file", f"the settings file {first} does not exist", fix="give its path")
     if rest and rest[0].endswith(_FILES) and Path(rest[0]).is_file():
@@ -240,11 +222,11 @@ def _target(verb: str, argv: list[str]) -> tuple[str | None, Path | None, list[s
 
 
 def _task_in(config: Path) -> str:
-    named = task_of(config)
+    named = api.task_of(config)
     if named is None:
         raise InputError(
             "args.task",
             f"{config} does not name a task",
-            fix=f"add a line such as task: {task_names()[0]} to it, or lw train TASK {config}",
+            fix=f"add a line such as task: {api.task_names()[0]} to it, or lw train TASK {config}",
         )
     return named
