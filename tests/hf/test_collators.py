@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import pickle
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,7 +26,6 @@ from loopwright.errors import DataError
 
 from .tiny import PlainTokenizer, assert_refused
 
-CPU = torch.device("cpu")
 NAMES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["play", "##ing", "##ed", "un", "##believ", "##able", "the", "cat", "sat", "on", "mat", ".", ","]
 VOCABULARY = {token: index for index, token in enumerate(NAMES + WORDS)}
@@ -56,14 +56,13 @@ def assert_same_batch(ours, other):
     assert sorted(ours.keys()) == sorted(other.keys())
     for name in list(ours):
         assert type(ours[name]) is type(other[name]), name
-        if isinstance(ours[name], int):
-            assert ours[name] == other[name], name
-        else:
-            assert ours[name].dtype == other[name].dtype, name
-            assert ours[name].tolist() == other[name].tolist(), name
+        assert getattr(ours[name], "dtype", int) == getattr(other[name], "dtype", int), name
+        assert np.array_equal(ours[name], other[name]), name
 
 
-# ---------------------------------------------------------------------------------------------- names and fields
+def listed(batch):
+    """Return the columns of a batch as lists."""
+    return {name: column.tolist() for name, column in batch.items()}
 
 
 @pytest.mark.parametrize(
@@ -77,8 +76,6 @@ def test_a_collator_has_the_fields_of_transformers_in_their_order_and_with_their
     assert not hasattr(collators, "DataCollatorForPermutationLanguageModeling")
     assert described(getattr(collators, name)) == described(theirs(name))
 
-
-# ---------------------------------------------------------------------------------------------- stacking
 
 PLAIN_SAMPLES = {
     "integers as labels": [{"label": 1, "x": [1, 2], "y": 0.5}, {"label": 0, "x": [3, 4], "y": 1.5}],
@@ -104,14 +101,18 @@ def test_samples_are_stacked_as_in_transformers(case, kind):
     assert_same_batch(DefaultDataCollator()(samples, return_tensors=kind), expected)
 
 
-def test_tensors_are_stacked_as_in_transformers():
-    for make in (
+@pytest.mark.parametrize(
+    "make",
+    [
         lambda n: {"x": torch.rand(2, 3), "label": torch.tensor(n), "z": torch.tensor([n], dtype=torch.int8)},
         lambda n: {"label": torch.tensor([n])},
         lambda n: {"label_ids": torch.tensor([n, 2])},
-    ):
-        samples = [make(0), make(1)]
-        assert_same_batch(default_data_collator(samples), theirs("default_data_collator")(samples))
+    ],
+    ids=["several", "label", "label_ids"],
+)
+def test_tensors_are_stacked_as_in_transformers(make):
+    samples = [make(0), make(1)]
+    assert_same_batch(default_data_collator(samples), theirs("default_data_collator")(samples))
 
 
 @dataclasses.dataclass
@@ -128,29 +129,17 @@ class SlottedSample:
     label: int
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        *(Sample, SlottedSample, lambda x, label: SimpleNamespace(x=x, label=label)),
-        lambda x, label: theirs("BatchEncoding")({"x": x, "label": label}),
-    ],
-    ids=["dataclass", "slots", "object", "encoding"],
-)
+@pytest.mark.parametrize("make", [Sample, SlottedSample, SimpleNamespace, lambda **row: theirs("BatchEncoding")(row)])
 def test_samples_may_be_dataclasses_objects_or_encodings(make):
-    batch = default_data_collator([make([1, 2], 0), make([3, 4], 1)])
-    assert sorted(batch) == ["labels", "x"]
-    assert batch["x"].tolist() == [[1, 2], [3, 4]]
-    assert batch["labels"].tolist() == [0, 1]
+    batch = default_data_collator([make(x=[1, 2], label=0), make(x=[3, 4], label=1)])
+    assert listed(batch) == {"labels": [0, 1], "x": [[1, 2], [3, 4]]}
 
 
-def test_text_is_removed_also_in_lists():
+def test_text_is_removed_also_in_lists_and_labels_take_precedence_over_label():
     samples = [{"x": 1, "text": "a", "tokens": ["a", "b"], "pairs": [["a"], ["b"]]} for _ in range(2)]
     assert list(default_data_collator(samples)) == ["x"]
     samples = [{"input_ids": [1] * n, "text": "a", "tokens": ["a"] * n} for n in (1, 2)]
     assert sorted(DataCollatorWithPadding(PlainTokenizer())(samples)) == ["attention_mask", "input_ids"]
-
-
-def test_labels_take_precedence_over_label():
     samples = [{"label": 0, "labels": [0.9, 0.1]}, {"label": 1, "labels": [0.2, 0.8]}]
     assert default_data_collator(samples)["labels"].tolist() == torch.tensor([[0.9, 0.1], [0.2, 0.8]]).tolist()
     samples = [{**sample, "input_ids": [5]} for sample in samples]
@@ -185,8 +174,6 @@ def test_other_kinds_of_tensors_are_refused(kind):
     collator = DataCollatorForSeq2Seq(PlainTokenizer())
     assert_refused("must be 'pt'", collator, [{"input_ids": [1]}], return_tensors="tf")
 
-
-# ---------------------------------------------------------------------------------------------- padding
 
 PADDINGS = {
     "longest": {},
@@ -225,15 +212,18 @@ def test_a_tokenizer_that_cannot_pad_gives_the_same_result(case, side):
     assert created["attention_mask"].tolist() == ours["attention_mask"].tolist()
 
 
-def test_padding_is_on_the_side_of_the_tokenizer_and_keeps_float_labels():
+def test_padding_is_on_the_side_of_the_tokenizer_keeps_float_labels_and_may_be_of_a_feature_extractor():
     samples = [{"input_ids": [5], "labels": [1]}, {"input_ids": [6, 7, 8], "labels": [1, 2, 3]}]
+    expected = {"input_ids": [[0, 0, 5], [6, 7, 8]], "attention_mask": [[0, 0, 1], [1, 1, 1]]}
     batch = DataCollatorForTokenClassification(PlainTokenizer("left"))(samples)
-    assert batch["input_ids"].tolist() == [[0, 0, 5], [6, 7, 8]]
-    assert batch["attention_mask"].tolist() == [[0, 0, 1], [1, 1, 1]]
-    assert batch["labels"].tolist() == [[-100, -100, 1], [1, 2, 3]]
+    assert listed(batch) == {**expected, "labels": [[-100, -100, 1], [1, 2, 3]]}
     samples = [{"input_ids": [5], "labels": [0.5]}, {"input_ids": [5, 6], "labels": [0.25, 1.0]}]
     labels = DataCollatorForTokenClassification(PlainTokenizer())(samples)["labels"]
     assert labels.tolist() == [[0.5, -100.0], [0.25, 1.0]]
+    extractor = theirs("Wav2Vec2FeatureExtractor")(return_attention_mask=True)
+    batch = DataCollatorWithPadding(extractor)([{"input_values": np.ones(n, np.float32), "label": n} for n in (2, 3)])
+    padded = [[1, 1, 0], [1, 1, 1]]
+    assert listed(batch) == {"input_values": padded, "attention_mask": padded, "labels": [2, 3]}
 
 
 @pytest.mark.parametrize("convert", [np.asarray, torch.tensor], ids=["arrays", "tensors"])
@@ -245,25 +235,19 @@ def test_padded_columns_may_be_arrays_or_tensors(convert):
         assert_same_batch(collator(converted), collator(samples))
 
 
-def test_other_columns_are_stacked_and_label_ids_become_labels():
+def test_other_columns_are_stacked_label_ids_become_labels_and_a_batch_can_be_moved():
     arrays = {"vector": np.float16([1, 2]), "image": torch.zeros(2, 2)}
     samples = [{"input_ids": [5] * n, "score": 0.5, "labels": n, **arrays} for n in (1, 2)]
     for tokenizer in (PlainTokenizer(), fast_tokenizer()):
         batch = DataCollatorWithPadding(tokenizer)(samples)
-        assert batch["score"].dtype == torch.float32
-        assert batch["vector"].dtype == torch.float16
+        assert (batch["score"].dtype, batch["vector"].dtype) == (torch.float32, torch.float16)
         assert batch["image"].shape == (2, 2, 2)
         assert batch["labels"].tolist() == [1, 2]
+    moved = batch.to("cpu")
+    assert isinstance(moved, theirs("BatchEncoding")) and moved.input_ids.shape[0] == 2
     samples = [{"input_ids": [5, 6], "label_ids": [1, 2]}, {"input_ids": [7, 8], "label_ids": [3, 4]}]
     for kind in (DataCollatorWithPadding, DataCollatorForTokenClassification, DataCollatorForSeq2Seq):
         assert kind(PlainTokenizer())(samples)["labels"].tolist() == [[1, 2], [3, 4]]
-
-
-def test_a_batch_of_a_transformers_tokenizer_can_be_moved():
-    tokenizer = fast_tokenizer()
-    batch = DataCollatorWithPadding(tokenizer)(encoded(tokenizer)).to("cpu")
-    assert isinstance(batch, theirs("BatchEncoding"))
-    assert batch.input_ids.shape[0] == len(TEXTS)
 
 
 def test_a_missing_pad_token_is_refused_only_if_it_is_needed():
@@ -281,16 +265,15 @@ def test_without_padding_even_samples_are_stacked_and_others_refused():
     for tokenizer in (PlainTokenizer(), fast_tokenizer()):
         collator = DataCollatorForSeq2Seq(tokenizer, padding=False)
         batch = collator([{"input_ids": [5, 6], "labels": [1]}, {"input_ids": [7, 8], "labels": [2]}])
-        assert batch["input_ids"].tolist() == [[5, 6], [7, 8]]
-        assert batch["labels"].tolist() == [[1], [2]]
+        assert (batch["input_ids"].tolist(), batch["labels"].tolist()) == ([[5, 6], [7, 8]], [[1], [2]])
         uneven = [{"input_ids": [5]}, {"input_ids": [7, 8]}]
         assert_refused(r"'input_ids' .* length 1, length 2", collator, uneven, error=DataError)
 
 
-def test_impossible_padding_is_refused():
-    plain = PlainTokenizer()
+def test_impossible_padding_is_refused_and_a_max_length_without_effect_reported_when_the_collator_is_created():
+    plain, real = PlainTokenizer(), fast_tokenizer()
     assert_refused("padding must be", DataCollatorWithPadding, plain, padding="shortest")
-    for tokenizer in (plain, fast_tokenizer()):
+    for tokenizer in (plain, real):
         collator = DataCollatorWithPadding(tokenizer, padding="max_length")
         assert_refused("pass max_length", collator, [{"input_ids": [1]}])
     collator = DataCollatorWithPadding(plain)
@@ -300,11 +283,8 @@ def test_impossible_padding_is_refused():
     collator = DataCollatorWithPadding(plain, padding="max_length", max_length=4)
     long = [{"input_ids": [1]}, {"input_ids": [1] * 9}]
     assert_refused(r"'input_ids' .* length 4, length 9", collator, long, error=DataError)
-
-
-def test_a_max_length_without_effect_is_reported_when_the_collator_is_created():
     with pytest.warns(UserWarning, match="max_length=8 has no effect with padding=True") as caught:
-        collator = DataCollatorWithPadding(fast_tokenizer(), max_length=8)
+        collator = DataCollatorWithPadding(real, max_length=8)
     assert [warning.filename for warning in caught] == [__file__]
     assert collator([{"input_ids": [5]}, {"input_ids": [5, 6]}])["input_ids"].shape == (2, 2)
 
@@ -318,18 +298,6 @@ def test_labels_that_are_not_per_token_are_refused():
         (targets, [{"input_ids": [5], "label": 1}], "lists of tokens"),
     ):
         assert_refused(text, collator, samples, error=DataError)
-
-
-def test_a_feature_extractor_pads_its_features():
-    extractor = theirs("Wav2Vec2FeatureExtractor")(return_attention_mask=True)
-    samples = [{"input_values": np.ones(n, dtype=np.float32), "label": n} for n in (2, 3)]
-    batch = DataCollatorWithPadding(extractor)(samples)
-    assert batch["input_values"].tolist() == [[1, 1, 0], [1, 1, 1]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
-    assert batch["labels"].tolist() == [2, 3]
-
-
-# ---------------------------------------------------------------------------------------------- sequence to sequence
 
 
 class ShiftingModel:
@@ -353,20 +321,12 @@ def test_the_model_creates_the_inputs_of_the_decoder_and_labels_may_be_missing()
         assert sorted(kind(PlainTokenizer())(samples)) == ["attention_mask", "input_ids"]
 
 
-# ---------------------------------------------------------------------------------------------- multiple choice
-
-
-def choices(tokenizer):
-    pairs = [dict(tokenizer([first, first], [second, "cat"])) for first, second in zip(TEXTS, TEXTS[1:], strict=False)]
-    return [{**pair, "label": index % 2} for index, pair in enumerate(pairs)]
-
-
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", ["label", "labels"])
 def test_choices_are_batched_as_in_transformers(name, side):
     tokenizer = fast_tokenizer(side)
-    samples = [{**sample, name: sample["label"]} for sample in choices(tokenizer)]
-    samples = [{key: value for key, value in sample.items() if key in (name, "input_ids")} for sample in samples]
+    ids = [tokenizer([first] * 2, [second, "cat"])["input_ids"] for first, second in pairwise(TEXTS)]
+    samples = [{"input_ids": pair, name: index % 2} for index, pair in enumerate(ids)]
     batch = DataCollatorForMultipleChoice(tokenizer, pad_to_multiple_of=4)(samples)
     collator = theirs("DataCollatorForMultipleChoice")(tokenizer, pad_to_multiple_of=4)
     assert_same_batch(batch, collator(copy.deepcopy(samples)))
@@ -389,9 +349,6 @@ def test_choices_need_no_label_and_the_same_number_in_every_sample():
         assert_refused(text, collator, samples, error=DataError)
 
 
-# ---------------------------------------------------------------------------------------------- flattening
-
-
 @pytest.mark.parametrize("kind", ["pt", "np"])
 @pytest.mark.parametrize("has_labels", [True, False], ids=["labels", "no labels"])
 def test_samples_are_joined_as_in_transformers(has_labels, kind):
@@ -410,51 +367,38 @@ def test_samples_are_joined_as_in_transformers(has_labels, kind):
 def test_joining_keeps_ids_and_labels_aligned():
     collator = DataCollatorWithFlattening()
     batch = collator([{"input_ids": torch.tensor([5, 6])}, {"input_ids": torch.tensor([], dtype=torch.int64)}])
-    assert batch["input_ids"].tolist() == [[5, 6]]
-    assert batch["labels"].tolist() == [[-100, 6]]
+    assert (batch["input_ids"].tolist(), batch["labels"].tolist()) == ([[5, 6]], [[-100, 6]])
     text = "sample 0 of the batch has 1 labels for 2 tokens"
     assert_refused(text, collator, [{"input_ids": [5, 6], "labels": [5]}], error=DataError)
     assert_refused("no 'input_ids'", collator, [{"ids": [5, 6]}], error=DataError)
 
 
-# ---------------------------------------------------------------------------------------------- inputs are not changed
-
-
 def every_collator():
-    plain, real = PlainTokenizer(), fast_tokenizer()
-    for tokenizer in (plain, real):
+    for tokenizer in (PlainTokenizer(), fast_tokenizer()):
         yield DataCollatorWithPadding(tokenizer)
         yield DataCollatorForTokenClassification(tokenizer)
         yield DataCollatorForSeq2Seq(tokenizer, ShiftingModel())
         yield DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.9)
         yield DataCollatorForLanguageModeling(tokenizer, mlm=False)
-    yield DataCollatorWithFlattening()
+    yield from (DataCollatorWithFlattening(), default_data_collator)
 
 
 @pytest.mark.parametrize("kind", ["pt", "np"])
 @pytest.mark.parametrize("convert", [list, np.asarray, torch.tensor], ids=["lists", "arrays", "tensors"])
-def test_no_collator_changes_or_aliases_its_samples(convert, kind):
-    num_checked = 0
-    for size in (1, 2):
-        rows = [[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]][:size]
-        samples = [{"input_ids": convert(row), "labels": convert(row), "special_tokens_mask": [0] * 5} for row in rows]
-        before = copy.deepcopy(samples)
-        for collator in [*every_collator(), default_data_collator]:
-            batch = collator(samples, return_tensors=kind)
-            for value in batch.values():
-                value += 1
-            assert repr(samples) == repr(before), collator
-            num_checked += 1
-    assert num_checked == 24
+@pytest.mark.parametrize("size", [1, 2])
+def test_no_collator_changes_or_aliases_its_samples(size, convert, kind):
+    rows = [[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]][:size]
+    samples = [{"input_ids": convert(row), "labels": convert(row), "special_tokens_mask": [0] * 5} for row in rows]
+    before = repr(samples)
+    for collator in every_collator():
+        for value in collator(samples, return_tensors=kind).values():
+            value += 1
+        assert repr(samples) == before, collator
     for tokenizer in (PlainTokenizer(), fast_tokenizer()):
         samples = [{"input_ids": [[5], [6, 7]], "attention_mask": [[1], [1, 1]], "label": 1} for _ in range(2)]
         before = copy.deepcopy(samples)
-        batch = DataCollatorForMultipleChoice(tokenizer)(samples)
+        assert DataCollatorForMultipleChoice(tokenizer)(samples)["labels"].tolist() == [1, 1]
         assert samples == before
-        assert batch["labels"].tolist() == [1, 1]
-
-
-# ---------------------------------------------------------------------------------------------- masked language models
 
 
 @pytest.mark.parametrize("kind", ["pt", "np"])
@@ -521,15 +465,10 @@ def test_special_tokens_and_padding_are_never_masked(side):
 
 
 def test_samples_may_be_lists_of_ids():
-    for samples in (
-        [[7, 8], [7, 8, 9]],
-        [torch.tensor([7, 8]), torch.tensor([7, 8, 9])],
-        [np.array([7, 8]), [7, 8, 9]],
-    ):
-        batch = DataCollatorForLanguageModeling(PlainTokenizer(), mlm=False)(samples)
-        assert batch["input_ids"].tolist() == [[7, 8, 0], [7, 8, 9]]
-        assert batch["labels"].tolist() == [[7, 8, -100], [7, 8, 9]]
-        assert batch["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
+    for first, second in ((list, list), (torch.tensor, torch.tensor), (np.array, list)):
+        batch = DataCollatorForLanguageModeling(PlainTokenizer(), mlm=False)([first([7, 8]), second([7, 8, 9])])
+        expected = {"input_ids": [[7, 8, 0], [7, 8, 9]], "attention_mask": [[1, 1, 0], [1, 1, 1]]}
+        assert listed(batch) == {**expected, "labels": [[7, 8, -100], [7, 8, 9]]}
 
 
 def test_impossible_masking_is_refused_when_the_collator_is_created():
@@ -546,64 +485,50 @@ def test_impossible_masking_is_refused_when_the_collator_is_created():
     assert_refused("no all_special_ids", kind(bare, random_replace_prob=0), [[5]])
 
 
-class EverySecond(DataCollatorForLanguageModeling):
-    """Masks by its own rule, as users of transformers write it."""
-
-    def torch_mask_tokens(self, inputs, special_tokens_mask=None):
-        labels = inputs.clone()
-        labels[:, ::2] = -100
-        return inputs.masked_fill(labels != -100, self.tokenizer.mask_token_id), labels
-
-    def torch_call(self, examples):
-        batch = super().torch_call(examples)
-        batch["rows"] = len(examples)
-        return batch
-
-
 def test_masking_and_calls_can_be_overridden_as_with_transformers():
-    batch = EverySecond(PlainTokenizer())([[5, 6, 7, 8]])
-    assert batch["input_ids"].tolist() == [[5, 4, 7, 4]]
-    assert batch["labels"].tolist() == [[-100, 6, -100, 8]]
-    assert batch["rows"] == 1
+    class EverySecond(DataCollatorForLanguageModeling):
+        def torch_mask_tokens(self, inputs, special_tokens_mask=None):
+            labels = inputs.clone()
+            labels[:, ::2] = -100
+            return inputs.masked_fill(labels != -100, self.tokenizer.mask_token_id), labels
+
+        def torch_call(self, examples):
+            return {**super().torch_call(examples), "rows": torch.tensor(len(examples))}
+
+    batch = listed(EverySecond(PlainTokenizer())([[5, 6, 7, 8]]))
+    assert batch.pop("attention_mask") == [[1] * 4]
+    assert batch == {"input_ids": [[5, 4, 7, 4]], "labels": [[-100, 6, -100, 8]], "rows": 1}
 
 
-# ---------------------------------------------------------------------------------------------- whole words
-
-
-def word_sources(tokenizer):
-    """Yield the samples of all texts with each way to tell words apart."""
-    encodings = [tokenizer(text, "playing cat", return_offsets_mapping=True) for text in TEXTS]
-    bare = [{"input_ids": encoding["input_ids"]} for encoding in encodings]
-    yield "##", bare
-    both = list(zip(bare, encodings, strict=True))
-    yield "offsets", [{**one, "offset_mapping": encoding["offset_mapping"]} for one, encoding in both]
-    yield "word ids", [{**one, "word_ids": encoding.word_ids()} for one, encoding in both]
+WORD_SOURCES = {
+    "##": lambda encoding: {},
+    "offsets": lambda encoding: {"offset_mapping": encoding["offset_mapping"]},
+    "word ids": lambda encoding: {"word_ids": encoding.word_ids()},
+}
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("kind", ["pt", "np"])
-def test_words_are_masked_as_a_whole_or_not_at_all(kind, side):
+@pytest.mark.parametrize("source", WORD_SOURCES)
+def test_words_are_masked_as_a_whole_or_not_at_all(source, kind, side):
     tokenizer = fast_tokenizer(side)
+    encodings = [tokenizer(text, "playing cat", return_offsets_mapping=True) for text in TEXTS]
+    samples = [{"input_ids": encoding["input_ids"], **WORD_SOURCES[source](encoding)} for encoding in encodings]
     goes_on = [token.startswith("##") for token in VOCABULARY]
-    for source, samples in word_sources(tokenizer):
-        options = {"whole_word_mask": True, "mlm_probability": 0.5, "return_tensors": kind}
-        collator = DataCollatorForLanguageModeling(tokenizer, **options)
-        plain = DataCollatorWithPadding(tokenizer)([{"input_ids": sample["input_ids"]} for sample in samples])
-        num_split, num_asked, num_continued = 0, 0, 0
-        for _ in range(20):
-            batch = collator(samples)
-            assert sorted(batch.keys()) == ["attention_mask", "input_ids", "labels"], source
-            for ids, labels in zip(plain["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
-                for at in range(1, len(ids)):
-                    if goes_on[ids[at]]:
-                        num_split += (labels[at] == -100) != (labels[at - 1] == -100)
-                        num_continued += 1
-                    num_asked += labels[at] != -100
-                    assert labels[at] in (-100, ids[at])
-                    assert labels[at] not in range(5)
-        assert num_split == 0, source
-        assert num_continued == 200, source
-        assert num_asked > 0, source
+    options = {"whole_word_mask": True, "mlm_probability": 0.5, "return_tensors": kind}
+    collator = DataCollatorForLanguageModeling(tokenizer, **options)
+    plain = DataCollatorWithPadding(tokenizer)([{"input_ids": sample["input_ids"]} for sample in samples])
+    num_asked, num_continued = 0, 0
+    for _ in range(20):
+        batch = collator(samples)
+        assert sorted(batch.keys()) == ["attention_mask", "input_ids", "labels"]
+        for ids, labels in zip(plain["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
+            for at in range(1, len(ids)):
+                assert labels[at] in (-100, ids[at]) and labels[at] not in range(5)
+                assert not goes_on[ids[at]] or (labels[at] == -100) == (labels[at - 1] == -100)
+                num_continued += goes_on[ids[at]]
+                num_asked += labels[at] != -100
+    assert num_continued == 200 and num_asked > 0
 
 
 def test_whole_words_are_the_same_as_in_transformers_if_gaps_separate_them():
@@ -636,9 +561,6 @@ def test_words_that_cannot_be_told_apart_are_refused():
     assert_refused("offset_mapping has the shape", collator, samples, error=DataError)
 
 
-# ---------------------------------------------------------------------------------------------- causal language models
-
-
 @pytest.mark.parametrize("kind", ["pt", "np"])
 def test_causal_labels_are_the_same_as_in_transformers_if_padding_has_its_own_token(kind):
     tokenizer = fast_tokenizer()
@@ -660,80 +582,60 @@ def test_an_end_of_sequence_that_is_also_the_pad_token_counts(side):
 
 
 def test_padding_in_the_samples_does_not_count_and_their_labels_are_replaced():
-    collator = DataCollatorForLanguageModeling(PlainTokenizer(), mlm=False)
-    assert collator([[7, 3, 0, 0]])["labels"].tolist() == [[7, 3, -100, -100]]
     tokenizer = PlainTokenizer()
-    tokenizer.pad_token_id = 3
     collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    assert collator([[7, 3, 0, 0]])["labels"].tolist() == [[7, 3, -100, -100]]
+    assert collator([{"input_ids": [7] * n, "label": n} for n in (1, 2)])["labels"].tolist() == [[7, -100], [7, 7]]
+    tokenizer.pad_token_id = 3
     batch = collator([{"input_ids": [7, 3, 3, 3], "attention_mask": [1, 1, 0, 0]}])
     assert batch["labels"].tolist() == [[7, 3, -100, -100]]
-    samples = [{"input_ids": [7] * n, "label": n} for n in (1, 2)]
-    batch = DataCollatorForLanguageModeling(PlainTokenizer(), mlm=False)(samples)
-    assert batch["labels"].tolist() == [[7, -100], [7, 7]]
 
 
-# ---------------------------------------------------------------------------------------------- in loaders
+SENTENCES = [{"input_ids": list(range(5 + index, 45 + index))} for index in range(24)]
 
 
-class Sentences:
-    """A dataset of different sentences of the same length."""
-
-    def __len__(self) -> int:
-        return 24
-
-    def __getitem__(self, index: int) -> dict[str, list[int]]:
-        return {"input_ids": list(range(5 + index, 45 + index))}
+def masking(**options):
+    return DataCollatorForLanguageModeling(PlainTokenizer(), mlm_probability=0.3, **options)
 
 
-def loader(evaluation: bool = False, num_workers: int = 0, **options):
-    collator = DataCollatorForLanguageModeling(PlainTokenizer(), mlm_probability=0.3, **options)
-    source = DataLoader(Sentences(), batch_size=4, num_workers=num_workers, collate_fn=collator)
-    return adopt(source, seed=1, share=Share(0, 1, 1), device=CPU, evaluation=evaluation)
+def loader(evaluation=False, num_workers=0, **options):
+    source = DataLoader(SENTENCES, batch_size=4, num_workers=num_workers, collate_fn=masking(**options))
+    return adopt(source, seed=1, share=Share(0, 1, 1), device=torch.device("cpu"), evaluation=evaluation)
 
 
-def masks(source, epoch: int = 0, position: int = 0) -> list[list[list[int]]]:
+def masks(source, epoch=0, position=0):
     windows = source.windows(epoch, position)
     return [np.asarray(piece.batch["labels"]).tolist() for window in windows for piece in window.pieces]
 
 
 @pytest.mark.parametrize("kind", ["pt", "np"])
-def test_every_evaluation_and_every_number_of_workers_sees_the_same_masks(kind):
-    source = loader(evaluation=True, return_tensors=kind)
-    first = masks(source)
+def test_every_evaluation_every_number_of_workers_and_a_resumed_epoch_see_the_same_masks(kind):
+    evaluation, training = (loader(each, return_tensors=kind) for each in (True, False))
+    first = masks(evaluation)
     torch.rand(100)
     np.random.rand(100)
-    assert masks(source) == first
-    assert masks(loader(evaluation=True, return_tensors=kind)) == first
+    assert masks(evaluation) == masks(loader(evaluation=True, return_tensors=kind)) == first
     assert len(first) == 6
     assert masks(loader(num_workers=2, return_tensors=kind)) == masks(loader(return_tensors=kind))
-
-
-@pytest.mark.parametrize("kind", ["pt", "np"])
-def test_a_resumed_epoch_sees_the_masks_of_the_uninterrupted_one_and_epochs_differ(kind):
-    whole = masks(loader(return_tensors=kind), epoch=3)
+    whole, other = masks(training, epoch=3), masks(loader(return_tensors=kind), epoch=4)
     assert masks(loader(return_tensors=kind), epoch=3, position=8) == whole[2:]
-    other = masks(loader(return_tensors=kind), epoch=4)
     assert [a == b for a, b in zip(whole, other, strict=True)] == [False] * 6
     assert len({repr([[label != -100 for label in row] for row in batch]) for batch in whole}) == 6
 
 
 def test_a_collator_with_its_own_seed_repeats_its_masks_and_can_be_pickled():
-    collator = DataCollatorForLanguageModeling(PlainTokenizer(), mlm_probability=0.3, seed=5)
-    samples = [Sentences()[0]]
-    first, second = (collator(samples)["labels"].tolist() for _ in range(2))
+    collator, again = masking(seed=5), masking(seed=5)
+    first, second = (collator(SENTENCES[:1])["labels"].tolist() for _ in range(2))
     assert first != second
     torch.manual_seed(99)
-    again = DataCollatorForLanguageModeling(PlainTokenizer(), mlm_probability=0.3, seed=5)
-    assert [again(samples)["labels"].tolist() for _ in range(2)] == [first, second]
+    assert [again(SENTENCES[:1])["labels"].tolist() for _ in range(2)] == [first, second]
     copied = pickle.loads(pickle.dumps(collator))
-    assert copied(samples)["labels"].tolist() == collator(samples)["labels"].tolist()
+    assert copied(SENTENCES[:1])["labels"].tolist() == collator(SENTENCES[:1])["labels"].tolist()
 
 
 def test_each_worker_has_its_own_generator_even_if_it_was_used_here():
-    collator = DataCollatorForLanguageModeling(PlainTokenizer(), mlm_probability=0.3, seed=5)
-    same = [Sentences()[0]] * 2
+    collator, same = masking(seed=5), SENTENCES[:1] * 2
     here = [collator([sample])["labels"].tolist() for sample in same]
     batches = DataLoader(same, batch_size=1, num_workers=2, collate_fn=collator)
     there = [batch["labels"].tolist() for batch in batches]
-    assert there[0] == here[0]
-    assert there[1] not in here
+    assert there[0] == here[0] and there[1] not in here

@@ -17,8 +17,6 @@ from loopwright.hf.files import align_special_tokens
 from . import tiny
 from .tiny import Classifier, arguments, assert_refused, fit, made, rows, weights
 
-# ---------------------------------------------------------------------------------------------------- optimizers
-
 
 class TwoKinds(torch.optim.SGD):
     """Like a schedule-free optimizer, it has other weights outside training; here they are larger by one."""
@@ -95,9 +93,6 @@ def test_a_given_plateau_schedule_follows_the_loss(tmp_path):
     assert optimizer.param_groups[0]["lr"] == 0.5 * 0.5**2
 
 
-# ------------------------------------------------------------------------------------------------- given objects
-
-
 def test_subclasses_of_transformers_arguments_keep_their_own_attributes(tmp_path):
     transformers = pytest.importorskip("transformers")
 
@@ -158,9 +153,6 @@ def test_a_resumed_run_reports_that_it_keeps_its_accumulation(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "gradient_accumulation_steps is 1 on 1 processes, not 2" in text
     assert "gradient_accumulation_steps: 1 -> 2" not in text and "num_train_epochs: 1 -> 2" in text
-
-
-# ------------------------------------------------------------------------------------------------------ processes
 
 
 class PartlyUsed(Classifier):

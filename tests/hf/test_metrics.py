@@ -40,9 +40,6 @@ def numbers(num_samples, seed=0):
     return references, references + 0.5 * draw.normal(size=num_samples)
 
 
-# --------------------------------------------------------------------------------------------- the same numbers
-
-
 @pytest.mark.parametrize("name", ["f1", "precision", "recall"])
 @pytest.mark.parametrize("num_labels", [2, 3, 7])
 def test_averaged_scores_are_the_same_as_in_scikit_learn(name, num_labels):
@@ -178,9 +175,6 @@ def test_the_mean_loss_weights_samples_by_their_items():
     assert math.isnan(metrics.load("loss").compute(sums=[1.0, math.nan], counts=[1, 1])["loss"])
 
 
-# ----------------------------------------------------------------------------------------------- usage
-
-
 def test_samples_come_as_lists_arrays_or_tensors_one_by_one_or_in_batches():
     metric = metrics.load("accuracy")
     metric.add(prediction=1, reference=1)
@@ -302,9 +296,6 @@ def test_the_package_imports_no_torch():
     assert done.stdout == "[]\n"
 
 
-# ------------------------------------------------------------------------------------------------ exact merging
-
-
 def some_columns(name, num_samples=60):
     if name in {"loss", "perplexity"}:
         draw = np.random.default_rng(3)
@@ -371,9 +362,6 @@ def test_a_sum_of_non_finite_values_is_not_finite():
         total = ExactSum()
         total.add(np.asarray(values))
         assert not total.is_finite and total.mean(2) == pytest.approx(expected, nan_ok=True)
-
-
-# ---------------------------------------------------------------------------------------------------- intervals
 
 
 def test_the_draws_are_pinned_and_depend_on_position_and_seed_only():

@@ -60,9 +60,6 @@ def check_equal(first, second):
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-# ------------------------------------------------------------------------------------------------- weight decay
-
-
 def test_biases_and_norms_do_not_decay():
     assert decay_parameter_names(Block()) == ["scale", "linear.weight", "normal.weight", "inner.norm1.weight"]
 
@@ -115,9 +112,6 @@ def test_the_groups_are_the_same_as_in_transformers():
             assert [id(each) for each in group["params"]] == [id(named[name]) for name in names]
         looked_at += len(named)
     assert looked_at == 66
-
-
-# ------------------------------------------------------------------------------------------------------ by name
 
 
 @pytest.mark.parametrize(
@@ -226,9 +220,6 @@ def test_fused_is_dropped_for_parameters_that_do_not_support_it():
     assert [plain.defaults["fused"], fused.defaults["fused"]] == [None, True]
 
 
-# ---------------------------------------------------------------------------------------------------- adafactor
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("options", ["beta1=0.9", "scale_parameter=true,weight_decay=0.01", "clip_threshold=0.5"])
 def test_adafactor_matches_transformers_with_any_option(options, dtype):
@@ -267,9 +258,6 @@ def test_adafactor_evaluates_a_closure():
     assert optimizer.step(closure).item() == 2.0
     # The first update is the gradient over its own size: the lr itself.
     assert weight.tolist() == pytest.approx([0.9, 0.9])
-
-
-# ------------------------------------------------------------------------------------------------------- greedy
 
 
 def stepped(scheduler, metrics):

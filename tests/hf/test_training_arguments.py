@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import toys
 from loopwright.config import (
     IntervalStrategy,
     OldNameWarning,
@@ -33,7 +34,6 @@ from loopwright.errors import ConfigError, ConfigTypeError
 
 from .tiny import assert_refused
 
-KINDS = {"honoured", "accepted", "refused"}
 # The same values in another form: transformers fills them in.
 FILLED_IN = {"disable_tqdm", "hub_token", "accelerator_config", "debug"}
 OWN_FIELDS = {"logging_dir", "overwrite_output_dir", "step_mode", "length_buckets", "nan", "bad_samples", "reduction"}
@@ -56,46 +56,33 @@ OTHER_VALUES = {
 }
 
 
-def fields_of(kind: type) -> dict[str, dataclasses.Field[Any]]:
+def fields_of(kind):
     return {field.name: field for field in dataclasses.fields(kind)}
 
 
-def kind_of(field: dataclasses.Field[Any]) -> str:
+def kind_of(field):
     return field.metadata["kind"]
 
 
 REFUSED = sorted(name for name, field in fields_of(Seq2SeqTrainingArguments).items() if kind_of(field) == "refused")
 
 
-def other_value(name: str) -> Any:
+def other_value(name):
     field = fields_of(Seq2SeqTrainingArguments)[name]
-    if isinstance(field.default, bool):
-        return not field.default
-    if field.type == "bool | None":
-        return True
-    return OTHER_VALUES.get(name, "something")
+    usual = False if field.type == "bool | None" else field.default
+    return not usual if isinstance(usual, bool) else OTHER_VALUES.get(name, "something")
 
 
-# ------------------------------------------------------------------------------------------- against transformers
-
-
-def test_every_field_of_transformers_is_here_in_its_order_and_of_one_kind():
+def test_every_field_of_transformers_is_here_in_its_order_of_one_kind_and_with_its_default_except_one():
     transformers = pytest.importorskip("transformers")
     theirs, ours = fields_of(transformers.TrainingArguments), fields_of(TrainingArguments)
     assert len(theirs) >= 111
     assert list(ours)[: len(theirs)] == list(theirs) and set(ours) - set(theirs) == OWN_FIELDS
-    assert {kind_of(field) for field in ours.values()} == KINDS
+    assert {kind_of(field) for field in ours.values()} == {"honoured", "accepted", "refused"}
     assert [name for name, field in ours.items() if len(field.metadata["help"]) < 10] == []
-
-    theirs, ours = fields_of(transformers.Seq2SeqTrainingArguments), fields_of(Seq2SeqTrainingArguments)
-    assert set(theirs) <= set(ours)
-
-
-def test_the_defaults_are_those_of_transformers_except_one():
-    transformers = pytest.importorskip("transformers")
+    assert set(fields_of(transformers.Seq2SeqTrainingArguments)) <= set(fields_of(Seq2SeqTrainingArguments))
     theirs, ours = transformers.TrainingArguments().to_dict(), TrainingArguments().to_dict()
-    different = {name for name in theirs if theirs[name] != ours[name]}
-    assert different == {"logging_nan_inf_filter", *FILLED_IN}
+    assert {name for name in theirs if theirs[name] != ours[name]} == {"logging_nan_inf_filter", *FILLED_IN}
     assert ours["logging_nan_inf_filter"] is False
 
 
@@ -146,9 +133,6 @@ def test_enums_of_transformers_are_converted():
         assert [member.value for member in kind] == [member.value for member in getattr(trainer_utils, kind.__name__)]
 
 
-# ---------------------------------------------------------------------------------------------------- refused ones
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_field_raises_with_its_name_and_the_alternative(name):
     assert len(REFUSED) == 30
@@ -162,16 +146,13 @@ def test_a_refused_field_raises_with_its_name_and_the_alternative(name):
         assert instead == fields_of(Seq2SeqTrainingArguments)[name].metadata["help"]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("debug", []),
-        ("include_num_input_tokens_seen", False),
-        ("accelerator_config", {"even_batches": False, "use_seedable_sampler": True}),
-    ],
-)
-def test_a_refused_field_accepts_equivalents_of_its_default(name, value):
-    assert TrainingArguments(**{name: value}) == TrainingArguments()
+def test_a_refused_field_accepts_equivalents_of_its_default_and_the_choices_are_those_of_the_core():
+    config = {"even_batches": False, "use_seedable_sampler": True}
+    for values in ({"debug": []}, {"include_num_input_tokens_seen": False}, {"accelerator_config": config}):
+        assert TrainingArguments(**values) == TrainingArguments()
+    core = pytest.importorskip("loopwright.settings")
+    for name in ("STEP_MODES", "NAN_POLICIES", "BAD_SAMPLE_POLICIES"):
+        assert getattr(config_fields, name) == getattr(core, name)
 
 
 def test_every_honoured_field_is_read_by_hf():
@@ -216,16 +197,6 @@ def test_the_documentation_lists_every_field_with_its_default_and_text():
         assert [line for line in section.splitlines() if line.startswith("| `")] == expected
     old = page.partition("## Old names")[2].partition("\n## ")[0]
     assert [name for name in TrainingArguments.old_names() if f"`{name}`" not in old] == []
-
-
-def test_the_choices_are_those_of_the_core():
-    settings_module = pytest.importorskip("loopwright.settings")
-    assert config_fields.STEP_MODES == settings_module.STEP_MODES
-    assert config_fields.NAN_POLICIES == settings_module.NAN_POLICIES
-    assert config_fields.BAD_SAMPLE_POLICIES == settings_module.BAD_SAMPLE_POLICIES
-
-
-# -------------------------------------------------------------------------------------------------------- old names
 
 
 @pytest.mark.parametrize(
@@ -293,34 +264,24 @@ def test_an_old_name_of_a_removed_feature_is_refused_unless_it_is_the_default(na
     assert getattr(TrainingArguments("out"), name) == usual
 
 
-def test_old_names_are_checked_like_new_ones():
-    for text, values in (
-        ("give only eval_strategy", {"evaluation_strategy": "steps", "eval_strategy": "epoch"}),
-        ("warmup_ratio must be at least 0 and below 1, got 1.5", {"warmup_ratio": 1.5}),
-        ("safetensors", {"save_safetensors": False}),
-    ):
-        assert_refused(text, TrainingArguments, "out", **values)
-
-
 def test_old_names_can_be_read_and_set():
     args = TrainingArguments("out", eval_strategy="steps", warmup_steps=0.5, use_cpu=True)
-    assert args.evaluation_strategy == "steps"
-    assert args.warmup_ratio == 0.5
-    assert args.no_cuda is True
-    assert args.group_by_length is False
-    assert args.per_gpu_train_batch_size == 8
-    assert args.overwrite_output_dir is False
+    assert (args.evaluation_strategy, args.warmup_ratio, args.per_gpu_train_batch_size) == ("steps", 0.5, 8)
+    assert [args.no_cuda, args.group_by_length, args.overwrite_output_dir] == [True, False, False]
     with pytest.warns(OldNameWarning, match="evaluation_strategy") as notices:
         args.evaluation_strategy = "epoch"
     assert args.eval_strategy == "epoch" and notices[0].filename == __file__
 
 
-# ----------------------------------------------------------------------------------------------------- bad values
+SYNC_EACH_BATCH = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
 
 
 @pytest.mark.parametrize(
     ("values", "text"),
     [
+        ({"evaluation_strategy": "steps", "eval_strategy": "epoch"}, "give only eval_strategy"),
+        ({"warmup_ratio": 1.5}, "warmup_ratio must be at least 0 and below 1, got 1.5"),
+        ({"save_safetensors": False}, "safetensors"),
         ({"fp16": True, "bf16": True}, "fp16=True and bf16=True exclude each other"),
         ({"eval_strategy": "step"}, "eval_strategy must be one of no, steps, epoch, got 'step': did you mean steps?"),
         ({"save_strategy": "bst"}, "did you mean best?"),
@@ -360,10 +321,7 @@ def test_old_names_can_be_read_and_set():
         ({"lr_scheduler_kwargs": "[2]"}, "lr_scheduler_kwargs must be a dict"),
         ({"ddp_static_graph": True, "gradient_accumulation_steps": 2}, "leave it out, or set gradient_accumulation_st"),
         ({"metric_for_best_model": 5}, "metric_for_best_model must be the name of a metric, got 5"),
-        (
-            {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}},
-            "gradients are shared once per update",
-        ),
+        ({"accelerator_config": SYNC_EACH_BATCH}, "gradients are shared once per update"),
     ],
     ids=lambda value: "-".join(f"{name}={each}" for name, each in value.items()) if isinstance(value, dict) else "",
 )
@@ -377,11 +335,8 @@ def test_unknown_arguments_and_bad_values_of_generation_are_refused():
     assert_refused("did you mean warmup_ratio?", TrainingArguments, "out", warmup_ratios=0.1, error=TypeError)
     text = "generation_num_beams must be a whole number of at least 1, or None, got 0"
     assert_refused(text, Seq2SeqTrainingArguments, "out", generation_num_beams=0)
-
-
-def test_strategies_need_not_match_for_the_best_model():
     values = {"save_steps": 7, "eval_strategy": "epoch", "load_best_model_at_end": True}
-    for save in SaveStrategy:
+    for save in SaveStrategy:  # it need not be the one of evaluation
         args = TrainingArguments("out", save_strategy=save, **values)
         assert (args.save_strategy, args.metric_for_best_model, args.greater_is_better) == (save, "loss", False)
 
@@ -403,9 +358,6 @@ def test_intervals_are_whole_numbers_or_fractions_and_values_become_plain():
     assert TrainingArguments("~/runs").output_dir == str(Path("~/runs").expanduser())
 
 
-# ---------------------------------------------------------------------------------------------------------- inert
-
-
 def test_creating_arguments_imports_no_torch_and_has_no_side_effects(tmp_path):
     code = """
 import json, os, sys
@@ -419,12 +371,9 @@ with args.main_process_first():
 heavy = [name for name in ("torch", "numpy", "accelerate", "transformers") if name in sys.modules]
 print(json.dumps({"heavy": heavy, "environment": before == dict(os.environ), "files": os.listdir(".")}))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = toys.python("-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"heavy": [], "environment": True, "files": []}
-
-
-# ------------------------------------------------------------------------------------------------------- processes
 
 
 def test_the_process_is_read_from_the_environment_on_access(monkeypatch):
@@ -504,9 +453,6 @@ def test_the_main_process_goes_first_before_and_after_there_is_a_process_group(t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["end-0", "end-1", "group", "store-0", "store-1"]
 
 
-# ----------------------------------------------------------------------------------------------------- round trips
-
-
 def values_of(field: dataclasses.Field[Any]) -> st.SearchStrategy[Any] | None:
     """Return a strategy for the values of a field, if it has many."""
     if field.metadata.get("choices"):
@@ -574,12 +520,16 @@ def test_arguments_survive_dict_json_and_yaml_exactly(values, tmp_path_factory):
     assert copy.deepcopy(args) == args and pickle.loads(pickle.dumps(args)) == args
 
 
-def test_files_are_read_by_the_types_of_the_fields(tmp_path):
+def test_files_are_read_by_the_types_of_the_fields_and_an_empty_one_means_all_defaults(tmp_path):
     path = tmp_path / "args.yaml"
     path.write_text("output_dir: out\nlearning_rate: 3e-4\nsave_strategy: no\nmax_steps: 1e3\nbf16: yes\nrun_name: 7\n")
     expected = TrainingArguments("out", learning_rate=3e-4, save_strategy="no", max_steps=1000, bf16=True, run_name="7")
     assert TrainingArguments.from_yaml(path) == expected
     assert WithOwnFields.from_dict({"sizes": ["4", 5], "flavour": "sour", "cache": "x"}).sizes == (4, 5)
+    path.write_text("")
+    assert TrainingArguments.from_yaml(path) == TrainingArguments()
+    text = "cannot read the configuration file .*No such file"
+    assert_refused(text, TrainingArguments.from_json, tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(
@@ -600,13 +550,6 @@ def test_a_bad_file_is_refused(tmp_path, text, message):
     assert_refused(re.escape(message), TrainingArguments.from_yaml, path)
 
 
-def test_a_missing_file_is_refused_and_an_empty_one_means_all_defaults(tmp_path):
-    text = "cannot read the configuration file .*No such file"
-    assert_refused(text, TrainingArguments.from_json, tmp_path / "none.json")
-    (tmp_path / "empty.yaml").touch()
-    assert TrainingArguments.from_yaml(tmp_path / "empty.yaml") == TrainingArguments()
-
-
 def test_tokens_are_not_shown_or_written_and_trackers_get_plain_values():
     with pytest.raises(ConfigError, match="hub_token=<HUB_TOKEN> is not supported") as caught:
         TrainingArguments("out", hub_token="hf_secret")
@@ -619,28 +562,20 @@ def test_tokens_are_not_shown_or_written_and_trackers_get_plain_values():
     assert {type(value) for value in plain.values()} <= {bool, int, float, str}
 
 
-# ------------------------------------------------------------------------------------------------------- subclasses
+def test_a_subclass_has_its_own_fields_and_defaults_and_may_redefine_an_old_name_or_the_constructor():
+    @dataclasses.dataclass
+    class WithOldNameAsField(TrainingArguments):
+        warmup_ratio: float = 0.5
 
+    class WithOwnConstructor(TrainingArguments):
+        def __init__(self, folder, **kwargs):
+            super().__init__(output_dir=folder, **kwargs)
 
-def test_a_subclass_has_its_own_fields_and_defaults_and_the_old_names():
     args = WithOwnFields("out")
     assert args.is_ready and args.learning_rate == 1e-3 and args.cache == Path("cache")
     with pytest.warns(OldNameWarning, match="no_cuda"):
         assert WithOwnFields("out", no_cuda=True).use_cpu
     assert_refused("deepspeed", WithOwnFields, "out", deepspeed="x.json")
-
-
-@dataclasses.dataclass
-class WithOldNameAsField(TrainingArguments):
-    warmup_ratio: float = 0.5
-
-
-class WithOwnConstructor(TrainingArguments):
-    def __init__(self, folder: str, **kwargs: Any) -> None:
-        super().__init__(output_dir=folder, **kwargs)
-
-
-def test_a_subclass_may_redefine_an_old_name_or_the_constructor_and_repr_shows_the_set_fields():
     args = WithOldNameAsField("out", warmup_ratio=0.25)
     assert (args.warmup_ratio, args.warmup_steps) == (0.25, 0)
     with pytest.warns(OldNameWarning):
@@ -650,31 +585,25 @@ def test_a_subclass_may_redefine_an_old_name_or_the_constructor_and_repr_shows_t
     assert repr(args) == "TrainingArguments(output_dir='out', learning_rate=0.1, seed=1)"
 
 
-# ---------------------------------------------------------------------------------------------------------- setters
-
-
-def test_setters_match_transformers():
+def test_setters_match_transformers_and_check_their_values():
     transformers = pytest.importorskip("transformers")
-    calls = [
-        ("set_training", {"learning_rate": 1e-4, "batch_size": 32, "num_epochs": 2, "seed": 3}),
-        ("set_evaluate", {"strategy": "steps", "steps": 100, "delay": 2}),
-        ("set_testing", {"batch_size": 16, "loss_only": True}),
-        ("set_save", {"strategy": "epoch", "total_limit": 2}),
-        ("set_logging", {"strategy": "steps", "steps": 5, "first_step": True}),
-        ("set_optimizer", {"name": "sgd", "learning_rate": 0.1, "args": "momentum=0.9"}),
-        ("set_lr_scheduler", {"name": "cosine", "warmup_steps": 0.1}),
-        ("set_dataloader", {"train_batch_size": 4, "num_workers": 2, "sampler_seed": 9}),
-    ]
+    calls = {
+        "set_training": {"learning_rate": 1e-4, "batch_size": 32, "num_epochs": 2, "seed": 3},
+        "set_evaluate": {"strategy": "steps", "steps": 100, "delay": 2},
+        "set_testing": {"batch_size": 16, "loss_only": True},
+        "set_save": {"strategy": "epoch", "total_limit": 2},
+        "set_logging": {"strategy": "steps", "steps": 5, "first_step": True},
+        "set_optimizer": {"name": "sgd", "learning_rate": 0.1, "args": "momentum=0.9"},
+        "set_lr_scheduler": {"name": "cosine", "warmup_steps": 0.1},
+        "set_dataloader": {"train_batch_size": 4, "num_workers": 2, "sampler_seed": 9},
+    }
     ours, theirs = TrainingArguments("out"), transformers.TrainingArguments("out")
-    for name, values in calls:
+    for name, values in calls.items():
         assert getattr(ours, name)(**values) is ours
         getattr(theirs, name)(**values)
     different = {name for name, value in theirs.to_dict().items() if value != ours.to_dict()[name]}
     # The setter of transformers leaves report_to="none"; the rest is filled in there.
     assert different == {*FILLED_IN, "report_to"}
-
-
-def test_setters_check_their_values():
     args = TrainingArguments("out")
     assert_refused("eval_steps must be above 0|eval_strategy must be one of", args.set_evaluate, strategy="stepps")
     assert_refused("logging_nan_inf_filter", args.set_logging, nan_inf_filter=True)

@@ -246,9 +246,6 @@ def test_it_is_refused_inside_a_run():
         trainer_of(callbacks=[inside]).train(samples(), num_epochs=1)
 
 
-# ------------------------------------------------------------------------------------ which loss is of which rate
-
-
 def test_a_loss_belongs_to_the_rate_of_its_update_also_after_updates_that_logged_none():
     class Masked(Trainer):
         """Trains on samples of which some have no target."""
@@ -293,9 +290,6 @@ def test_an_update_that_is_made_after_the_end_was_asked_for_is_not_part_of_the_c
 
     assert alone.stop_reason == "the loss is 4 times its best"
     assert together == alone
-
-
-# --------------------------------------------------------------------------------------------- the optimizer's state
 
 
 class OnDevice(torch.Tensor):

@@ -25,9 +25,6 @@ from loopwright.tasks import get_task
 TASK = get_task("text-classification")
 
 
-# ------------------------------------------------------------------------------------------------- lengths of time
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("90s", 90), ("30m", 1800), ("2h", 7200), ("1h30m", 5400), ("1:30:00", 5400), ("1d12h", 129600), ("1.5h", 5400)],
@@ -76,9 +73,6 @@ def test_what_is_not_a_time_is_refused_with_what_was_expected_and_the_nearest_on
 def test_times_are_reported_in_the_unit_that_reads_best():
     told = [seconds_text(seconds) for seconds in (0.4812, 9.96, 48.2, 99.6, 360, 3600, 7500)]
     assert told == ["0.48 s", "10 s", "48 s", "2 min", "6 min", "1 h", "2 h 5 min"]
-
-
-# -------------------------------------------------------------------------------------------------------- settings
 
 
 def test_a_time_may_be_a_flag_an_argument_in_python_or_in_a_file(tmp_path):
@@ -160,8 +154,6 @@ def test_a_time_takes_the_place_of_the_length_of_a_demo():
     assert (by_time.args.time, by_time.training.max_steps, by_time.training.learning_rate) == ("1m", -1, 1e-3)
     assert settle(TASK, ["--seed", "1"], base=flags).training.max_steps == 700
 
-
-# -------------------------------------------------------------------------------------------------------- the plan
 
 SECONDS = st.floats(0.0, 20.0)
 COSTS = st.builds(
