@@ -1,11 +1,10 @@
 """Metrics by name: scikit-learn's and scipy's numbers, closed forms, exact merging, and intervals."""
 
+import itertools
 import json
 import math
 import random
 import re
-import subprocess
-import sys
 from fractions import Fraction
 from functools import partial
 
@@ -17,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import toys
 from loopwright import metrics
 from loopwright.errors import DataError
 from loopwright.keys import key
@@ -40,70 +40,65 @@ def numbers(num_samples, seed=0):
     return references, references + 0.5 * draw.normal(size=num_samples)
 
 
+def computed(name, references, predictions, **options):
+    return metrics.load(name, **options).compute(predictions=predictions, references=references)
+
+
 @pytest.mark.parametrize("name", ["f1", "precision", "recall"])
-@pytest.mark.parametrize("num_labels", [2, 3, 7])
-def test_averaged_scores_are_the_same_as_in_scikit_learn(name, num_labels):
-    references, predictions = labels(200, num_labels)
+def test_scores_are_the_same_as_in_scikit_learn(name):
     theirs = getattr(sklearn.metrics, f"{name}_score")
-    for average in ["micro", "macro", "weighted"]:
-        for subset in [None, [1, 0], [0, 9]]:
+    averages = ["micro", "macro", "weighted"]
+    for num_labels in (2, 3, 7):
+        samples = labels(200, num_labels)
+        for average, subset in itertools.product(averages, [None, [1, 0], [0, 9]]):
             options = {"average": average, "labels": subset}
-            ours = metrics.load(name).compute(predictions=predictions, references=references, **options)
-            expected = theirs(references, predictions, average=average, labels=subset, zero_division=0)
-            assert ours == {name: float(expected)}, (average, subset)
-    per_label = metrics.load(name, average=None).compute(predictions=predictions, references=references)[name]
-    assert per_label.tolist() == theirs(references, predictions, average=None).tolist()
+            expected = theirs(*samples, **options, zero_division=0)
+            assert computed(name, *samples, **options) == {name: float(expected)}, (num_labels, options)
+        per_label = computed(name, *samples, average=None)[name]
+        assert per_label.tolist() == theirs(*samples, average=None).tolist()
+    for positive in (0, 1):
+        samples = labels(50, 2)
+        assert computed(name, *samples, pos_label=positive) == {name: theirs(*samples, pos_label=positive)}
+    without_denominator = ([[0, 0], [0, 0]], [[0, 0], [1, 1]], [[1, 1], [0, 0]])
+    for samples, average, otherwise in itertools.product(without_denominator, ["binary", *averages], (0, 1)):
+        options = {"average": average, "labels": [1], "zero_division": otherwise}
+        assert computed(name, *samples, **options) == {name: theirs(*samples, **options)}, (samples, options)
 
 
-@pytest.mark.parametrize("positive", [0, 1])
-def test_binary_scores_are_the_same_as_in_scikit_learn(positive):
-    references, predictions = labels(50, 2)
-    for name in ["f1", "precision", "recall"]:
-        ours = metrics.load(name, pos_label=positive).compute(predictions=predictions, references=references)
-        expected = getattr(sklearn.metrics, f"{name}_score")(references, predictions, pos_label=positive)
-        assert ours == {name: expected}
+def test_matthews_correlation_and_errors_are_the_same_as_in_scikit_learn():
+    for num_labels in (2, 5):
+        samples = labels(100, num_labels)
+        expected = pytest.approx(sklearn.metrics.matthews_corrcoef(*samples), rel=1e-15)
+        assert computed("matthews_correlation", *samples) == {"matthews_correlation": expected}
+    assert computed("matthews_correlation", [0, 1], [1, 1]) == {"matthews_correlation": 0.0}
+    samples = numbers(300)
+    mse, mae = sklearn.metrics.mean_squared_error(*samples), sklearn.metrics.mean_absolute_error(*samples)
+    assert computed("mse", *samples)["mse"] == pytest.approx(mse, rel=1e-14)
+    assert computed("mse", *samples, squared=False)["mse"] == pytest.approx(math.sqrt(mse), rel=1e-14)
+    assert computed("mae", *samples)["mae"] == pytest.approx(mae, rel=1e-14)
 
 
-@pytest.mark.parametrize("otherwise", [0, 1])
-def test_scores_without_a_denominator_are_zero_division(otherwise):
-    for average in ["binary", "micro", "macro", "weighted"]:
-        for name in ["f1", "precision", "recall"]:
-            for references, predictions in ([[0, 0], [0, 0]], [[0, 0], [1, 1]], [[1, 1], [0, 0]]):
-                theirs = getattr(sklearn.metrics, f"{name}_score")
-                expected = theirs(references, predictions, average=average, labels=[1], zero_division=otherwise)
-                ours = metrics.load(name, average=average, labels=[1], zero_division=otherwise)
-                assert ours.compute(predictions=predictions, references=references) == {name: expected}
-
-
-@pytest.mark.parametrize("num_labels", [2, 5])
-def test_matthews_correlation_is_the_same_as_in_scikit_learn(num_labels):
-    references, predictions = labels(100, num_labels)
-    ours = metrics.load("matthews_correlation").compute(predictions=predictions, references=references)
-    expected = sklearn.metrics.matthews_corrcoef(references, predictions)
-    assert ours["matthews_correlation"] == pytest.approx(expected, rel=1e-15)
-    constant = metrics.load("matthews_correlation").compute(predictions=[1, 1], references=[0, 1])
-    assert constant == {"matthews_correlation": 0.0}
-
-
-def test_glue_by_hand():
+def test_every_glue_task_has_its_keys_and_the_numbers_worked_out_by_hand():
+    tasks = {
+        "accuracy": ["sst2", "mnli", "mnli_matched", "mnli_mismatched", "qnli", "rte", "wnli", "hans"],
+        "matthews_correlation": ["cola"],
+        "accuracy f1": ["mrpc", "qqp"],
+        "pearson spearmanr": ["stsb"],
+    }
+    keys_of = {name: keys.split() for keys, names in tasks.items() for name in names}
+    assert sorted(keys_of) == sorted(metrics.GLUE) and len(keys_of) == 12
+    for name, keys in keys_of.items():
+        metric = metrics.load("glue", name)
+        result = metric.compute(predictions=[0, 1, 1, 0], references=[0, 1, 0, 0])
+        assert list(result) == keys and {type(value) for value in result.values()} == {float}
+        assert metric.greater_is_better
     # 6 right positives, 3 right negatives, 1 wrong positive, 2 wrong negatives.
-    predictions = [1] * 6 + [0] * 3 + [1] + [0] * 2
-    references = [1] * 6 + [0] * 3 + [0] + [1] * 2
+    predictions, references = [1] * 6 + [0] * 3 + [1] + [0] * 2, [1] * 6 + [0] * 3 + [0] + [1] * 2
     ours = metrics.load("glue", "cola").compute(predictions=predictions, references=references)
     assert ours["matthews_correlation"] == pytest.approx((6 * 3 - 1 * 2) / math.sqrt(7 * 8 * 4 * 5), rel=1e-15)
     metric = metrics.load("glue", "mrpc")
     # 2 right positives, 1 wrong one, 1 missed: F1 = 4 / (4 + 2).
     assert metric.compute(predictions=[1, 1, 1, 0, 0], references=[1, 1, 0, 1, 0]) == {"accuracy": 0.6, "f1": 4 / 6}
-
-
-def test_errors_are_the_same_as_in_scikit_learn():
-    references, predictions = numbers(300)
-    given = {"predictions": predictions, "references": references}
-    mse = sklearn.metrics.mean_squared_error(references, predictions)
-    assert metrics.load("mse").compute(**given)["mse"] == pytest.approx(mse, rel=1e-14)
-    assert metrics.load("mse").compute(**given, squared=False)["mse"] == pytest.approx(math.sqrt(mse), rel=1e-14)
-    mae = sklearn.metrics.mean_absolute_error(references, predictions)
-    assert metrics.load("mae").compute(**given)["mae"] == pytest.approx(mae, rel=1e-14)
 
 
 @pytest.mark.parametrize("decimals", [1, 8], ids=["with_ties", "without_ties"])
@@ -121,34 +116,12 @@ def test_correlations_are_the_same_as_in_scipy(decimals):
 
 
 def test_correlations_are_exact_far_from_zero_and_nan_for_constants():
-    x = np.asarray([0.0, 1.0, 2.0, 3.0])
-    y = np.asarray([1.0, 3.0, 2.0, 4.0])
-    far = metrics.load("pearsonr").compute(predictions=x + 2.0**40, references=y - 2.0**45)
-    assert far == {"pearsonr": 0.8}
-    assert metrics.load("spearmanr").compute(predictions=x, references=-y) == {"spearmanr": -0.8}
+    x, y = np.asarray([0.0, 1.0, 2.0, 3.0]), np.asarray([1.0, 3.0, 2.0, 4.0])
+    assert computed("pearsonr", y - 2.0**45, x + 2.0**40) == {"pearsonr": 0.8}
+    assert computed("spearmanr", -y, x) == {"spearmanr": -0.8}
     for name in ["pearsonr", "spearmanr"]:
         for predictions in ([1.0, 1.0, 1.0], [1.0, math.nan, 2.0], [5.0]):
-            references = [1.0, 2.0, 3.0][: len(predictions)]
-            assert math.isnan(metrics.load(name).compute(predictions=predictions, references=references)[name])
-
-
-def test_every_glue_task_has_its_keys():
-    tasks = {
-        "accuracy": ["sst2", "mnli", "mnli_matched", "mnli_mismatched", "qnli", "rte", "wnli", "hans"],
-        "matthews_correlation": ["cola"],
-        "accuracy f1": ["mrpc", "qqp"],
-        "pearson spearmanr": ["stsb"],
-    }
-    seen = []
-    for keys, names in tasks.items():
-        for name in names:
-            metric = metrics.load("glue", name)
-            result = metric.compute(predictions=[0, 1, 1, 0], references=[0, 1, 0, 0])
-            assert list(result) == keys.split()
-            assert all(type(value) is float for value in result.values())
-            assert metric.greater_is_better
-            seen.append(name)
-    assert sorted(seen) == sorted(metrics.GLUE) and len(seen) == 12
+            assert math.isnan(computed(name, [1.0, 2.0, 3.0][: len(predictions)], predictions)[name])
 
 
 def test_exact_match_ignores_case_punctuation_numbers_or_a_pattern():
@@ -188,7 +161,7 @@ def test_samples_come_as_lists_arrays_or_tensors_one_by_one_or_in_batches():
     assert metric.compute() == {"accuracy": 8 / 10}
 
 
-def test_compute_starts_over():
+def test_compute_starts_over_and_a_failed_one_keeps_only_earlier_samples():
     metric = metrics.load("f1")
     assert metric.compute(predictions=[1, 0], references=[1, 1]) == {"f1": 2 / 3}
     assert metric.compute(predictions=[1, 1], references=[1, 1]) == {"f1": 1.0}
@@ -196,6 +169,12 @@ def test_compute_starts_over():
     assert_refused(text, metric.compute, error=DataError)
     metric.add_batch(predictions=[1], references=[0])
     assert metric.compute(predictions=[1], references=[1]) == {"f1": 2 / 3}
+    samples = {"predictions": [0, 1, 2], "references": [0, 1, 1]}
+    assert_refused("is for two labels, but 3 occur", metric.compute, **samples)
+    assert metric.num_samples == 0
+    metric.add_batch(**samples)
+    assert_refused("is for two labels", metric.compute)
+    assert metric.compute(average="micro") == {"f1": 2 / 3}
 
 
 def test_labels_may_be_texts():
@@ -206,16 +185,6 @@ def test_labels_may_be_texts():
     assert metric.compute()["f1"].tolist() == [0.0, 0.5, 2 / 3]
     by_name = metrics.load("recall", pos_label="yes")
     assert by_name.compute(predictions=["yes", "no"], references=["yes", "yes"]) == {"recall": 0.5}
-
-
-def test_a_failed_computation_keeps_only_earlier_samples():
-    metric = metrics.load("f1")
-    samples = {"predictions": [0, 1, 2], "references": [0, 1, 1]}
-    assert_refused("is for two labels, but 3 occur", metric.compute, **samples)
-    assert metric.num_samples == 0
-    metric.add_batch(**samples)
-    assert_refused("is for two labels", metric.compute)
-    assert metric.compute(average="micro") == {"f1": 2 / 3}
 
 
 def test_metrics_are_combined():
@@ -282,18 +251,13 @@ def test_labels_of_mixed_kinds_and_a_positive_label_that_does_not_occur_are_refu
     assert_refused(text, metrics.load("precision").compute, predictions=[2, 3], references=[3, 2])
 
 
-def test_arguments_for_caches_change_nothing_and_each_metric_has_a_direction():
-    metric = metrics.load("accuracy", cache_dir="somewhere", experiment_id="a")
-    assert metric.compute(predictions=[1], references=[1]) == {"accuracy": 1.0}
+def test_arguments_for_caches_change_nothing_each_metric_has_a_direction_and_none_imports_torch():
+    assert computed("accuracy", [1], [1], cache_dir="somewhere", experiment_id="a") == {"accuracy": 1.0}
     lower = {name for name, kind in metrics.METRICS.items() if not kind().greater_is_better}
     assert lower == {"mse", "mae", "loss", "perplexity"}
     assert len(metrics.METRICS) == 12
-
-
-def test_the_package_imports_no_torch():
     code = "import sys, loopwright.metrics; print([n for n in ('torch', 'sklearn', 'scipy') if n in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "[]\n"
+    assert toys.python("-c", code).stdout == "[]\n"
 
 
 def some_columns(name, num_samples=60):
@@ -310,32 +274,26 @@ def some_columns(name, num_samples=60):
     return {"predictions": predictions, "references": references}
 
 
-def every_metric():
-    yield from ((name, partial(metrics.load, name)) for name in metrics.METRICS)
-    yield from ((name, partial(metrics.load, "glue", name)) for name in metrics.GLUE)
+EVERY_METRIC = {name: partial(metrics.load, name) for name in metrics.METRICS}
+EVERY_METRIC |= {name: partial(metrics.load, "glue", name) for name in metrics.GLUE}
 
 
-def test_batches_order_and_processes_change_no_bit():
-    looked_at = 0
-    for name, make in every_metric():
-        columns = some_columns(name)
-        whole = make().compute(**columns)
-        order = list(range(60))
-        random.Random(1).shuffle(order)
-        processes = [make() for _ in range(3)]
-        for index, start in enumerate(range(0, 60, 7)):
-            chosen = order[start : start + 7]
-            batch = {side: [values[each] for each in chosen] for side, values in columns.items()}
-            processes[index % 3].add_batch(**batch)
-        # What another process has counted travels as JSON.
-        merged = make()
-        merged.load_state_dict(json.loads(json.dumps(processes[0].state_dict())))
-        merged.merge(processes[1])
-        merged.merge(processes[2])
-        assert merged.num_samples == 60
-        assert merged.compute() == whole, name
-        looked_at += 1
-    assert looked_at == 24
+@pytest.mark.parametrize("name", EVERY_METRIC)
+def test_batches_order_and_processes_change_no_bit(name):
+    assert len(EVERY_METRIC) == 24
+    make, columns, order = EVERY_METRIC[name], some_columns(name), list(range(60))
+    random.Random(1).shuffle(order)
+    processes = [make() for _ in range(3)]
+    for index, start in enumerate(range(0, 60, 7)):
+        chosen = order[start : start + 7]
+        processes[index % 3].add_batch(**{side: [values[each] for each in chosen] for side, values in columns.items()})
+    # What another process has counted travels as JSON.
+    merged = make()
+    merged.load_state_dict(json.loads(json.dumps(processes[0].state_dict())))
+    merged.merge(processes[1])
+    merged.merge(processes[2])
+    assert merged.num_samples == 60
+    assert merged.compute() == make().compute(**columns)
 
 
 def test_only_metrics_of_one_kind_are_merged_and_their_labels_may_have_different_orders():
@@ -405,10 +363,9 @@ def bootstrapped(metric, columns, batches, seed=0, replicates=200):
     return bootstrap
 
 
-BOOTSTRAPPED = {
-    name: partial(metrics.load, name)
-    for name in ("accuracy", "f1", "exact_match", "loss", "perplexity", "matthews_correlation")
-}
+NAMES = ("accuracy", "f1", "exact_match", "loss", "perplexity", "matthews_correlation", "mrpc")
+BOOTSTRAPPED = {name: EVERY_METRIC[name] for name in NAMES}
+BOOTSTRAPPED["f1_macro"] = partial(metrics.load, "f1", average="macro")
 BOOTSTRAPPED |= {
     "f1_macro": partial(metrics.load, "f1", average="macro"),
     "mrpc": partial(metrics.load, "glue", "mrpc"),
@@ -443,13 +400,10 @@ def test_each_replicate_is_the_metric_of_the_drawn_samples():
     columns = {side: np.asarray(each) for side, each in some_columns("f1_macro").items()}
     columns = {side: each + 3 * (np.arange(60) == 59) for side, each in columns.items()}  # A rare third label.
     bootstrap = bootstrapped(metrics.F1(average="macro"), columns, [range(60)], replicates=40)
-    drawn = poisson_weights(0, np.arange(60), 40)
-    expected = [
-        sklearn.metrics.f1_score(
-            np.repeat(columns["references"], weights), np.repeat(columns["predictions"], weights), average="macro"
-        )
-        for weights in drawn.T
-    ]
+    expected = []
+    for weights in poisson_weights(0, np.arange(60), 40).T:
+        drawn = (np.repeat(columns[side], weights) for side in ("references", "predictions"))
+        expected.append(sklearn.metrics.f1_score(*drawn, average="macro"))
     low, high = bootstrap.interval(0.5)["f1"]
     assert [low, high] == pytest.approx(np.quantile(expected, [0.25, 0.75]).tolist(), rel=1e-14)
 
