@@ -107,8 +107,8 @@ def test_the_loss_is_a_mean_over_the_tokens_of_the_update(tmp_path):
     assert logged(whole, "grad_norm") == pytest.approx(logged(parts, "grad_norm"), rel=1e-5)
 
 
-@row(10)
-def test_compute_loss_is_overridden(tmp_path, plain):
+@row(10, 12)
+def test_compute_loss_is_overridden_and_labels_are_smoothed(tmp_path, plain):
     class Doubled(Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
             loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
@@ -116,10 +116,6 @@ def test_compute_loss_is_overridden(tmp_path, plain):
 
     doubled = fit(tmp_path, kind=Doubled, max_steps=1)
     assert losses(doubled) == pytest.approx([2 * losses(plain)[0]], rel=1e-6)
-
-
-@row(12)
-def test_labels_are_smoothed(tmp_path):
     data = rows(4)
     trainer = fit(tmp_path, data=data, label_smoothing_factor=0.2, max_steps=1, train_sampling_strategy="sequential")
     torch.manual_seed(0)
@@ -194,9 +190,8 @@ def test_columns_that_the_model_does_not_take_are_removed(tmp_path):
     assert fit(tmp_path, data=data).state.global_step == 2
     text = "the batch has index, which Classifier.forward does not take; it takes x, labels"
     assert_refused(text, fit, tmp_path, data=data, remove_unused_columns=False, error=DataError)
-    assert_refused(
-        "text.*forward takes x, labels", fit, tmp_path, data=[{"text": "a", "label": 1}] * 8, error=DataError
-    )
+    data = [{"text": "a", "label": 1}] * 8
+    assert_refused("text.*forward takes x, labels", fit, tmp_path, data=data, error=DataError)
 
 
 @row(28)
@@ -217,25 +212,22 @@ def test_dataloaders_are_overridden(tmp_path):
     assert trainer.evaluation_loop and trainer.evaluate()["eval_samples_per_second"] > 0
 
 
-@row(29)
-def test_the_sampling_strategy_orders_the_data(tmp_path, plain):
-    ordered = torch.cat(fit(tmp_path, kind=Spy, train_sampling_strategy="sequential").seen)
+@row(29, 31)
+def test_the_sampling_strategy_and_the_seed_order_the_data_of_every_epoch(tmp_path, plain):
+    def order(**options):
+        return torch.cat(fit(tmp_path, kind=Spy, **options).seen)
+
     in_order = torch.stack([sample["x"] for sample in rows(20)])
-    assert torch.equal(ordered, in_order) and not torch.equal(torch.cat(plain.seen), in_order)
+    assert torch.equal(order(train_sampling_strategy="sequential"), in_order)
+    assert not torch.equal(torch.cat(plain.seen), in_order)
+    one, two, other = (order(num_train_epochs=2, data_seed=seed) for seed in (None, None, 7))
+    assert torch.equal(one, two) and not torch.equal(one[:20], one[20:]) and not torch.equal(one, other)
     long = [{**sample, "length": index % 7} for index, sample in enumerate(rows(600))]
     grouped = fit(tmp_path, kind=Spy, data=long, train_sampling_strategy="group_by_length").seen
     lengths = {tuple(sample["x"].tolist()): sample["length"] for sample in long}
     spread = [{lengths[tuple(x.tolist())] for x in batch} for batch in grouped]
     assert np.mean([max(each) - min(each) for each in spread]) < 1
     assert len({tuple(x.tolist()) for batch in grouped for x in batch}) == 600
-
-
-@row(31)
-def test_every_epoch_has_its_own_order_which_follows_from_the_seed(tmp_path):
-    one, two = (torch.cat(fit(tmp_path, kind=Spy, num_train_epochs=2).seen) for _ in range(2))
-    assert torch.equal(one, two) and not torch.equal(one[:20], one[20:])
-    other = torch.cat(fit(tmp_path, kind=Spy, num_train_epochs=2, data_seed=7).seen)
-    assert not torch.equal(one, other)
 
 
 @row(34, 35)
@@ -275,16 +267,12 @@ def test_collators_stack_rename_pad_and_flatten():
     assert batch["input_ids"].shape == (2, 2, 3) and batch["labels"].tolist() == [1, 1] and "label" in sample
 
 
-@row(49)
-def test_labels_of_a_decoder_are_padded_and_its_inputs_created():
+@row(49, 50)
+def test_collators_create_the_inputs_of_a_decoder_and_mask_or_copy_for_language_models():
     tokenizer = tiny.CharacterTokenizer()
     samples = [{**tokenizer("abc"), "labels": [5]}, {**tokenizer("a"), "labels": [5, 6]}]
     batch = hf.DataCollatorForSeq2Seq(tokenizer, model=tiny.t5())(samples)
     assert batch["labels"].tolist() == [[5, -100], [5, 6]] and batch["decoder_input_ids"].tolist()[1] == [0, 5]
-
-
-@row(50)
-def test_language_modelling_masks_or_copies():
     tokenizer = tiny.PlainTokenizer(size=32)
     samples = [{"input_ids": list(range(5, 45))} for _ in range(8)]
     causal = hf.DataCollatorForLanguageModeling(tokenizer, mlm=False)(samples)
@@ -333,29 +321,22 @@ def test_a_given_optimizer_and_scheduler_are_used_and_overridden_methods_called(
     assert set(logged(fit(tmp_path, kind=Own, max_steps=2), "learning_rate")) == {0.125}
 
 
-@row(63)
-def test_schedules_have_names(tmp_path):
+@row(63, 65)
+def test_schedules_have_names_and_warmup_is_a_number_or_a_ratio_of_updates(tmp_path):
+    def rates(**options):
+        return logged(fit(tmp_path, learning_rate=1.0, **options), "learning_rate")
+
     names = "linear cosine cosine_with_restarts polynomial constant constant_with_warmup inverse_sqrt"
-    rates = {}
-    for name in names.split():
-        trainer = fit(tmp_path, lr_scheduler_type=name, warmup_steps=1, learning_rate=1.0)
-        rates[name] = logged(trainer, "learning_rate")
-    assert rates["linear"] == [0.0, 1.0, 0.75, 0.5, 0.25] and rates["constant"] == [1.0] * 5
-    assert len({tuple(each) for each in rates.values()}) == 6  # one cosine wave is the same with and without restarts
+    by_name = {name: rates(lr_scheduler_type=name, warmup_steps=1) for name in names.split()}
+    assert by_name["linear"] == [0.0, 1.0, 0.75, 0.5, 0.25] and by_name["constant"] == [1.0] * 5
+    assert len({tuple(each) for each in by_name.values()}) == 6  # one cosine wave is the same with and without restarts
     options = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "mode": "max"}}
     options |= {"eval_dataset": rows(4), "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "same"}
     plateau = fit(tmp_path, compute_metrics=lambda prediction: {"same": 1.0}, **options)
     assert logged(plateau, "learning_rate") == pytest.approx([1e-2, 1e-2, 1e-3, 1e-4, 1e-5])
-
-
-@row(65)
-def test_warmup_is_a_number_or_a_ratio_of_updates(tmp_path):
-    steps = fit(tmp_path, warmup_steps=2, learning_rate=1.0)
-    ratio = fit(tmp_path, warmup_steps=0.4, learning_rate=1.0)
     with pytest.warns(UserWarning, match="warmup_ratio"):
-        old = fit(tmp_path, warmup_ratio=0.4, learning_rate=1.0)
-    rates = [logged(each, "learning_rate") for each in (steps, ratio, old)]
-    assert rates[0] == rates[1] == rates[2] and rates[0][:3] == [0.0, 0.5, 1.0]
+        old = rates(warmup_ratio=0.4)
+    assert rates(warmup_steps=2) == rates(warmup_steps=0.4) == old and old[:3] == [0.0, 0.5, 1.0]
 
 
 @row(71)
@@ -481,21 +462,14 @@ def test_the_save_strategy_and_the_limit_decide_which_checkpoints_exist(tmp_path
     assert steps or list(tmp_path.iterdir()) == []
 
 
-@row(102)
-def test_a_checkpoint_has_weights_and_state(tmp_path):
-    fit(tmp_path, save_strategy="epoch")
+@row(102, 104)
+def test_a_checkpoint_has_weights_and_state_and_a_run_resumes_from_the_newest_or_a_given_one(tmp_path):
+    fit(tmp_path, save_strategy="steps", save_steps=2)
     files = {"model.safetensors", "state.safetensors", "state.json", "trainer_state.json", "training_args.json"}
     assert {path.name for path in (tmp_path / "checkpoint-5").iterdir()} == {*files, "MANIFEST.json"}
-
-
-@row(104)
-def test_a_run_resumes_from_the_newest_or_a_given_checkpoint(tmp_path):
-    whole = fit(tmp_path / "whole", num_train_epochs=2)
-    fit(tmp_path / "run", save_strategy="steps", save_steps=2)
-    for source, begins in ((True, 5), (str(tmp_path / "run" / "checkpoint-2"), 2)):
-        trainer = fit(tmp_path / "run", num_train_epochs=2, kind=Spy, resume=source)
+    for source, begins in ((True, 5), (str(tmp_path / "checkpoint-2"), 2)):
+        trainer = fit(tmp_path, num_train_epochs=2, kind=Spy, resume=source)
         assert trainer.state.global_step == 10 and len(trainer.seen) == 10 - begins
-    assert whole.state.global_step == 10
 
 
 @row(105)
@@ -556,14 +530,17 @@ def test_the_model_is_saved_as_transformers_reads_it(tmp_path):
 # ------------------------------------------------------------------------------------------------------ evaluation
 
 
-@row(115)
-def test_evaluate_returns_and_logs_the_metrics(tmp_path):
+@row(115, 121)
+def test_evaluate_returns_and_logs_the_metrics_and_prediction_loss_only_computes_no_predictions(tmp_path):
     trainer = made(tmp_path, eval_dataset=rows(8))
     metrics = trainer.evaluate()
     speeds = {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second"}
     assert set(metrics) == {"eval_loss", *speeds, "epoch"}
     assert trainer.state.log_history == [{**metrics, "step": 0}]
     assert "late_loss" in trainer.evaluate(rows(4), metric_key_prefix="late")
+    trainer = made(tmp_path, prediction_loss_only=True, compute_metrics=lambda prediction: pytest.fail("called"))
+    assert "eval_loss" in trainer.evaluate(rows(4))
+    assert made(tmp_path, prediction_loss_only=True).predict(rows(4)).predictions is None
 
 
 @row(116, 130)
@@ -607,13 +584,6 @@ def test_the_evaluation_batch_size_changes_the_batches_and_not_the_loss(tmp_path
     results = [made(tmp_path, kind=Looks, per_device_eval_batch_size=size).evaluate(rows(10)) for size in (3, 10)]
     assert seen == [3, 3, 3, 1, 10]
     assert results[0]["eval_loss"] == pytest.approx(results[1]["eval_loss"], rel=1e-6)
-
-
-@row(121)
-def test_prediction_loss_only_computes_no_predictions(tmp_path):
-    trainer = made(tmp_path, prediction_loss_only=True, compute_metrics=lambda prediction: pytest.fail("called"))
-    assert "eval_loss" in trainer.evaluate(rows(4))
-    assert made(tmp_path, prediction_loss_only=True).predict(rows(4)).predictions is None
 
 
 @row(126)
@@ -662,16 +632,14 @@ def test_metrics_are_printed_and_written(tmp_path, capsys):
 # ------------------------------------------------------------------------------------------- callbacks and logging
 
 
-class Counting(TrainerCallback):
-    steps = 0
-
-    def on_step_end(self, args, state, control, **kwargs):
-        type(self).steps += 1
-
-
 @row(135)
 def test_callbacks_are_added_and_removed(tmp_path):
-    Counting.steps = 0
+    class Counting(TrainerCallback):
+        steps = 0
+
+        def on_step_end(self, args, state, control, **kwargs):
+            Counting.steps += 1
+
     trainer = fit(tmp_path, Counting)
     assert Counting.steps == 5
     assert isinstance(trainer.pop_callback(Counting), Counting)
@@ -702,16 +670,12 @@ def test_sixteen_events_with_their_keyword_arguments(tmp_path):
     assert "metrics" in seen["on_evaluate"] and "metrics" in seen["on_predict"] and "logs" in seen["on_log"]
 
 
-@row(137)
-def test_control_flags_request_logs_evaluations_and_checkpoints(tmp_path):
+@row(137, 138)
+def test_control_flags_request_logs_evaluations_and_checkpoints_and_the_state_is_written(tmp_path, plain):
     request = tiny.at_step(3, lambda control: replace(control, should_log=True, should_evaluate=True, should_save=True))
     trainer = fit(tmp_path, request, eval_dataset=rows(4), logging_strategy="no")
     kinds = [("eval_loss" in entry, entry["step"]) for entry in trainer.state.log_history]
     assert kinds == [(False, 3), (True, 3), (False, 5)] and tiny.folders(tmp_path) == ["checkpoint-3"]
-
-
-@row(138)
-def test_the_state_is_written_and_read(tmp_path, plain):
     plain.state.save_to_json(tmp_path / "state.json")
     assert hf.TrainerState.load_from_json(tmp_path / "state.json") == plain.state
     assert (plain.state.epoch, plain.state.global_step, plain.state.max_steps) == (1.0, 5, 5)
@@ -790,8 +754,8 @@ def parse(*argv):
     return HfArgumentParser((Options, TrainingArguments)).parse_args_into_dataclasses(list(argv))
 
 
-@row(147, 148, 149, 150)
-def test_flags_become_dataclasses():
+@row(147, 148, 149, 150, 151)
+def test_flags_and_files_become_dataclasses(tmp_path):
     options, args = parse("--name", "b", "--learning_rate", "0.5", "--output_dir", "out")
     assert options.name == "b" and args.learning_rate == 0.5 and args.output_dir == "out"
     assert parse("--learning-rate", "0.5", "--is-fast", "false")[1].learning_rate == 0.5
@@ -799,10 +763,6 @@ def test_flags_become_dataclasses():
     assert parse("--bf16")[1].bf16 is True
     options, _ = parse("--sizes", "1", "2", "--color", "blue", "--kind", "y", "--limit", "3")
     assert options == Options(sizes=[1, 2], color=Color.BLUE, kind="y", limit=3)
-
-
-@row(151)
-def test_files_and_flags_are_combined(tmp_path):
     (tmp_path / "run.yaml").write_text("learning_rate: 0.5\nname: from_file\n")
     options, args = HfArgumentParser((Options, TrainingArguments)).parse_yaml_file(tmp_path / "run.yaml")
     assert (options.name, args.learning_rate) == ("from_file", 0.5)

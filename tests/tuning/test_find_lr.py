@@ -1,6 +1,5 @@
 """`trainer.find_lr`: what it finds, and that it leaves no trace."""
 
-import contextlib
 import copy
 import math
 import os
@@ -43,19 +42,9 @@ def samples(count=64):
     return TensorDataset(inputs, (inputs[:, 0] > 0).long())
 
 
-def trainer_of(optimizer_class=torch.optim.AdamW, callbacks=(), cls=Trainer, **options):
+def trainer_of(optimizer_class=torch.optim.AdamW, callbacks=(), cls=Trainer, lr=0.01, **options):
     model = toys.seeded(Net)
-    return cls(model, nn.CrossEntropyLoss(), optimizer_class(model.parameters(), lr=0.01, **options), callbacks)
-
-
-@contextlib.contextmanager
-def interrupting():
-    """Let Ctrl-C mean what it means in a terminal, however the tests were started."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    return cls(model, nn.CrossEntropyLoss(), optimizer_class(model.parameters(), lr=lr, **options), callbacks)
 
 
 def state_of(trainer):
@@ -92,12 +81,13 @@ def test_everything_is_as_it_was_before(is_trained, optimizer_class):
     assert_same(before, state_of(trainer))
 
 
-def test_a_run_after_it_is_the_run_without_it():
-    with_it, without = trainer_of(), trainer_of()
+def test_a_run_after_it_is_the_run_without_it_and_nothing_is_printed_and_no_callback_called(capsys):
+    watch = toys.watch(on_training_run_start=lambda trainer, **kwargs: "started")
+    with_it, without = trainer_of(callbacks=[watch]), trainer_of()
     with_it.find_lr(samples(), num_updates=12, end=1.0, seed=3)
-
+    assert watch.seen == []
+    assert capsys.readouterr().out == ""
     results = [trainer.train(samples(), num_epochs=2, seed=3) for trainer in (with_it, without)]
-
     assert results[0] == results[1]
     toys.assert_same_weights(with_it, without)
 
@@ -114,12 +104,12 @@ def test_its_first_losses_are_those_of_the_run_in_the_same_order():
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, signal.SIGINT])
 def test_it_leaves_no_trace_when_it_is_broken_off(error):
     class Breaking(Trainer):
-        breaks = False
+        breaks_at = None
         num_batches = 0
 
         def calculate_train_batch_loss(self, batch):
             self.num_batches += 1
-            if self.breaks and self.num_batches == 5:
+            if self.num_batches == self.breaks_at:
                 if error is signal.SIGINT:
                     os.kill(os.getpid(), signal.SIGINT)
                 else:
@@ -128,12 +118,15 @@ def test_it_leaves_no_trace_when_it_is_broken_off(error):
 
     trainer = trainer_of(cls=Breaking)
     trainer.train(samples(16), num_epochs=1, seed=3)
-    trainer.num_batches, trainer.breaks = 0, True
+    trainer.num_batches, trainer.breaks_at = 0, 5
     before = state_of(trainer)
-
-    with interrupting(), pytest.raises(KeyboardInterrupt if error is signal.SIGINT else error):
-        trainer.find_lr(samples(), num_updates=20)
-
+    # Ctrl-C means what it means in a terminal, however the tests were started.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt if error is signal.SIGINT else error):
+            trainer.find_lr(samples(), num_updates=20)
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert_same(before, state_of(trainer))
 
 
@@ -143,23 +136,31 @@ def test_groups_keep_their_ratio_and_rates_rise_by_one_factor():
             seen.append(toys.lrs(self))
             super().optimizer_step()
 
-    seen = []
-    model = Net()
+    seen, model = [], Net()
     groups = [{"params": model.first.parameters(), "lr": 0.1}, {"params": model.last.parameters(), "lr": 0.02}]
     trainer = Rates(model, nn.CrossEntropyLoss(), torch.optim.SGD(groups), ())
-
     curve = trainer.find_lr(samples(), start=1e-4, end=1e-1, num_updates=4)
-
     assert [rates[0] for rates in seen] == list(curve.rates) == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
     assert [rates[1] / rates[0] for rates in seen] == pytest.approx([0.2] * 4)
     assert toys.lrs(trainer) == [0.1, 0.02]
 
 
 def test_it_ends_when_the_loss_goes_up_and_suggests_a_rate_below():
-    curve = trainer_of(torch.optim.SGD).find_lr(samples(), start=1e-4, end=1e5, num_updates=60, seed=0)
+    class Together(Trainer):
+        """Ends as several processes do: one update after it was asked for, which is not part of the curve."""
 
-    assert len(curve.losses) < 60
-    assert curve.stop_reason in ("the loss is 4 times its best", "the loss is not finite")
+        def call_event(self, event, **kwargs):
+            try:
+                super().call_event(event, **kwargs)
+            except StopTrainingError as error:
+                self.request_stop(str(error))
+
+    curve, together = (
+        trainer_of(torch.optim.SGD, cls=cls).find_lr(samples(), start=1e-4, end=1e5, num_updates=60, seed=0)
+        for cls in (Trainer, Together)
+    )
+    assert together == curve
+    assert len(curve.losses) < 60 and curve.stop_reason == "the loss is 4 times its best"
     assert curve.suggestion is not None
     assert curve.suggestion == min(curve.steepest, curve.lowest / 10)
     assert curve.suggestion < curve.rates[-1] / 10
@@ -182,14 +183,6 @@ def test_a_loss_that_is_not_finite_ends_it():
     assert math.isnan(curve.losses[-1])
     assert curve.lowest < 1e-3
     assert_same(before, state_of(trainer))
-
-
-def test_nothing_is_printed_and_no_callback_is_called(capsys):
-    watch = toys.watch(on_training_run_start=lambda trainer, **kwargs: "started")
-    trainer_of(callbacks=[watch]).find_lr(samples(), num_updates=3)
-
-    assert watch.seen == []
-    assert capsys.readouterr().out == ""
 
 
 def test_the_steepest_place_of_a_curve_that_was_drawn_by_hand_is_found():
@@ -219,31 +212,23 @@ def test_the_steepest_place_of_a_curve_that_was_drawn_by_hand_is_found():
         ({"num_updates": 1}, "num_updates must be a whole number of at least 2, got 1"),
         ({"num_updates": 2.5}, "num_updates must be a whole number of at least 2, got 2.5"),
         ({"per_device_batch_size": 0}, "per_device_batch_size must be a whole number of at least 1"),
+        ({"train_dataset": samples(0)}, "train_dataset is empty"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_touched(options, told):
     trainer = trainer_of()
     before = state_of(trainer)
-
-    with pytest.raises(ConfigError, match=told.replace("[", "[[]")):
-        trainer.find_lr(samples(), **options)
-
+    with pytest.raises(DataError if "train_dataset" in options else ConfigError, match=told):
+        trainer.find_lr(**{"train_dataset": samples(), **options})
     assert_same(before, state_of(trainer))
 
 
-def test_empty_data_and_an_optimizer_without_a_rate_are_refused():
-    with pytest.raises(DataError, match="train_dataset is empty"):
-        trainer_of().find_lr(samples(0))
-    model = Net()
-    trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.0), ())
-    with pytest.raises(ConfigError, match="create the optimizer with lr > 0"):
-        trainer.find_lr(samples())
-
-
-def test_it_is_refused_inside_a_run():
+def test_it_is_refused_inside_a_run_and_for_an_optimizer_without_a_rate():
     inside = toys.callback(on_update_end=lambda trainer, **kwargs: trainer.find_lr(samples()))
     with pytest.raises(ConfigError, match="in the middle of a training run"):
         trainer_of(callbacks=[inside]).train(samples(), num_epochs=1)
+    with pytest.raises(ConfigError, match="create the optimizer with lr > 0"):
+        trainer_of(torch.optim.SGD, lr=0.0).find_lr(samples())
 
 
 def test_a_loss_belongs_to_the_rate_of_its_update_also_after_updates_that_logged_none():
@@ -271,25 +256,6 @@ def test_a_loss_belongs_to_the_rate_of_its_update_also_after_updates_that_logged
     expected = [(rate, loss) for rate, has_items, loss in rates if has_items]
     assert 10 < len(expected) < 20
     assert list(zip(curve.rates, curve.losses, strict=True)) == expected
-
-
-def test_an_update_that_is_made_after_the_end_was_asked_for_is_not_part_of_the_curve():
-    class Together(Trainer):
-        """Ends as several processes do: one update after it was asked for."""
-
-        def call_event(self, event, **kwargs):
-            try:
-                super().call_event(event, **kwargs)
-            except StopTrainingError as error:
-                self.request_stop(str(error))
-
-    alone, together = (
-        trainer_of(torch.optim.SGD, cls=cls).find_lr(samples(), start=1e-4, end=1e5, num_updates=60, seed=0)
-        for cls in (Trainer, Together)
-    )
-
-    assert alone.stop_reason == "the loss is 4 times its best"
-    assert together == alone
 
 
 class OnDevice(torch.Tensor):
