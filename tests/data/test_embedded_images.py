@@ -382,7 +382,7 @@ def test_missing_and_damaged_files_of_fashion_mnist_are_named(tmp_path):
         (b"no gzip", "t10k-labels.*cannot be read.*Get the file again"),
         (sound[:-12], "cannot be read"),
         (gzip.compress(b"\0\0\x0d\x01\0\0\0\x01\0\0\0\0"), "begins with 00 00 0d 01, expected 00 00 08"),
-        (gzip.compress(b"\0"), "no IDX file"),
+        (gzip.compress(b"\0"), "is not an IDX file"),
         (gzip.compress(gzip.decompress(sound) + b"\0"), r"holds 21 values; its header says \(20,\)"),
         (idx(np.zeros(19)), r"t10k images of the shape \(20, 28, 28\) and labels of the shape \(19,\)"),
         (idx(np.full(20, 10)), "a t10k label 10; expected 0 to 9"),
