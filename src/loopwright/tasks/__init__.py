@@ -51,7 +51,6 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the interface of a task on first use."""
     if name in _MODULES:
         return getattr(import_module(f"loopwright.tasks.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,6 @@ def freeze(model: Any, what: str) -> int:
     """Freeze a part of a model, and return the number of frozen parameters.
 
     Args:
-        model: a transformers model or any other module.
         what: N freezes the embeddings and the lowest N layers; "backbone" everything but the head (or the decoder);
             anything else is a comma-separated list of patterns of parameter names.
 
@@ -99,10 +98,7 @@ _HEADS = {"TOKEN_CLS": ["classifier", "score"], "QUESTION_ANS": ["qa_outputs"]}
 
 
 def set_dropout(model: Any, share: float) -> None:
-    """Set the dropout probability wherever a model has or could have dropout, and in its config.
-
-    Layerdrop and drop path, which drop whole layers, stay unchanged.
-    """
+    """Set every dropout probability of a model and its config, even one of 0, but not layerdrop or drop path."""
     from torch import nn
 
     is_found = False
@@ -177,10 +173,7 @@ def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
 
 
 def _heads_of(model: Any) -> list[str] | None:
-    """Return the names of the children above a model's base, for a task unknown to peft.
-
-    If the base is the model itself, as in UperNet, these are the children named as heads.
-    """
+    """Name the children above a model's base, or those named as heads if the base is the model, as in UperNet."""
     base = _base_of(model)
     named = [name for name, module in model.named_children() if module is not base and list(module.parameters())]
     if base is model:

@@ -154,11 +154,7 @@ class Task(ABC):
         )
 
     def find_model(self, name: str) -> str:
-        """Resolve `--model` to a folder or a Hub id; does not import torch.
-
-        Raises:
-            InputError: there can be no such model.
-        """
+        """Resolve `--model` to a folder or a Hub id, or raise `InputError`; does not import torch."""
         from loopwright.tasks.text.models import find_model
 
         return find_model(name)
@@ -181,11 +177,7 @@ class Task(ABC):
         return {}
 
     def demo_data(self) -> DemoData:
-        """Return the rows of the demo; called by `lw demo`.
-
-        Raises:
-            DataError: there are none.
-        """
+        """Return the rows of the demo, for `lw demo`; raise `DataError` if there are none."""
         raise DataError(f"{self.name} has no demo data")
 
     def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> DemoFiles:
@@ -215,13 +207,9 @@ class Task(ABC):
 
     @abstractmethod
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
-        """Return a dataset of rows as features; its items have a "position".
+        """Return a dataset of rows, dicts by role, as features; its items have a "position".
 
-        Args:
-            job: as `build` made it.
-            rows: dicts by role, by number.
-            is_labelled: False for `predict`.
-            is_training: whether they are trained on; only then are random draws repeated each time.
+        `is_labelled` is False for `predict`. Random draws are repeated each time only if `is_training`.
         """
 
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
@@ -286,10 +274,7 @@ class Task(ABC):
         return None
 
     def why_not_cut(self, job: Job) -> str | None:
-        """Return why a batch must not be split if it does not fit into memory; None if it may be.
-
-        Override it if the loss compares the samples of a batch with each other.
-        """
+        """Return why a batch must not be split to fit into memory, as if its loss compares samples; else None."""
         return None
 
     @abstractmethod
@@ -340,10 +325,7 @@ class Task(ABC):
         return []
 
     def save(self, job: Job, folder: Path) -> None:
-        """Write the model and its processor in transformers' format, or the weights of a plain module.
-
-        Called with the best weights.
-        """
+        """Write the best model and its processor in transformers' format, or the weights of a plain module."""
         if not hasattr(job.model, "save_pretrained"):
             from safetensors.torch import save
 
@@ -358,10 +340,7 @@ class Task(ABC):
         job.processor.save_pretrained(folder)
 
     def save_skeleton(self, job: Job, folder: Path) -> None:
-        """Write the config and tokenizer, from which a run rebuilds its model before the weights are loaded.
-
-        A plain module has neither: `build` makes it from the settings.
-        """
+        """Write what a model is rebuilt from before its weights: config and tokenizer; nothing for a plain module."""
         if not hasattr(job.model, "save_pretrained"):
             return
         inner = job.model.get_base_model() if job.args.lora else job.model
@@ -371,11 +350,7 @@ class Task(ABC):
 
 
 def label_map(words: Sequence[str]) -> dict[str, str]:
-    """Parse `--label_map positive=pos negative=neg` into a dict.
-
-    Raises:
-        InputError: a word has no equals sign.
-    """
+    """Parse `--label_map positive=pos negative=neg` into a dict; raise `InputError` for a word without "="."""
     pairs = [word.partition("=") for word in words]
     for word, (_, equals, _) in zip(words, pairs, strict=True):
         if not equals:

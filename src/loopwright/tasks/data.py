@@ -62,7 +62,6 @@ class RunData:
                 self._show(*self._rows.values())
 
     def _show(self, *splits: SplitRows) -> None:
-        """Report each row read to the progress display, if there is one."""
         for rows in splits:
             waiting, total = self._waiting, len(rows)
             rows.on_read = None if waiting is None else functools.partial(_tell, waiting, total)

@@ -30,7 +30,6 @@ def write_demo(
     It also writes `demo.json`: the source, the licence, the number of rows, and the fingerprint. Idempotent.
 
     Args:
-        task: its name.
         folder: created if missing.
         variant: other data for the same task, such as "fashion" (Fashion-MNIST) for image-classification; None for
             the usual data, which is the same everywhere: it does not depend on installed packages.

@@ -168,7 +168,6 @@ class LossInterval(Scorer):
         self._is_whole = True
 
     def check_loss(self, samples: Sequence[Mapping[str, Any]], loss: float) -> None:
-        """Give up if the mean over the samples differs from the batch loss."""
         sums, weights = (sum(column) for column in zip(*map(self._term, samples), strict=True))
         if weights and not math.isclose(sums / weights, loss, rel_tol=_SAME_LOSS, abs_tol=1e-6):
             self._is_whole = False
@@ -219,12 +218,10 @@ class Examples:
 
     @property
     def worst(self) -> list[dict[str, Any]]:
-        """The samples with the largest losses, largest first."""
         return self._worst.sorted()
 
     @property
     def suspects(self) -> list[dict[str, Any]]:
-        """The suspected samples, surest first."""
         return self._suspects.sorted()
 
 
@@ -237,7 +234,6 @@ class Top:
         self._heap: list[tuple[float, int, dict[str, Any]]] = []
 
     def add(self, sample: Mapping[str, Any]) -> None:
-        """Keep the sample if it is among the largest so far."""
         value = sample.get(self._key)
         if value is None:
             return
@@ -248,7 +244,6 @@ class Top:
             heapq.heapreplace(self._heap, entry)
 
     def sorted(self) -> list[dict[str, Any]]:
-        """Return the samples, largest first."""
         return [sample for _, _, sample in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]
 
 
@@ -260,7 +255,6 @@ class PredictionFile:
         self._file: Any = None
 
     def add(self, samples: Iterable[Mapping[str, Any]]) -> None:
-        """Write samples, one line each."""
         if self._file is not None:
             self._file.writelines(_line(sample) for sample in samples)
 
@@ -308,7 +302,6 @@ def score_baselines(
     """Fit baselines on the training rows, and return their scores on the validation rows by name; NaN is left out.
 
     Args:
-        data: of the run.
         baselines: by name; those with `learn` are fitted.
         inputs: the role of a row that they predict from, or a function of the row.
         targets: the role that they predict, or a function of the row.

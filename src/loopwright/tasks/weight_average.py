@@ -13,11 +13,7 @@ from loopwright.protocols import TrainerLike
 
 
 class AverageWeights(TrainerCallback):
-    """Averages the weights after each update, and swaps the average in while the model is evaluated.
-
-    At update n the decay is at most (1 + n) / (10 + n), so that a short run's average forgets its start. Batch norm
-    statistics are averaged too.
-    """
+    """Averages the weights after each update, and swaps the average in for evaluation; batch norm statistics too."""
 
     asks_alike = True  # it requests nothing
 
@@ -35,6 +31,7 @@ class AverageWeights(TrainerCallback):
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Move the average towards the new weights."""
         update = trainer.progress.update
+        # Lower at first, so that a short run's average forgets its start.
         self._average.decay = min(self._decay, (1 + update) / (10 + update))
         self._average.update(self._model)
 

@@ -28,7 +28,6 @@ class AnswerRules:
     threshold: float  # the margin by which the no-answer score must exceed the best span's
 
     def is_unanswered(self, no_answer_score: float) -> bool:
-        """Whether a question is left unanswered."""
         return self.may_be_unanswered and no_answer_score > self.threshold
 
 
@@ -49,7 +48,6 @@ class WindowCollector:
         return complete
 
     def take_rest(self) -> list[list[dict[str, Any]]]:
-        """Return and forget the windows of incomplete rows."""
         rest = [_in_order(self._pending[position]) for position in sorted(self._pending)]
         self._pending = {}
         return rest
@@ -87,11 +85,7 @@ def best_answers(windows: Sequence[Mapping[str, Any]], rules: AnswerRules) -> tu
 
 
 def scored_row(windows: Sequence[Mapping[str, Any]], rules: AnswerRules) -> dict[str, Any]:
-    """Return the scored sample of a row.
-
-    Its "prediction" is the best span even if "no_answer_score" favours no answer: the metric decides that, since it
-    also searches for the best threshold.
-    """
+    """Return the scored sample of a row, always with the best span: the metric decides between it and no answer."""
     answers, difference = best_answers(windows, rules)
     first = windows[0]
     row: dict[str, Any] = {
@@ -112,7 +106,6 @@ def scored_row(windows: Sequence[Mapping[str, Any]], rules: AnswerRules) -> dict
 
 
 def predicted_row(windows: Sequence[Mapping[str, Any]], rules: AnswerRules) -> dict[str, Any]:
-    """Return the prediction for a row: the answer, its share and place, and the next best ones."""
     answers, difference = best_answers(windows, rules)
     is_unanswered = not answers or rules.is_unanswered(difference)
     best = {"text": "", "start": None, "end": None} if is_unanswered else answers[0]
@@ -139,7 +132,6 @@ class AnswerScorer(MetricScorer):
         return {name: value for name, value in super().compute().items() if not name.endswith("total")}
 
     def finish(self) -> list[dict[str, Any]]:
-        """Score the rows whose windows are spread over processes or incomplete."""
         if self._rules is None:
             return []
         from torch import distributed

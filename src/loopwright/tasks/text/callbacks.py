@@ -15,22 +15,18 @@ from loopwright.tasks.text.samples import FIRST_BATCH, SAMPLES, add_samples, des
 
 
 class FirstBatchText(TrainerCallback):
-    """Writes the first training batch of a run, decoded, unless the file exists.
-
-    It asks the trainer for that batch only: listening to every step would keep the outputs of all of them.
-    """
+    """Writes the first training batch of a run, decoded, unless the file exists."""
 
     def __init__(self, job: Job, run: RunFolder) -> None:
         self._job = job
         self._path: Path = run.path / "samples" / FIRST_BATCH
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Request the batch, if the run is at its start."""
         if trainer.progress.update == 0 and not self._path.exists() and self._job.training.process_index == 0:
+            # Listening to every step would keep the outputs of all of them.
             trainer.look_at_first_batch = self.write  # type: ignore[attr-defined] # a TaskTrainer
 
     def write(self, batch: Mapping[str, Any]) -> None:
-        """Write the file; called once, with the first micro-batch."""
         described = describe_batch(self._job, batch)
         if described:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,10 +34,7 @@ class FirstBatchText(TrainerCallback):
 
 
 class SamplesAtEvaluations(TrainerCallback):
-    """Appends samples of the model's output to eval/samples.jsonl at each evaluation, if the task has any.
-
-    Samples are an extra: an error is logged once, and the run continues.
-    """
+    """Appends samples of the model's output to eval/samples.jsonl at evaluations; an error is logged, not raised."""
 
     def __init__(self, job: Job, run: RunFolder) -> None:
         self._job = job
@@ -55,7 +48,6 @@ class SamplesAtEvaluations(TrainerCallback):
             rewrite(self._path, [line for line in read(self._path) if 0 <= _update_of(line) <= done])
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Append the task's samples."""
         if self._job.training.process_index != 0:
             return
         kept = trainer.first_samples  # type: ignore[attr-defined] # a TaskTrainer

@@ -177,10 +177,6 @@ class CausalLanguageModel(language.LanguageTask):
         return fields
 
     def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the beginnings of some validation texts with the model's continuations, sampled with a fixed seed.
-
-        Exceptions of the model are raised: the caller protects the run.
-        """
         import torch
 
         from loopwright.engine.nested import to_device
@@ -334,7 +330,6 @@ class PromptEncoder:
 
 
 def train_tokenizer(texts: Any, vocabulary: int) -> Any:
-    """Train a tokenizer of byte pairs with one special token, the end of a text."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = text.train_byte_pairs(texts, vocabulary, [END_TOKEN], prefix_space=False)
@@ -344,7 +339,6 @@ def train_tokenizer(texts: Any, vocabulary: int) -> Any:
 
 
 def small_decoder(tokenizer: Any, num_positions: int) -> text.Loaded:
-    """Return a small GPT-2 with random weights."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -394,6 +388,5 @@ def _encoder(tokenizer: Any) -> language.RowEncoder:
 
 
 def _counter(tokenizer: Any) -> Any:
-    """Return a function that counts the tokens of a single row."""
     encode, start = _encoder(tokenizer), _start(tokenizer)
     return lambda row: max(1, len(encode([row["text"]])[0][0]) - (start is None))

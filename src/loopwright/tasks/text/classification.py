@@ -98,8 +98,6 @@ class TextClassification(Task):
     demo_model = "minilm"
     demo_note = "which of 12 parts of Python's library a docstring is from: accuracy 0.79 (chance 0.08), 55 s"
 
-    # --- data ---------------------------------------------------------------------------------------------------
-
     def demo_data(self) -> DemoData:
         from loopwright.demos import stdlib_docs, text_rows
 
@@ -143,8 +141,6 @@ class TextClassification(Task):
         create = partial(_create_metric, labels.kind, len(labels.names), job.args.glue)
         return score_baselines(job.data, rivals, inputs, target, create)
 
-    # --- model --------------------------------------------------------------------------------------------------
-
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         from loopwright.data.collators import DataCollatorWithPadding
 
@@ -163,8 +159,6 @@ class TextClassification(Task):
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         labels = _labels(job.plan) if is_labelled else None
         return RowDataset(rows, Encoder(job.processor, job.args.max_length, labels))
-
-    # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
         kind, num_labels, glue = _labels(job.plan).kind, len(_labels(job.plan).names), job.args.glue
@@ -245,7 +239,6 @@ def _pair(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _target(labels: Labels, label: Any) -> Any:
-    """Return an encoded label as a training target; several labels become a 0/1 vector."""
     return [float(number in label) for number in range(len(labels.names))] if labels.kind == "multi" else label
 
 

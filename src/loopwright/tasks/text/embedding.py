@@ -66,7 +66,6 @@ class PairSchema(Schema):
     """The schema of pairs; prediction needs no partner."""
 
     def for_prediction(self) -> Schema:
-        """Return the schema of texts, optionally with a partner or candidates to compare with."""
         partner = next(role for role in self.roles if role.name == "text_pair")
         return replace(
             self,
@@ -133,7 +132,6 @@ class SentenceEmbedding(Task):
         return PairSchema(self.name, roles)
 
     def columns(self, args: Any) -> dict[str, str]:
-        """Return the named columns; the score column is ignored if no score is learnt."""
         named = super().columns(args)
         return {role: column for role, column in named.items() if role != "score" or args.objective != "negatives"}
 
@@ -197,7 +195,6 @@ class SentenceEmbedding(Task):
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
 
     def _settle(self, plan: DataPlan, args: Any, training: TaskTrainingArguments) -> None:
-        """Write the objective and the range of scores into the settings."""
         args.objective = args.objective or ("scores" if "score" in plan.columns else "negatives")
         if args.objective == "negatives":
             if training.train_batch_size < 2:
@@ -359,7 +356,6 @@ class WordVectors:
         self._num_texts = 0
 
     def learn(self, texts: Iterable[str]) -> None:
-        """Count the texts in which each word occurs; rare words weigh more."""
         for each in texts:
             self._counts.update(set(self._places(each)))
             self._num_texts += 1
@@ -397,7 +393,6 @@ def _freeze_pooler(loaded: text.Loaded) -> None:
 
 
 def _pooled(model: Any, inputs: Mapping[str, Any]) -> Any:
-    """Return the normalized mean over the tokens of each text, without padding."""
     from torch.nn import functional
 
     hidden = model(**inputs).last_hidden_state.float()
@@ -480,7 +475,6 @@ def _correlations() -> Metric:
 
 
 def _score_rows(data: RunData, args: Any, embed: Any) -> dict[str, float]:
-    """Score an embedding function on the validation rows that the model is evaluated on."""
     is_scored = args.objective == "scores"
     metric, pools = _correlations(), PoolScorer(args.pool_size, args.temperature)
     position, most = 0, args.max_eval_samples or 50_000

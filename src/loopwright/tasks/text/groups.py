@@ -9,11 +9,7 @@ from loopwright.tasks.text.models import PadsToBuckets
 
 
 class GroupCollator(PadsToBuckets):
-    """Makes batches of shape (samples, texts, tokens); samples may differ in their number of texts.
-
-    A sample has the tokenizer's output for its texts, as lists, and "position"; "labels" if it has any. In a batch,
-    "is_text" separates real texts from the copies that pad a sample with fewer of them.
-    """
+    """Makes batches of shape (samples, texts, tokens); "is_text" is false for copies that pad a sample's texts."""
 
     def __init__(self, tokenizer: Any, pad_to_multiple_of: int | None = None) -> None:
         from loopwright.data.collators import DataCollatorForMultipleChoice
@@ -32,7 +28,6 @@ class GroupCollator(PadsToBuckets):
 
 
 def _filled(sample: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """Pad a sample with copies of its first text, and drop its position."""
     return {
         name: [*value, *[value[0]] * (most - len(value))] if isinstance(value, list) else value
         for name, value in sample.items()

@@ -136,7 +136,6 @@ class TokenStream:
 
 
 def read_stream(rows: Rows, encode: RowEncoder, start: int | None = None) -> TokenStream:
-    """Tokenise rows into one stream."""
     ids = [np.array([] if start is None else [start], np.int32)]
     sizes = [np.zeros(len(ids[0]), np.int32)]
     has_text = False
@@ -197,10 +196,7 @@ class PaddingCollator:
         }
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return input_ids, labels if there are any, position, and the attention mask if rows are padded.
-
-        Packed rows have position_ids and sequence_ids instead of the mask.
-        """
+        """Packed rows have position_ids and sequence_ids instead of the attention mask."""
         import torch
 
         is_prompt = "text" in features[0]
@@ -227,7 +223,6 @@ class PaddingCollator:
         return batch
 
     def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        """Return the padded dimension of each value of a batch, by name."""
         return {name: 1 for name in (*self._fills, "attention_mask") if name in batch}
 
     def _bucket_length(self, length: int) -> int:
@@ -259,7 +254,6 @@ def load_tokenizer(path: str) -> Any:
 
 
 def match_vocabulary(model: Any, tokenizer: Any) -> list[str]:
-    """Resize the model's embeddings for its tokenizer; return a note if they were too few."""
     rows = num_embeddings(model)
     if len(tokenizer) <= rows:
         return []
@@ -269,14 +263,12 @@ def match_vocabulary(model: Any, tokenizer: Any) -> list[str]:
 
 
 def training_texts(data: RunData) -> Iterator[str]:
-    """Yield the texts that a tokenizer is trained on."""
     for rows in data.batches("train"):
         for row in rows:
             yield row["text"]
 
 
 def choose_vocabulary(args: Any, data: RunData) -> int:
-    """Choose the vocabulary size from scratch, larger for more text, and write it into the settings."""
     if args.vocab_size is None:
         num_bytes = sum(len(each.encode()) for each in training_texts(data))
         wanted = num_bytes // _BYTES_PER_TOKEN_TYPE
@@ -287,7 +279,6 @@ def choose_vocabulary(args: Any, data: RunData) -> int:
 def choose_block(
     args: Any, data: RunData, count_tokens: Callable[[Mapping[str, Any]], int], limit: int | None, largest: int
 ) -> list[str]:
-    """Choose the tokens of a block or a line, write them into the settings, and return notes."""
     text.check_length("block_size", args.block_size, limit)
     if args.line_by_line:
         lengths = text.choose_length(args.block_size, count_tokens, data.rows("train"), limit or largest, "block_size")
@@ -307,7 +298,6 @@ def small_largest(args: Any) -> int:
 
 
 def training_loss(logits: Any, labels: Any) -> Any:
-    """Return the mean loss of the target tokens."""
     from torch.nn import functional
 
     total = functional.cross_entropy(
@@ -336,17 +326,14 @@ def scored_in_slices(
 
 
 def num_embeddings(model: Any) -> int:
-    """Return the model's vocabulary size."""
     return int(model.get_input_embeddings().weight.shape[0])
 
 
 def mean_of(outputs: Mapping[str, Any], labels: Any) -> Any:
-    """Return the mean loss of a batch from the losses of its tokens."""
     return (outputs["losses"].double().sum() / (labels != text.IGNORED).sum().clamp(min=1)).float()
 
 
 def sample_sums(batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return position, loss sum, token count and mean loss of each sample."""
     sums = outputs["losses"].double().sum(-1).tolist()
     counts = (batch["labels"] != text.IGNORED).sum(-1).tolist()
     positions = batch["position"].tolist()

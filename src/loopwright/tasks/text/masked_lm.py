@@ -68,8 +68,6 @@ class MaskedLanguageModel(language.LanguageTask):
         found = language.unigram(job.data, _encoder(tokenizer), len(tokenizer), tokenizer.all_special_ids)
         return {"unigram": {name: found[name] for name in ("token_accuracy", "perplexity") if name in found}}
 
-    # --- model --------------------------------------------------------------------------------------------------
-
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         notes: list[str] = []
         if origin.path is None:
@@ -113,8 +111,6 @@ class MaskedLanguageModel(language.LanguageTask):
             lambda logits, wanted: {"losses": text.token_losses(logits, wanted), "predictions": logits.argmax(-1)},
         )
         return language.mean_of(outputs, labels), outputs
-
-    # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
         return JointScorer(
@@ -317,5 +313,4 @@ def _around(tokenizer: Any) -> tuple[language.Numbers, language.Numbers]:
 
 
 def _counter(tokenizer: Any) -> Any:
-    """Return a function that counts the tokens of a single row."""
     return lambda row: len(tokenizer(row["text"], verbose=False)["input_ids"])

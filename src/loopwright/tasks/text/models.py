@@ -88,7 +88,6 @@ def _near_folder(folder: Path) -> str:
 
 
 def load_config(name: str, **changes: Any) -> Any:
-    """Return the config of a model in a folder, in the Hub's cache, or on the Hub, with changes."""
     from transformers import AutoConfig
 
     try:
@@ -187,7 +186,6 @@ def load_or_build(
 
 
 def label_config(names: Sequence[str]) -> dict[str, Any]:
-    """Return the changes of a config for these classes."""
     numbers = {name: number for number, name in enumerate(names)}
     return {"num_labels": len(names), "id2label": dict(enumerate(names)), "label2id": numbers}
 
@@ -198,7 +196,6 @@ def padding_multiple(training: Any) -> int | None:
 
 
 def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
-    """Return the model of an origin with the head that a task needs, and with changes of its config."""
     import transformers
 
     path = str(origin.path)
@@ -274,7 +271,6 @@ def check_fast(tokenizer: Any, path: str | None) -> None:
 
 
 def match_pad_token(model: Any, tokenizer: Any) -> None:
-    """Set a model's pad token from its tokenizer, if its config has none."""
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
 
@@ -306,7 +302,6 @@ def train_byte_pairs(
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int = 8_000, *, lowercase: bool = True) -> Any:
-    """Train a small tokenizer on texts: byte pairs, with BERT's special tokens."""
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 
@@ -319,11 +314,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int = 8_000, *, lowercase:
 
 
 def small_encoder(auto_class: str, tokenizer: Any, **changes: Any) -> Loaded:
-    """Return a small encoder with random weights, for data without a pretrained model.
-
-    It has ModernBERT's shape (pre-norm, rotary positions): it learns within a few hundred updates, unlike a BERT of
-    this size.
-    """
+    """Return a small random ModernBERT: it learns within a few hundred updates, unlike a BERT of this size."""
     import transformers
 
     config = transformers.ModernBertConfig(
@@ -359,12 +350,10 @@ class Lengths:
 
     @property
     def note(self) -> str:
-        """A line for the start block."""
         return f"{self.counted} -> {self.name} {self.max_length} {self.cut}"
 
 
 def longest_allowed(tokenizer: Any, config: Any) -> int | None:
-    """Return the maximum number of tokens of a model; None if unknown."""
     limits = []
     if tokenizer.model_max_length < _NO_LIMIT:
         limits.append(int(tokenizer.model_max_length))
@@ -377,7 +366,6 @@ def longest_allowed(tokenizer: Any, config: Any) -> int | None:
 
 
 def check_length(name: str, asked: int | None, limit: int | None) -> None:
-    """Refuse a length that exceeds the model's limit."""
     if asked is not None and limit is not None and asked > limit:
         raise InputError(
             "model.length",
@@ -411,7 +399,6 @@ def choose_length(
 
 
 def settle_length(args: Any, loaded: Loaded, rows: Any, count_tokens: Callable[[Mapping[str, Any]], int]) -> str:
-    """Write the maximum length of a model into its settings, if unset, and return a line about it."""
     limit = longest_allowed(loaded.tokenizer, loaded.model.config)
     lengths = choose_length(args.max_length, count_tokens, rows, limit)
     args.max_length = lengths.max_length
@@ -429,7 +416,6 @@ def token_losses(logits: Any, labels: Any) -> Any:
 
 
 def num_targets(batch: Mapping[str, Any]) -> float:
-    """Return the number of tokens that the loss of a batch is a mean of."""
     return float((batch["labels"] != IGNORED).sum())
 
 

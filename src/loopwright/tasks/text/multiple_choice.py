@@ -76,15 +76,12 @@ class MultipleChoice(Task):
     demo_model = "minilm"
     demo_note = "which of four functions a docstring is about: accuracy 0.75 (chance 0.25), 85 s"
 
-    # --- data ---------------------------------------------------------------------------------------------------
-
     def demo_data(self) -> DemoData:
         from loopwright.demos import function_rows, stdlib_docs
 
         return stdlib_docs.demo(self.name, function_rows.choice_rows, "csv")
 
     def preflight(self, args: Any, say: Any = None) -> DataPlan:
-        """Check the data files, and that every list of choices contains the labelled one."""
         plan = super().preflight(args, say)
         if isinstance(plan.columns["choices"], str):  # lists may differ in length; columns do not
             for split in plan.splits:
@@ -111,8 +108,6 @@ class MultipleChoice(Task):
         scores = score_baselines(job.data, usual, "context", "label", lambda: load_metric("accuracy"))
         return {"chance": chance_accuracy(counts), **scores}
 
-    # --- model --------------------------------------------------------------------------------------------------
-
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         loaded = text.load_or_build(origin, AUTO_CLASS, _flat_texts(data))
         tokenizer, notes = loaded.tokenizer, []
@@ -137,8 +132,6 @@ class MultipleChoice(Task):
     def _logits(self, model: Any, batch: Mapping[str, Any]) -> Any:
         """Return (samples, choices), with minus infinity for padding choices."""
         return model(**self.model_inputs(batch)).logits.float().masked_fill(~batch["is_text"], -float("inf"))
-
-    # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
         scorer = MetricScorer(lambda: load_metric("accuracy"), {"accuracy": True})
@@ -184,7 +177,6 @@ class Encoder:
 
 
 def _pairs(row: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the text once per choice, and the choices, each after their common beginning."""
     start = row.get("start") or ""
     return [row["context"]] * len(row["choices"]), [f"{start} {choice}".strip() for choice in row["choices"]]
 

@@ -111,6 +111,5 @@ class PoolScorer(Scorer):
 
 
 def _log_sum(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the log-sum-exp of each row."""
     largest = values.max(axis=1)
     return np.asarray(largest + np.log(np.exp(values - largest[:, None]).sum(axis=1)))

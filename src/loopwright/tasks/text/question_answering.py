@@ -75,7 +75,6 @@ class QuestionAnsweringArguments(TaskArguments):
 
     @property
     def rules(self) -> AnswerRules:
-        """How to choose the answer of a row among its spans."""
         return AnswerRules(self.n_best, bool(self.version_2_with_negative), self.null_score_diff_threshold)
 
 
@@ -150,7 +149,6 @@ class QuestionAnswering(Task):
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new, kind)
 
     def _look_at_data(self, data: RunData, args: Any, tokenizer: Any, config: Any) -> list[str]:
-        """Choose the open settings from the data, and return notes about them."""
         notes = []
         _check_answered(data)
         if args.version_2_with_negative is None:
@@ -191,7 +189,6 @@ class QuestionAnswering(Task):
         return WindowDataset(rows, WindowEncoder(job.processor, args.max_length, args.stride, is_labelled))
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
-        """Return the number of target tokens of generated answers; a span counts once."""
         return text.num_targets(batch) if "labels" in batch else None
 
     # --- scoring ------------------------------------------------------------------------------------------------
@@ -250,7 +247,6 @@ class QuestionAnswering(Task):
         return windows
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Replace the prediction with no answer if the scores say so."""
         shown = dict(sample)
         if job.args.answer_by == "generation":
             shown.pop("no_answer_score", None)
@@ -279,14 +275,7 @@ class QuestionAnswering(Task):
 
 
 def best_spans(start: Any, end: Any, is_allowed: Any, longest: int, count: int) -> tuple[Any, Any, Any]:
-    """Return the best spans by the sum of two scores, over all spans within the length limit.
-
-    Args:
-        start: (features, tokens): score of each token as the first.
-        end: likewise as the last.
-        is_allowed: (features, tokens): whether a token can be in an answer.
-        longest: the maximum number of tokens of a span.
-        count: how many are returned.
+    """Return the best spans by the sum of two scores, (features, tokens), over all spans within the length limit.
 
     Returns:
         Scores, first tokens and last tokens, each (features, count), best first; fewer than `count` if there are not as
@@ -328,7 +317,6 @@ def _windows(args: Any, batch: Mapping[str, Any], outputs: Any) -> list[dict[str
 
 
 def _generate(job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the generated answer of each row; with beams also the others, best first."""
     args = job.args
     count = min(args.n_best, args.num_beams)
     with text.quiet():
@@ -410,7 +398,6 @@ def _has_unanswered(data: RunData) -> bool:
 
 
 def _check_answered(data: RunData) -> None:
-    """Refuse training data in which no question has an answer; called before training."""
     rows = data.rows("train")
     if any(answers_of(rows[index]) for index in range(len(rows))):
         return
@@ -430,5 +417,4 @@ def _flat_texts(data: RunData) -> Iterator[str]:
 
 
 def _directions(may_be_unanswered: bool | None) -> dict[str, bool]:
-    """Return the metrics that can select the best model, the decisive one first."""
     return {"f1": True, "exact": True} if may_be_unanswered else {"f1": True, "exact_match": True}

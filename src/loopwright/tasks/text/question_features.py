@@ -16,7 +16,6 @@ _ROWS_AT_ONCE = 256
 
 
 def answers_of(row: Mapping[str, Any]) -> list[str]:
-    """Return the answers of a row, without blank ones."""
     return [words for words in row["answers"]["text"] if words.strip()]
 
 
@@ -43,7 +42,6 @@ class WindowEncoder:
         self._mark = next((mark for mark in marks if mark is not None), None)
 
     def counts(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the number of features of each row."""
         samples = self._encode(rows)["overflow_to_sample_mapping"]
         return np.bincount(np.asarray(samples), minlength=len(rows)).tolist()  # type: ignore[no-any-return]
 
@@ -173,7 +171,6 @@ class SpanCollator(text.PadsToBuckets):
         return batch
 
     def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        """Return the padded dimension of each value of a batch, by name."""
         return {**super().padded_dimensions(batch), "offsets": 1}
 
 

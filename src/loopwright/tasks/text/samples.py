@@ -45,12 +45,8 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def rewrite(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Write the samples of all evaluations, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-
-
-# ------------------------------------------------------------------------------------------------ the first batch
 
 
 def describe_batch(job: Job, batch: Mapping[str, Any]) -> str:
@@ -73,7 +69,6 @@ def describe_batch(job: Job, batch: Mapping[str, Any]) -> str:
 
 
 def cut(text: str) -> str:
-    """Return a text on one line, truncated."""
     line = " ↵ ".join(text.splitlines())
     return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]} … ({len(line):,} characters)"
 
@@ -92,7 +87,6 @@ def tokens_of(job: Job, batch: Mapping[str, Any], *place: int) -> str:
 
 
 def target_of(job: Job, labels: Any) -> str:
-    """Return the target of a sample as text: a class, several classes, a number, or decoded tokens."""
     plan = job.plan.labels
     names = list(plan.names) if plan is not None else []
     kind = plan.kind if plan is not None else None

@@ -87,14 +87,10 @@ class SequenceToSequence(Task):
     def set_languages(self, model: Any, tokenizer: Any, args: Any) -> None:
         """Set the languages of a multilingual tokenizer and model; a no-op for others."""
 
-    # --- data ---------------------------------------------------------------------------------------------------
-
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
         most = min(job.args.max_eval_samples or _BASELINE_ROWS, _BASELINE_ROWS)
         create = partial(self.create_metric, job.args)
         return score_baselines(job.data, self.rivals(), "source", "target", create, most)
-
-    # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         if origin.path is None:
@@ -134,10 +130,7 @@ class SequenceToSequence(Task):
         inner = job.model.get_base_model() if job.args.lora else job.model
         inner.generation_config.save_pretrained(folder)
 
-    # --- loss and scores ----------------------------------------------------------------------------------------
-
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the model's loss, a mean over target tokens; the KV cache is used for generation only."""
         outputs = model(**self.model_inputs(batch), use_cache=False)
         return outputs.loss, outputs
 
@@ -149,10 +142,7 @@ class SequenceToSequence(Task):
         return JointScorer([scorer, LossInterval()])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return the generated text, the reference, and the mean loss of the target tokens with their number.
-
-        The reference is the whole text of the file, even if the labels are cut to `max_target_length`.
-        """
+        """The reference is the whole text of the file, even if the labels are cut to `max_target_length`."""
         import torch
         from torch.nn import functional
 
@@ -178,7 +168,6 @@ class SequenceToSequence(Task):
         ]
 
     def generate(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[str]:
-        """Generate a text for each row, by beam search or greedily, without sampling."""
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
         with text.quiet():
             tokens = model.generate(**inputs, do_sample=False)
@@ -206,9 +195,6 @@ class SequenceToSequence(Task):
         return {"source": found}
 
 
-# ------------------------------------------------------------------------------------------------------- batches
-
-
 @dataclass(frozen=True)
 class PairEncoder:
     """Encodes a row in loader workers; `target_length` is None for rows without targets."""
@@ -226,9 +212,6 @@ class PairEncoder:
             written = self.tokenizer(text_target=target, truncation=True, max_length=self.target_length)
             features |= {"labels": written["input_ids"], "reference": target.strip()}
         return features
-
-
-# ------------------------------------------------------------------------------------------------- making a model
 
 
 def train_tokenizer(texts: Iterable[str], unit: str, vocabulary: int) -> Any:
@@ -261,7 +244,6 @@ def _frequent_characters(texts: Iterable[str], most: int) -> list[str]:
 
 
 def small_model(tokenizer: Any) -> text.Loaded:
-    """Return a small encoder-decoder of T5's shape with random weights, for data without a pretrained model."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(
@@ -304,7 +286,6 @@ def _check_start(origin: Origin, model: Any) -> None:
 
 
 def _choose_lengths(args: Any, tokenizer: Any, config: Any, rows: Any) -> list[str]:
-    """Set the lengths that were not requested, and return notes about truncation; refuse more than the model allows."""
     positions = getattr(config, "max_position_embeddings", None)  # T5-like models have none, and no limit
     limit = text.longest_allowed(tokenizer, config)
     counts: dict[str, Callable[[Mapping[str, Any]], int]] = {

@@ -58,13 +58,10 @@ class Summarization(SequenceToSequence):
         return stdlib_docs.demo(self.name, text_rows.summary_rows, "jsonl")
 
     def create_metric(self, args: Any) -> Metric:
-        """Return a ROUGE metric."""
         return load_metric("rouge", use_stemmer=args.use_stemmer)
 
     def rivals(self) -> dict[str, Predictor]:
-        """Return the first sentence, and the first three."""
         return {"lead": Lead(1), "lead-3": Lead(3)}
 
     def own_prefix(self, specific: Mapping[str, Any], args: Any) -> str:
-        """Return the summary prefix, such as T5's "summarize: "."""
         return str((specific.get("summarization") or {}).get("prefix") or "")

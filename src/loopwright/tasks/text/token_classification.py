@@ -89,7 +89,6 @@ class TokenClassification(Task):
         return stdlib_docs.demo(self.name, tag_rows.tag_rows, "jsonl")
 
     def preflight(self, args: Any, say: Callable[[Any], None] | None = None) -> DataPlan:
-        """Check the data, and that the metric's package is installed."""
         plan = super().preflight(args, say)
         _create_metric(_names(plan))
         return plan
@@ -142,7 +141,6 @@ class TokenClassification(Task):
         return RowDataset(rows, Encoder(job.processor, job.args.max_length, inner))
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the mean loss of the labelled tokens; 0 for a batch without any."""
         outputs = model(**self.model_inputs(batch))
         is_counted = batch["labels"] != text.IGNORED
         return text.token_losses(outputs.logits, batch["labels"]).sum() / is_counted.sum().clamp(min=1), outputs
@@ -159,10 +157,7 @@ class TokenClassification(Task):
         return JointScorer([scorer, LossInterval()])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return the predicted and the given tags of all words, the loss, and suspected labels.
-
-        Words beyond `max_length`, which the model has not seen, count as if nothing was found there.
-        """
+        """Words beyond `max_length`, which the model has not seen, count as if nothing was found there."""
         names = _names(job.plan)
         labels = batch["labels"]
         num_tokens = (labels != text.IGNORED).sum(-1)
@@ -277,7 +272,6 @@ class Encoder:
         return features
 
     def count_tokens(self, words: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each word."""
         with text.quiet():
             counts = Counter(self._tokenize(words, add_special_tokens=False).word_ids())
         return [counts[number] for number in range(len(words))]
@@ -312,7 +306,6 @@ class Collator(text.PadsToBuckets):
         return batch
 
     def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        """Return the padded dimension of each value of a batch, by name."""
         return {**super().padded_dimensions(batch), "words": 1, "tags": 1}
 
 
@@ -406,10 +399,7 @@ def _create_metric(names: Sequence[str]) -> Metric:
 def _tags_of_words(
     logits: Any, words: Any, counts: Sequence[int], names: Sequence[str], *, is_ordered: bool
 ) -> list[tuple[list[str], list[float]]]:
-    """Return the tags of the words of each row, by their first tokens, and their confidences.
-
-    `words` has for each token the index of the word that it begins, or -1.
-    """
+    """Return tags and confidences of each row's words; `words` has the word that each token begins, or -1."""
     shares, scores = (each.cpu().numpy() for each in (logits.float().softmax(-1), logits.float().log_softmax(-1)))
     found = []
     for count, numbers, row, logarithms in zip(counts, words.cpu().numpy(), shares, scores, strict=True):
@@ -426,7 +416,6 @@ def _tags_of_words(
 
 
 def _words(row: Mapping[str, Any]) -> list[str]:
-    """Return the words of a row to predict, from a list or a text split at whitespace; refuse anything else."""
     given = row.get("tokens", row.get("text"))
     if given is None:
         raise InputError(

@@ -92,20 +92,16 @@ class Translation(SequenceToSequence):
         return plan
 
     def create_metric(self, args: Any) -> Metric:
-        """Return a metric of BLEU, chrF and exact match."""
         parts = [load_metric("sacrebleu", tokenize=args.bleu_tokenize), load_metric("chrf"), load_metric("exact_match")]
         return Combined(parts)
 
     def rivals(self) -> dict[str, Predictor]:
-        """Return the source itself."""
         return {"copy": CopyInput()}
 
     def own_prefix(self, specific: Mapping[str, Any], args: Any) -> str:
-        """Return the prefix of the two languages, such as T5's "translate English to German: "."""
         return str((specific.get(f"translation_{args.source_lang}_to_{args.target_lang}") or {}).get("prefix") or "")
 
     def set_languages(self, model: Any, tokenizer: Any, args: Any) -> None:
-        """Set the two languages of a multilingual tokenizer, and the model's first token."""
         if not hasattr(tokenizer, "src_lang"):
             return
         if args.source_lang is None or args.target_lang is None:

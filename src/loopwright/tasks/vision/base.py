@@ -89,8 +89,6 @@ class VisionTask(Task):
     sheet_columns = 6  # pictures side by side on samples/predictions.png
     sheet_size = 160  # the longer side of a picture there
 
-    # --- before torch is imported -------------------------------------------------------------------------------
-
     def find_model(self, name: str) -> str:
         if name.startswith(HANDED_OVER):
             raise handed_over(name)
@@ -118,10 +116,7 @@ class VisionTask(Task):
         shown = {"image": row["image"]} if isinstance(row.get("image"), str) else {}
         return shown | ({"image_id": row["image_id"]} if row.get("image_id") else {})
 
-    # --- datasets -----------------------------------------------------------------------------------------------
-
     def form(self, job: Job) -> ImageForm:
-        """Return the model's image form: size, mean, standard deviation."""
         from loopwright.tasks.vision.models import form_of
 
         return form_of(job.processor)
@@ -131,7 +126,6 @@ class VisionTask(Task):
         return self.eval_transform(job)
 
     def eval_transform(self, job: Job) -> Transform:
-        """Return the transform for evaluation and prediction."""
         return self.form(job).eval_transform()
 
     def load_scene(self, job: Job, is_labelled: bool) -> Callable[[Mapping[str, Any]], Scene]:
@@ -166,8 +160,6 @@ class VisionTask(Task):
     def full_size_features(self, transform: Transform, features: Features, is_labelled: bool) -> Features | None:
         """Return features of untransformed scenes, if a task evaluates at the size of the files."""
         return None
-
-    # --- the model ----------------------------------------------------------------------------------------------
 
     def inputs_for(self, job: Job, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return `model_inputs` in the form this model expects; use it wherever the model is called."""
@@ -210,8 +202,6 @@ class VisionTask(Task):
         save_config(job.model, folder)
         job.processor.save_pretrained(folder)
 
-    # --- predictions and pictures -------------------------------------------------------------------------------
-
     def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
         from loopwright.data.images import UnreadableSampleError
 
@@ -236,7 +226,6 @@ class VisionTask(Task):
             yield shown
 
     def save_overlay(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any], path: Path) -> None:
-        """Write the picture of a prediction."""
         from loopwright.data.pictures import encode, sheet
         from loopwright.run_folder import write_atomically
 
@@ -273,14 +262,12 @@ class ImageFeatures:
 
 
 def load_image(row: Mapping[str, Any]) -> Scene:
-    """Return the scene of a row with only its image."""
     from loopwright.data.images import load_scene
 
     return load_scene({"image": row["image"]})
 
 
 def choose_workers(args: Any, training: Any, plan: DataPlan) -> None:
-    """Set the number of worker processes for decoding in both settings; called once, by `build`."""
     if args.workers is None:
         args.workers = training.dataloader_num_workers
         if args.workers == 0 and image_side(plan) >= _LEAST_SIDE_FOR_WORKERS:

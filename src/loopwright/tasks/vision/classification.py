@@ -75,8 +75,6 @@ class ImageClassification(VisionTask):
     demo_variants = {"fashion": MappingProxyType({"epochs": 2, "per_device_eval_batch_size": 256})}
     demo_note = "digits of writers that training has not seen, by a small net: accuracy 0.97 (chance 0.10), 9 s"
 
-    # --- data ---------------------------------------------------------------------------------------------------
-
     def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> DemoFiles:
         from loopwright.demos.images.image_files import class_folders
 
@@ -93,8 +91,6 @@ class ImageClassification(VisionTask):
         if job.args.augmentation == "none":
             return form.eval_transform()
         return classification_train((form.height, form.width), job.args.augmentation, job.args.flip)
-
-    # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         from loopwright.data.images import collate_images
@@ -128,8 +124,6 @@ class ImageClassification(VisionTask):
         smoothing = job.args.label_smoothing
         return functional.cross_entropy(outputs.logits.float(), labels, label_smoothing=smoothing), outputs
 
-    # --- scoring ------------------------------------------------------------------------------------------------
-
     def create_scorer(self, job: Job) -> Scorer:
         number = len(job.label_names)
         parts: list[Scorer] = [MetricScorer(lambda: _metric(number), {"accuracy": True, "f1": True})]
@@ -138,10 +132,7 @@ class ImageClassification(VisionTask):
         return JointScorer([*parts, LossInterval("loss" if _is_plain(job.args) else "image_loss")])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return prediction, label, loss and the confidence in a different class, if high.
-
-        "loss" is the plain cross-entropy; if another loss is trained on, that is "image_loss".
-        """
+        """The "loss" is the plain cross-entropy; if another loss is trained on, that is "image_loss"."""
         from torch.nn import functional
 
         from loopwright.models import sample_losses
@@ -191,8 +182,6 @@ class ImageClassification(VisionTask):
             f"It takes RGB images as float32 of shape (images, 3, {form.height}, {form.width}): {part}, resized, with "
             f"pixels from 0 to 1, minus {mean}, divided by {std}. preprocessor_config.json says the same."
         ]
-
-    # --- pictures -----------------------------------------------------------------------------------------------
 
     def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
         picture, _ = super().draw(job, row, prediction)

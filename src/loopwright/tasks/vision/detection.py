@@ -148,7 +148,6 @@ class DetectionTask(VisionTask):
         return Job(self, data, args, training, loaded.model, processor, collate_images, [], loaded.new)
 
     def inputs_for(self, job: Job, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the inputs; some models take the masks and classes of their targets separately."""
         inputs = super().inputs_for(job, batch)
         if "labels" in inputs and "mask_labels" in forward_parameters(job.model):
             labels = inputs.pop("labels")
@@ -172,11 +171,7 @@ class DetectionTask(VisionTask):
         return load_metric("coco_ap", iou_types=kinds, labels=list(job.label_names))
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return found and true objects; hits and misses by class; and 1 - F1 as "loss", which ranks the worst.
-
-        "image_loss" is the training loss, if the model has one per image: most divide the sum over a batch by the
-        objects of the batch.
-        """
+        """The "loss" is 1 - F1, which ranks the worst; "image_loss" the training loss, if there is one per image."""
         samples: list[dict[str, Any]] = []
         found = self.found(job, outputs, batch, _LEAST_SCORE)
         references = batch.get("reference")
@@ -209,10 +204,7 @@ class DetectionTask(VisionTask):
         return shown | {side: named(sample[side], names) for side in ("objects", "truth")}
 
     def found(self, job: Job, outputs: Any, batch: Mapping[str, Any], threshold: float) -> list[Found]:
-        """Return the objects that a model found in each image of a batch, in pixels of the files.
-
-        Objects of training images are in pixels of the model's input.
-        """
+        """Return the objects found in each image, in pixels of the file, or of the model's input in training."""
         size: tuple[int, int] = tuple(batch["pixel_values"].shape[-2:])
         raw = found_objects(job.model, job.processor, outputs, size, threshold, job.args.max_detections)
         if "full_size" not in batch:
@@ -317,7 +309,6 @@ class FullSizeObjects:
     is_labelled: bool
 
     def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the features, "full_size" (height, width) and, with labels, "reference"."""
         features = self.features(self.transform(scene, np.random.default_rng(0)), row)
         features["full_size"] = scene.size
         if self.is_labelled:
@@ -329,13 +320,11 @@ class FullSizeObjects:
 
 
 def forward_parameters(model: Any) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a model's forward, also inside peft."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     return inspect.signature(inner.forward).parameters
 
 
 def check_detector(model: Any, processor: Any, has_masks: bool) -> None:
-    """Refuse a model without a known way to train it or to decode its outputs."""
     if decoder_of(model) is not None:
         return
     takes = forward_parameters(model)

@@ -71,8 +71,6 @@ class MaskedImageModeling(VisionTask):
     sheet_columns = 2
     sheet_size = 3 * 160
 
-    # --- data ---------------------------------------------------------------------------------------------------
-
     def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> DemoFiles:
         from loopwright.demos.images.image_files import class_folders
 
@@ -111,8 +109,6 @@ class MaskedImageModeling(VisionTask):
                 )
         return {"mean image": {"masked_mse": float(metric.compute()["masked_mse"])}}
 
-    # --- model --------------------------------------------------------------------------------------------------
-
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         from loopwright.data.images import collate_images
         from loopwright.tasks.vision.models import load_vision_model
@@ -132,8 +128,6 @@ class MaskedImageModeling(VisionTask):
             args.mask_patch_size = _unit(args)
         note = f"hides {args.mask_ratio:.0%} of each image in squares of {args.mask_patch_size} pixels"
         return Job(self, data, args, training, loaded.model, loaded.processor, collate_images, [note], loaded.new)
-
-    # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
         make = partial(load_metric, "reconstruction_error")
@@ -176,8 +170,6 @@ class MaskedImageModeling(VisionTask):
             )
         return found
 
-    # --- pictures -----------------------------------------------------------------------------------------------
-
     def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
         from loopwright.data.pictures import reconstruction_row
 
@@ -208,13 +200,11 @@ class Masking:
         self._num_hidden = min(max(1, round(ratio * total)), max(1, total - 1))
 
     def draw(self, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-        """Return which patches are hidden, row by row."""
         hidden = np.zeros(self._num_units**2, np.bool_)
         hidden[rng.permutation(len(hidden))[: self._num_hidden]] = True
         return _enlarged(hidden.reshape(self._num_units, -1), self._scale).reshape(-1)
 
     def pixels(self, hidden: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return which pixels are hidden, (height, width)."""
         return _enlarged(hidden.reshape(self._num_units * self._scale, -1), self._patch)
 
 
@@ -241,7 +231,6 @@ class MaskedImages:
 
 
 def small_sizes(side: int, patch: int | None) -> dict[str, int]:
-    """Return the image and patch sizes of a small model, for images of about this side."""
     if patch is None:
         patch = 2
         while side > _MOST_PATCHES * patch:
@@ -293,10 +282,7 @@ def _unit(args: Any) -> int:
 def _image_losses(
     job: Job, batch: Mapping[str, Any], outputs: Any, masks: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float64]:
-    """Return the mean error of the hidden pixels of each image, as the model sees them.
-
-    The small model squares it; transformers' models use the absolute error.
-    """
+    """Return the mean error of each image's hidden pixels: squared for the small model, absolute for transformers'."""
     from loopwright.models import SmallModel
 
     differences = outputs.reconstruction.float() - batch["pixel_values"].float()

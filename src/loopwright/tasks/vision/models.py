@@ -55,21 +55,17 @@ class ImageForm:
     crop_share: float | None = 1.0  # of the shorter side, kept by the centre crop; None squeezes the whole image
 
     def eval_transform(self) -> Transform:
-        """Return the transform that converts any image to this form."""
         size = (self.height, self.width)
         return Resize(exact=size) if self.crop_share is None else classification_eval(size, self.crop_share)
 
     def with_side(self, side: int | None) -> ImageForm:
-        """Return the form of square images of this side; None changes nothing."""
         return self if side is None else replace(self, height=side, width=side)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write it into the folder of a model."""
         write_json(Path(folder) / _PROCESSOR_FILE, {_FORM_KEY: asdict(self)})
 
     @classmethod
     def load(cls, folder: str | Path) -> ImageForm:
-        """Load the form written by `save_pretrained`."""
         found = read_json(Path(folder) / _PROCESSOR_FILE, {}).get(_FORM_KEY)
         if found is None:
             raise InputError(
@@ -84,7 +80,6 @@ class ImageForm:
 
 
 def form_of(processor: Any) -> ImageForm:
-    """Return the image form of a processor."""
     if isinstance(processor, ImageForm):
         return processor
     size = {name: int(side) for name, side in dict(processor.size).items() if side}
@@ -163,9 +158,6 @@ def load_vision_model(
         labels: the names of the classes; None for a task without.
         criterion: the loss of a module that has none: from logits and labels to a mean.
         changes: of the config of a transformers model, besides the labels.
-
-    Raises:
-        InputError: there is no such model, or it does not fit.
     """
     path = origin.path
     if origin.module is not None or (path is not None and (is_object_name(path) or _holds(path, MODULE_KEY))):
@@ -238,7 +230,6 @@ def _load_small(
 
 
 def _load_fitting(model: nn.Module, folder: Path, keeps_head: bool = True) -> list[str]:
-    """Load the weights that fit, and return the names of the rest."""
     try:
         tensors = load_file(folder / WEIGHTS_FILE)
     except Exception as error:
@@ -263,7 +254,6 @@ class ModuleAdapter(nn.Module):
             tuple with "logits" (or first) and perhaps "loss".
         criterion: the loss, if the module returns none.
         name: "package.module:function" that makes it; None if it was passed in.
-        labels: the names of the classes.
     """
 
     def __init__(
@@ -276,7 +266,6 @@ class ModuleAdapter(nn.Module):
         self._takes_labels = "labels" in inspect.signature(module.forward).parameters
 
     def forward(self, pixel_values: Tensor, labels: Any = None, **others: Any) -> Any:
-        """Return an object with `logits`, and `loss` if labels are given."""
         if labels is not None and self._takes_labels:
             others["labels"] = labels
         answer = self.module(pixel_values, **others)
@@ -298,7 +287,6 @@ class ModuleAdapter(nn.Module):
         return output
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the module's weights under its own names, and the function that makes it."""
         tensors = {name: value.detach().cpu().contiguous() for name, value in self.module.state_dict().items()}
         write_atomically(Path(folder) / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
         write_json(Path(folder) / CONFIG_FILE, self.config)
@@ -373,7 +361,6 @@ def backbone_groups(
 
 
 def save_model(model: Any, folder: Path) -> None:
-    """Write the weights and the config of a model."""
     if isinstance(model, (SmallModel, ModuleAdapter)):
         model.save_pretrained(folder)
         return

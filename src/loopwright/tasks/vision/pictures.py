@@ -37,7 +37,6 @@ class FirstBatchPicture(TrainerCallback):
     def on_train_step_end(
         self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
     ) -> None:
-        """Draw the batch, if it is the first of the run."""
         if self._is_done:
             return
         self._is_done = True
@@ -66,7 +65,6 @@ def write_prediction_sheets(
 
 
 def write_sheet(path: Path, pictures: Sequence[tuple[Any, str]], columns: int, size: int = 160) -> None:
-    """Write captioned pictures onto one sheet, each scaled to fit into a square of this side."""
     path.parent.mkdir(parents=True, exist_ok=True)
     images, captions = zip(*pictures, strict=True)
     write_atomically(path, encode(sheet(images, captions, columns=columns, size=size)))

@@ -28,7 +28,6 @@ _CORNER_TO_SIZE = np.array([[1, 0, -1, 0], [0, 1, 0, -1], [0, 0, 1, 0], [0, 0, 0
 
 
 def decoder_of(model: Any) -> Callable[..., list[Found]] | None:
-    """Return the model's own `decode`, if it has one."""
     found: Callable[..., list[Found]] | None = getattr(model, "decode", None)
     return found or getattr(getattr(model, "module", None), "decode", None)
 
@@ -95,7 +94,6 @@ def masks_of_queries(outputs: Any, size: tuple[int, int], threshold: float, most
 
 
 def objects_of(scene: Scene) -> Found:
-    """Return the objects of a scene, masks as run lengths."""
     assert scene.boxes is not None and scene.classes is not None, "the scene has objects"
     objects: Found = {"boxes": scene.boxes, "classes": scene.classes}
     objects["crowd"] = np.zeros(len(scene.boxes), dtype=bool) if scene.crowd is None else scene.crowd
@@ -139,7 +137,6 @@ def in_file(found: Found, matrix: NDArray[Any], size: tuple[int, int]) -> Found:
 
 
 def taken(found: Found, which: Any) -> Found:
-    """Return a selection of the objects, by booleans or by indices."""
     numbers = np.arange(len(found["boxes"]))[which]
     return {
         name: [values[number] for number in numbers] if isinstance(values, list) else values[numbers]
@@ -148,10 +145,7 @@ def taken(found: Found, which: Any) -> Found:
 
 
 def plain(objects: Found) -> list[dict[str, Any]]:
-    """Return objects as files have them: label (a number), score, box, and the mask as run lengths.
-
-    Floats keep enough digits for an exact round trip.
-    """
+    """Return objects as files have them: label number, score, box, mask as run lengths; floats are exact."""
     boxes = np.asarray(objects["boxes"], np.float32).reshape(-1, 4)
     listed: list[dict[str, Any]] = [{"label": int(number)} for number in objects["classes"]]
     for index, each in enumerate(listed):
@@ -177,30 +171,23 @@ def arrays_of(listed: Sequence[Mapping[str, Any]], numbers: Mapping[str, int]) -
 
 
 def rounded(listed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return objects with rounded, readable numbers."""
     return [
         {**each, "score": round(each["score"], 4), "box": [round(edge, 2) for edge in each["box"]]} for each in listed
     ]
 
 
 def named(listed: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return objects with the names of their classes."""
     return [{**each, "label": names[each["label"]]} for each in listed]
 
 
 def mask_tools() -> Any:
-    """Return the module for run-length masks."""
     return extra_module("faster_coco_eval", "faster-coco-eval", "coco_ap", extra="vision").mask
 
 
 def run_lengths(mask: NDArray[Any]) -> dict[str, Any]:
-    """Return a mask (height, width) as COCO run lengths that JSON can hold."""
     counts = mask_tools().encode(np.asfortranarray(mask.astype(np.uint8)))["counts"]
     text = counts.decode() if isinstance(counts, bytes) else counts
     return {"size": [int(side) for side in mask.shape], "counts": text}
-
-
-# ------------------------------------------------------------------------------------------------ hits and misses
 
 
 def count_hits(found: Found, reference: Found) -> dict[str, list[int]]:
@@ -229,10 +216,7 @@ def count_hits(found: Found, reference: Found) -> dict[str, list[int]]:
 
 
 def overlap(found: Found, reference: Found) -> NDArray[np.float64]:
-    """Return the intersection over union of each found object with each true one, by mask or else by box.
-
-    For a crowd it is the fraction of the object inside it.
-    """
+    """Return the IoU of each found object with each true one, by mask or else by box; for a crowd, the share inside."""
     shape = len(found["boxes"]), len(reference["boxes"])
     if not all(shape):
         return np.zeros(shape)

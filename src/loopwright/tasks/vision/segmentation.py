@@ -192,7 +192,6 @@ class SemanticSegmentation(VisionTask):
         return loss(enlarged(outputs.logits, labels.shape[-2:]), labels).loss, outputs
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
-        """Return the number or the weight of the pixels in the loss; for dice, the number of images."""
         return float(batch["num_items"].sum())
 
     # --- scoring ------------------------------------------------------------------------------------------------
@@ -203,11 +202,7 @@ class SemanticSegmentation(VisionTask):
         return JointScorer([LossInterval("image_loss", "num_items"), scorer])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return the class map at the size of the mask, the class confusions, and the IoU of the image.
-
-        "loss" is 1 - IoU, which ranks the worst images. "image_loss" is the training loss, and "num_items" the image's
-        weight in it.
-        """
+        """The "loss" is 1 - IoU; "image_loss" is the training loss, and "num_items" the image's weight in it."""
         references = batch["full_mask"] if "full_mask" in batch else batch["labels"].cpu().numpy()
         lists = [each.tolist() for each in (batch["position"], _image_losses(job, batch, outputs), batch["num_items"])]
         samples = []
@@ -297,7 +292,6 @@ class MaskReader:
     ignore_index: int
 
     def __call__(self, row: Mapping[str, Any]) -> Scene:
-        """Return the scene."""
         from loopwright.data.images import load_scene
 
         scene = load_scene(row, reduce_labels=self.reduce_labels, ignore_index=self.ignore_index)
@@ -341,7 +335,6 @@ class FullSizeFeatures:
     features: Features
 
     def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the features, "full_size" (height, width) and, if there is a mask, "full_mask"."""
         features = self.features(self.transform(scene, np.random.default_rng(0)), row)
         features["full_size"] = scene.size
         if scene.semantic is not None:
@@ -380,7 +373,6 @@ def _image_losses(job: Job, batch: Mapping[str, Any], outputs: Any) -> Any:
 
 
 def enlarged(logits: Any, size: Sequence[int]) -> Any:
-    """Resize scores (images, classes, height, width) bilinearly."""
     from torch.nn import functional
 
     if tuple(logits.shape[-2:]) == tuple(size):
@@ -389,7 +381,6 @@ def enlarged(logits: Any, size: Sequence[int]) -> Any:
 
 
 def class_map(logits: Any, size: Sequence[int]) -> ClassMap:
-    """Return the likeliest class of each pixel at a size, from scores (classes, height, width)."""
     import torch
 
     classes = enlarged(logits[None], size)[0].argmax(dim=0)
@@ -428,7 +419,6 @@ def confusion(pairs: Iterator[Pairs] | Sequence[Pairs], num_classes: int) -> NDA
 
 
 def pairs_in(predictions: Path, names: Sequence[str]) -> Iterator[Pairs]:
-    """Yield the pairs of each image from the predictions file of an evaluation."""
     numbers = {name: number for number, name in enumerate(names)}
     with predictions.open(encoding="utf-8") as file:
         for line in file:
@@ -450,11 +440,7 @@ def _filled_metric(job: Job, matrix: NDArray[np.int64]) -> Any:
 
 
 def _settle_weights(args: Any, data: RunData) -> list[str]:
-    """Return the class weights as kept in the settings, balanced ones as numbers.
-
-    A balanced weight is proportional to 1 / sqrt(share of the training pixels): a class with a hundredth of the pixels
-    of another counts ten times as much per pixel. Their mean is 1.
-    """
+    """Return the class weights; balanced ones are proportional to 1 / sqrt(share of the training pixels), mean 1."""
     assert data.plan.labels is not None, "the schema has a mask"
     names, given = data.plan.labels.names, list(args.class_weights)
     if given == [_BALANCED]:
@@ -473,7 +459,6 @@ def _settle_weights(args: Any, data: RunData) -> list[str]:
 
 
 def _pixels_by_class(args: Any, data: RunData, split: str) -> list[int]:
-    """Count the pixels of each class in the masks of a split that the run uses."""
     assert data.plan.labels is not None, "the schema has a mask"
     names = data.plan.labels.names
     if data.num_used(split) == len(data.plan.splits[split]):
@@ -488,7 +473,6 @@ def _pixels_by_class(args: Any, data: RunData, split: str) -> list[int]:
 
 
 def _check_weights(args: Any) -> None:
-    """Refuse weights that the loss would ignore."""
     if args.class_weights and args.loss in (MODEL_LOSS, "dice"):
         raise InputError(
             "args.value",
@@ -498,7 +482,6 @@ def _check_weights(args: Any) -> None:
 
 
 def _numbers_of(weights: Sequence[str]) -> tuple[float, ...] | None:
-    """Return the class weights as numbers; None without weights."""
     return tuple(map(float, weights)) or None
 
 
@@ -536,7 +519,6 @@ def _mask_beside(overlay: Path) -> Path:
 
 
 def _painted(job: Job, image: Any, classes: ClassMap) -> Any:
-    """Return an image with its classes in colour; the background stays as it is."""
     from loopwright.data.pictures import draw_semantic
 
     names = job.label_names
