@@ -65,14 +65,12 @@ class Failure:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of the JSON event."""
         error = self.error
         message = {"code": error.code, "message": error.what, "saw": list(error.saw), "fix": error.fix}
         return {**message, "exit_code": self.exit_code}
 
 
 def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
-    """Run a verb, report its failure, and return the exit code."""
     code, name = DONE, getattr(getattr(verb, "func", verb), "__name__", "")
     events = _events_of(name, argv)
     try:
@@ -100,7 +98,6 @@ def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
 
 
 def is_first() -> bool:
-    """Whether this is rank 0 or the only process, which prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -114,7 +111,6 @@ def _events_of(verb: str, argv: Sequence[str]) -> EventLines | None:
 
 
 def code_of_interruption(error: KeyboardInterrupt | Preempted) -> int:
-    """Return the exit code for a run ended by a signal."""
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else PREEMPTED
 
 
@@ -147,7 +143,6 @@ def _print_interrupted(error: KeyboardInterrupt | Preempted, verb: str, is_quiet
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return the failure that an exception stands for."""
     if isinstance(error, AnotherProcessError):
         return Failure(BUG, LoopwrightError(error.what))
     if isinstance(error, LoopwrightError):
@@ -174,7 +169,6 @@ def _failure_of_ours(error: LoopwrightError) -> Failure:
 
 
 def failed(code: str, exit_code: int, what: str, fix: str) -> Failure:
-    """Return a failure with a code and a fix."""
     return Failure(exit_code, LoopwrightError(what, code=code, fix=fix))
 
 
@@ -187,7 +181,6 @@ def _disk_fix(error: BaseException | None) -> str:
 
 
 def failure_of_run(outcome: Outcome) -> Failure | None:
-    """Return the failure of a training run that ended gracefully; None if there is none."""
     if outcome.state != "diverged":
         return None
     reason = (outcome.result.stop_reason or "") if outcome.result is not None else ""
@@ -212,7 +205,6 @@ def code_of_run(outcome: Outcome) -> int:
 
 
 def resume_command(run: RunFolder) -> str:
-    """Return the command that resumes a run."""
     return f"lw resume {shlex.quote(os.path.normpath(run.path))}"
 
 

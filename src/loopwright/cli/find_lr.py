@@ -14,7 +14,6 @@ from loopwright.config.parser import split_off
 
 
 def find_lr(argv: list[str]) -> int:
-    """Find a learning rate: print the loss curve, a suggestion, and the command that trains with it."""
     parser = TaskVerb("find-lr")
     parser.add_argument("--start", type=float, default=1e-7)
     parser.add_argument("--end", type=float, default=10.0)

@@ -29,7 +29,6 @@ _EXTRAS = {
 
 
 def tasks(argv: list[str]) -> int:
-    """List the tasks."""
     parser = VerbParser("tasks", "List the tasks.", "")
     add_json(parser)
     is_json = parser.parse_args(argv).json
@@ -45,7 +44,6 @@ def tasks(argv: list[str]) -> int:
 
 
 def explain(argv: list[str]) -> int:
-    """Explain a task's data and flags, or list all error codes."""
     if argv and argv[0] == "errors":
         for code, text in sorted(CODES.items()):
             print_line(hanging(f"  {code:<24} ", text))
@@ -64,7 +62,6 @@ def explain(argv: list[str]) -> int:
 
 
 def doctor(argv: list[str]) -> int:
-    """Print the installed versions and the hardware; imports torch."""
     parser = VerbParser("doctor", "Show what is installed, and the hardware of this machine.", "")
     add_json(parser)
     asked = parser.parse_args(argv)

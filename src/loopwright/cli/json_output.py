@@ -48,10 +48,7 @@ def json_events(is_json: bool) -> Iterator[EventLines | None]:
 
 @contextlib.contextmanager
 def _kept_clear() -> Iterator[TextIO]:
-    """Reserve standard output for this process; redirect its descriptor to standard error for everything else.
-
-    That covers C libraries and child processes such as data workers.
-    """
+    """Reserve standard output for this process; C libraries and child processes write to standard error instead."""
     before, own = sys.stdout, sys.__stdout__
     try:
         number, errors = sys.__stdout__.fileno(), sys.__stderr__.fileno()  # type: ignore[union-attr]
@@ -135,10 +132,8 @@ def _run_facts(run: RunFolder) -> dict[str, Any]:
 
 
 def print_line(line: str) -> None:
-    """Print a line for a person."""
     sys.stdout.write(line + "\n")
 
 
 def print_objects(*objects: Mapping[str, Any]) -> None:
-    """Print an answer for scripts, one object per line."""
     EventLines(sys.stdout).lines(*objects)

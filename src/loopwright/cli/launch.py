@@ -51,7 +51,6 @@ _PAUSE_SECONDS = 0.05
 
 
 def launch(argv: list[str]) -> int:
-    """Run a verb or a script on several processes, and return its exit code."""
     if not argv or argv[0] in ("-h", "--help"):
         sys.stdout.write(_USAGE)
         return DONE if argv else INPUT
@@ -182,14 +181,10 @@ def _code_of(error: ChildFailedError) -> int:
     return failure.exitcode or BUG
 
 
-# --------------------------------------------------------------------------------------------- in each process
-
-
 class _HeldBack:
     """Standard error of every local rank but the first: held back until the processes have met.
 
-    An earlier error, such as a missing file, hits every process and is reported by the first. The error that a verb
-    ends with is always held back.
+    Earlier errors hit every process, and the first reports them. The error that a verb ends with is always held back.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -241,10 +236,7 @@ def work(argv: list[str]) -> int:
 
 
 def _all_end_with(code: int) -> bool:
-    """Leave an exit code for the launcher; return whether all processes of this machine have left one.
-
-    If so, the run is over, and torchrun has nothing to kill or restart.
-    """
+    """Leave an exit code for the launcher; return whether all processes of this machine have: the run is over."""
     folder = os.environ.get(_CODES_VARIABLE)
     if folder is None:
         return False

@@ -56,7 +56,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _find(verb: str) -> Callable[[list[str]], int]:
-    """Return the function of a verb; that of an unknown one raises."""
     if verb in ("", "-h", "--help", "help"):
         return functools.partial(_help, 0 if verb else 2)
     if verb == "--version":
@@ -77,7 +76,6 @@ def _replace_closed_streams() -> None:
 
 
 def no_verb(verb: str, argv: list[str]) -> int:
-    """Refuse an unknown verb."""
     near = get_close_matches(verb, [*VERBS, *ALIASES], n=1)
     fix = f"did you mean {near[0]}?" if near else f"the verbs are {', '.join(VERBS)}"
     raise InputError("args.unknown", f"{verb!r} is not a verb", fix=fix)

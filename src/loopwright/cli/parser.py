@@ -23,7 +23,6 @@ class VerbParser(argparse.ArgumentParser):
         super().__init__(f"lw {verb}", description=description, epilog=epilog, allow_abbrev=False, **options)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the parsed arguments."""
         asked, unknown = self.parse_known_args(args, namespace)
         missing = [action for action in self._actions if action.required and getattr(asked, action.dest) is None]
         if missing:
@@ -45,7 +44,6 @@ class VerbParser(argparse.ArgumentParser):
                 action.required = True
 
     def error(self, message: str) -> NoReturn:
-        """Raise a message of argparse as an InputError."""
         raise InputError("args.value", f"{self.prog}: {message}", fix=self._help_hint)
 
     @property
@@ -65,25 +63,17 @@ def _name(action: argparse.Action) -> str:
 
 
 def add_run(parser: VerbParser) -> None:
-    """Add the positional argument `run` to a verb."""
     parser.add_argument("run", help="folder, id, or last")
 
 
 def add_json(parser: VerbParser) -> None:
-    """Add `--json` to a verb."""
     parser.add_argument("--json", action="store_true", help="print JSON, one object per line, and nothing else")
 
 
 def parse_for_run(
     parser: VerbParser, argv: Sequence[str], flags_of: Callable[[Task], Sequence[str]]
 ) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Return the parsed arguments of a verb, and the flags of the run's task among them, by name.
-
-    Args:
-        parser: the verb's parser, with a positional `run`.
-        argv: the arguments of the verb.
-        flags_of: returns the task flags that the verb accepts.
-    """
+    """Return the parsed arguments of a verb, and by name the flags of the run's task among them."""
     if any(word in _HELP for word in argv):
         name = next((word for word in argv if not word.startswith("-")), None)
     else:

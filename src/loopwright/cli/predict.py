@@ -21,7 +21,6 @@ _MORE = " With a run before --help, the flags of its task are listed too."
 
 
 def evaluate(argv: list[str]) -> int:
-    """Print the metrics of a run's best model."""
     parser = VerbParser(
         "evaluate", "Print the metrics of a run's best model, with their 95 % intervals." + _MORE, "last"
     )
@@ -44,7 +43,6 @@ def evaluate(argv: list[str]) -> int:
 
 
 def predict(argv: list[str]) -> int:
-    """Print or write predictions for texts, for the rows of a file, or for the lines of stdin."""
     parser = VerbParser(
         "predict", "Print a prediction of a run's best model for each text, image or row." + _MORE, 'last "a text"'
     )
@@ -78,7 +76,6 @@ def predict(argv: list[str]) -> int:
 
 
 def export(argv: list[str]) -> int:
-    """Write the best model of a run into a folder."""
     parser = VerbParser("export", "Write the best model of a run into a folder of its own.", "last --to my-model")
     add_run(parser)
     parser.add_argument("--to", required=True, help="a new folder; its README.md says how to open it")

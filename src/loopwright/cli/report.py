@@ -16,7 +16,6 @@ from loopwright.report.server import PORT
 
 
 def report(argv: list[str]) -> int:
-    """Write the report of a run, or a comparison of several, and print its path."""
     parser = VerbParser("report", "Write an HTML report of a run; for several runs, like `compare`.", "last")
     parser.add_argument("runs", nargs="+", metavar="run", help="folder, id, or last")
     _add_options(parser)
@@ -25,7 +24,6 @@ def report(argv: list[str]) -> int:
 
 
 def compare(argv: list[str]) -> int:
-    """Write a page that compares several runs, and print its path."""
     parser = VerbParser("compare", "Write an HTML page that compares several runs.", "RUN RUN")
     parser.add_argument("runs", nargs="+", metavar="run", help="folder, id, or last; two or more")
     _add_options(parser)
@@ -43,7 +41,6 @@ def compare(argv: list[str]) -> int:
 
 
 def watch(argv: list[str]) -> int:
-    """Serve a live report of a run on localhost until Ctrl-C."""
     parser = VerbParser("watch", "Serve a live report of a run on localhost, until Ctrl-C.", "last")
     parser.add_argument("run", nargs="?", default="last", help="folder, id, or last, which is the default")
     parser.add_argument("--port", type=int, default=PORT, help=f"on 127.0.0.1, default {PORT}; 0 picks a free port")

@@ -20,7 +20,6 @@ from loopwright.run_folder.summaries import RunSummary, is_owned, list_runs
 
 
 def runs(argv: list[str]) -> int:
-    """List all runs, newest first."""
     parser = VerbParser("runs", "List the runs, newest first.", "--sort metric")
     parser.add_argument(
         "--sort", choices=("time", "metric"), default="time", help="by time, or by metric: task by task, best first"
@@ -105,7 +104,6 @@ def _rank(run: RunSummary) -> tuple[bool, str, str, float]:
 
 
 def stop(argv: list[str]) -> int:
-    """Ask a run to stop gracefully."""
     run = find_run(_one_run("stop", argv).run)
     state = run.status["state"]
     if state == "running" and is_owned(run.path):
@@ -118,7 +116,6 @@ def stop(argv: list[str]) -> int:
 
 
 def verify(argv: list[str]) -> int:
-    """Verify every byte of the checkpoints of a run, or of a folder that a `Trainer` saves to."""
     asked = _one_run("verify", argv)
     folder = Path(asked.run) if any(Path(asked.run).glob("*/MANIFEST.json")) else find_run(asked.run).checkpoints
     from loopwright.checkpoint import verify_all  # late: torch is slow to import

@@ -19,17 +19,7 @@ def train_seeds(
     events: api.EventLines | None,
     is_quiet: bool,
 ) -> int:
-    """Train with each seed, and return the worst exit code.
-
-    A run that diverges is reported and the others still train; any other failure ends all of them.
-
-    Args:
-        settings: shared by all runs.
-        command: the command line.
-        open_screen: returns a new screen for a run.
-        events: the stream of `--json`.
-        is_quiet: print only the folders of the runs.
-    """
+    """Train with each seed, and return the worst exit code; any failure but a divergence ends all of them."""
     several = api.Seeds(settings, command)
     begun: list[api.SeedRun] = []
     worst = DONE
@@ -77,7 +67,6 @@ def _broken_off(seed: int, screen: api.Screen) -> list[api.SeedRun]:
 
 
 def _note(error: BaseException, begun: Sequence[api.SeedRun], seeds: Sequence[int]) -> None:
-    """Attach the list of finished runs to the error that ended them all."""
     done = [str(each.seed) for each in begun if each.state == "done"]
     note = f"done: {', '.join(done) or 'none'} of the seeds {', '.join(map(str, seeds))}"
     error.__notes__ = ["; ".join([*getattr(error, "__notes__", []), note])]

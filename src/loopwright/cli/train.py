@@ -47,7 +47,6 @@ class TaskVerb(VerbParser):
 
 
 def train(argv: list[str]) -> int:
-    """Train a model; --check stops before the first update, --print_config before anything else."""
     asked, rest = _train_parser("train").parse_known_args(argv)
     with json_events(asked.json) as events:
         settings = settings_of("train", asked, rest, events)
@@ -59,7 +58,6 @@ def train(argv: list[str]) -> int:
 
 
 def check(argv: list[str]) -> int:
-    """Check data and model without training; --files checks only the data, without torch."""
     asked, rest = _train_parser("check").parse_known_args(argv)
     with json_events(asked.json) as events:
         settings = settings_of("check", asked, rest, events)
@@ -88,7 +86,6 @@ def _check(settings: api.Settings, asked: Namespace, events: api.EventLines | No
 
 
 def resume(argv: list[str]) -> int:
-    """Resume a run."""
     asked, rest = TaskVerb("resume").parse_known_args(argv)
     if asked.help or not argv:
         usage = "lw resume RUN [--quiet] [--plain] [--json] [--flags of its task]"
@@ -106,7 +103,6 @@ def resume(argv: list[str]) -> int:
 
 
 def demo(argv: list[str]) -> int:
-    """Train on data that comes with Python, or list the demos."""
     parser = TaskVerb("demo")
     parser.add_argument("--variant")
     asked, rest = parser.parse_known_args(argv)
@@ -128,7 +124,6 @@ def demo(argv: list[str]) -> int:
 
 
 def screen_of(asked: Namespace, events: api.EventLines | None = None) -> api.Screen:
-    """Return the screen of a verb; only rank 0 prints."""
     return api.Screen(is_main=is_first(), is_quiet=asked.quiet, is_plain=asked.plain, events=events)
 
 

@@ -14,11 +14,7 @@ _LOGS_LOOKED_AT = 16
 
 @dataclass(frozen=True)
 class RunLength:
-    """The length and schedule of a run.
-
-    Attributes:
-        limit: the updates, if the last epoch is not a whole one or only their number was given; else None.
-    """
+    """The length of a run; `limit` is its updates, if the last epoch is not whole or only their number was given."""
 
     updates: int
     epochs: int
@@ -37,7 +33,6 @@ class RunLength:
         return max(self.per_epoch or self.updates / max(self.epochs, 1), 1e-9)
 
     def epoch_at(self, update: int) -> float:
-        """Return the epoch of an update, as a fraction."""
         return update / self.updates_per_epoch
 
     def epochs_after(self, update: int) -> int:
@@ -71,7 +66,6 @@ class RunLength:
         return self.updates // both - update // both + (at_end if self.updates % per_epoch else 0)
 
     def expected_seconds(self) -> float | None:
-        """Return the duration estimated by the rehearsal; None without one."""
         if self.update_seconds is None or self.evaluation_seconds is None:
             return None
         return self.updates * self.update_seconds + self.evaluations_after(0) * self.evaluation_seconds
@@ -88,7 +82,6 @@ class TimeSpent:
     save: float = 0.0
 
     def text(self, total: float) -> str:
-        """Return the share of each activity as text, leaving out shares below half a per cent."""
         named = {
             "start": self.start,
             "train": self.train,
@@ -113,7 +106,6 @@ class Pace:
     _is_paused: bool = False
 
     def begin(self, update: int) -> None:
-        """Start the clock; called when training begins."""
         self._resumed_at = time.monotonic()
         self._trained.append((update, 0.0))
 
@@ -129,7 +121,6 @@ class Pace:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Count the block as saving; it may be anywhere in the run."""
         self._count()
         began = time.monotonic()
         try:
@@ -139,12 +130,10 @@ class Pace:
             self.spent.save += self._resumed_at - began
 
     def begin_evaluation(self) -> None:
-        """Stop counting as training; called when an evaluation begins."""
         self._count()
         self._is_paused = True
 
     def end_evaluation(self) -> float:
-        """Count as training again, and return the duration of the evaluation."""
         now = time.monotonic()
         took, self._resumed_at, self._is_paused = now - self._resumed_at, now, False
         self._evaluations.append(took)
@@ -163,7 +152,6 @@ class Pace:
         return took
 
     def seconds_left(self, update: int) -> float | None:
-        """Return the estimated time left for updates and evaluations; None while unknown."""
         per_update = self._update_seconds()
         if per_update is None:
             return None
@@ -178,7 +166,6 @@ class Pace:
         return (ended - began) / (last - first) if last > first else self.length.update_seconds
 
     def _count(self) -> None:
-        """Count the time since the last call as training."""
         now = time.monotonic()
         if not self._is_paused:
             self.spent.train += now - self._resumed_at

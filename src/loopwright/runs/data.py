@@ -39,7 +39,6 @@ class ReadingProgress:
             self._waiting.close(is_over=kind is None)
 
     def __call__(self, progress: Any) -> None:
-        """Show the progress if due; called by the readers."""
         what = f"{progress.stage} {Path(progress.path).name}"
         if self._waiting is None or what != self._what:
             if self._waiting is not None:
@@ -104,17 +103,8 @@ def _lengths(plan: DataPlan) -> list[str]:
     return lines
 
 
-# ------------------------------------------------------------------------------------------------ other data
-
-
 def plan_of_file(task: Task, schema: Schema, settings: Settings, own: DataPlan, **file: Any) -> DataPlan:
-    """Return the plan of a file of other data, with the run's columns or else guessed ones.
-
-    Args:
-        settings: of the run, with the flags of this call.
-        own: the plan of the run's own data.
-        file: the path, under its argument name of `preflight`.
-    """
+    """Return the plan of other data, with the run's columns or else guessed ones; `file` is as in `preflight`."""
     schema, options = task.schema_of_model(schema, own), _trained_options(task, settings.args, own)
     (path,) = file.values()
     if has_known_ending(path):
@@ -141,7 +131,6 @@ def plan_of_file(task: Task, schema: Schema, settings: Settings, own: DataPlan, 
 
 
 def has_known_ending(path: str | Path) -> bool:
-    """Whether a file has a known data extension, such as .csv or .jsonl.gz."""
     return Path(Path(path).name.lower().removesuffix(".gz")).suffix in KINDS_BY_ENDING
 
 
@@ -151,7 +140,6 @@ def _has_columns(found: Sequence[str], column: str | Sequence[str]) -> bool:
 
 
 def by_role(plan: DataPlan, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with its columns renamed to roles."""
     named = {column: role for role, column in plan.columns.items() if isinstance(column, str)}
     return {named.get(name, name): value for name, value in row.items()}
 

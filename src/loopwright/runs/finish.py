@@ -29,7 +29,6 @@ from loopwright.tasks.scoring import Examples, as_json, write_lines, write_table
 
 
 def finish(run: RunJob, trained: TrainResult, spent: TimeSpent) -> None:
-    """Evaluate and write the best model, write the result, and print a summary; called once training is complete."""
     job, folder, screen = run.job, run.folder, run.screen
     assert folder is not None
     checkpoint = load_weights(job, folder)
@@ -81,11 +80,7 @@ def _test(run: RunJob, folder: RunFolder) -> dict[str, Any]:
 def evaluate(
     job: Job, dataset: Any, folder: Path | None, report: Callable[[str], None], waiting: Waiting | None = None
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]], Examples]:
-    """Evaluate a job's model on a dataset, and write predictions and examples to a folder, if one is given.
-
-    Returns:
-        The metrics and the loss by name, their intervals, and the worst and the suspected samples.
-    """
+    """Return metrics, intervals and notable samples of a job's model; a folder, if given, gets the predictions."""
     callbacks = [] if waiting is None else [CountBatches(waiting)]
     trainer = TaskTrainer(job, callbacks=callbacks, report=lambda kind, text, **fields: report(text))
     found = trainer.evaluate_fully(dataset, None if folder is None else folder / "predictions.jsonl")
@@ -119,7 +114,6 @@ class CountBatches(TrainerCallback):
     def on_eval_step_end(
         self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int = 0, **kwargs: Any
     ) -> None:
-        """Count a batch, once even if it runs in several parts."""
         self._waiting.to(step + 1, len(trainer.eval_loader))
 
 

@@ -46,21 +46,12 @@ class BestMetric(NamedTuple):
 
     @property
     def short_name(self) -> str:
-        """The name in tables and results, without the prefix of evaluations."""
         return self.name.removeprefix("eval_")
 
 
 @dataclass
 class RunJob:
-    """A run: what its steps share, from the settings to the end.
-
-    `build` creates the model, `measure` the trainer and the length; the steps themselves are in `train`, `trial`,
-    `auto` and `finish`.
-
-    Attributes:
-        update_seconds, evaluation_seconds: as measured by the rehearsal; None without one.
-        notes: lines of the start block that run.json keeps for the report, by name.
-    """
+    """A run from its settings to its end: `build` creates the model, `measure` the trainer and the length."""
 
     task: Task
     settings: Settings
@@ -76,28 +67,22 @@ class RunJob:
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)  # the scores of the trivial baselines
     update_seconds: float | None = None
     evaluation_seconds: float | None = None
-    notes: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)  # lines of the start block that run.json keeps for the report
 
     @property
     def args(self) -> Any:
-        """The task's own settings."""
         return self.settings.args
 
     @property
     def training(self) -> Any:
-        """The training arguments."""
         return self.settings.training
 
     @property
     def path(self) -> Path:
-        """The run folder, once there is one."""
         assert self.folder is not None
         return self.folder.path
 
-    # --- model and data -----------------------------------------------------------------------------------------
-
     def build(self, origin: Origin | None = None) -> None:
-        """Build the model, by default the one that the settings name, load the datasets, and print the model."""
         _check_followed(self.training)
         prepare_torch(self.settings)
         origin = given_origin(self.task, self.settings) if origin is None else origin
@@ -107,15 +92,11 @@ class RunJob:
         print_model(self)
 
     def score_baselines(self) -> None:
-        """Score the trivial baselines on the same training and validation rows as the run."""
         limits = {"train": self.args.max_train_samples, "validation": self.args.max_eval_samples}
         with self.data.watched(self.screen, "scoring the baselines"), self.data.limited(**limits):
             self.baselines = {name: finite(values) for name, values in self.task.baselines(self.job).items()}
 
-    # --- trainer ------------------------------------------------------------------------------------------------
-
     def measure(self) -> None:
-        """Create the trainer, and determine the length and the decisive metric."""
         self.trainer = self.create_trainer()
         stored = None if self.checkpoint is None else stored_window(self.checkpoint)
         self.window = stored or self.training.gradient_accumulation_steps * self.trainer.num_processes
@@ -128,7 +109,6 @@ class RunJob:
         return TaskTrainer(self.job, make_optimizer(self.job), callbacks, report=report, is_rehearsal=is_trial)
 
     def length_of(self, num_updates: int | None = None) -> RunLength:
-        """Return the length of a run with this many updates; by default as the settings say."""
         training = self.training
         per_window = training.train_batch_size * self.window
         num_samples = len(self.job.train_dataset)
@@ -174,8 +154,6 @@ class RunJob:
             is_more_better = self.training.greater_is_better
         return BestMetric(f"eval_{name}", "max" if is_more_better else "min")
 
-    # --- arguments of the Trainer -------------------------------------------------------------------------------
-
     def update_arguments(self) -> dict[str, Any]:
         """Return the arguments of `train` and `find_lr` that say what an update is."""
         training = self.training
@@ -203,7 +181,6 @@ class RunJob:
         }
 
     def train_arguments(self) -> dict[str, Any]:
-        """Return the arguments of `train` for the run itself."""
         training, length = self.training, self.length
         logs = steps_of(training.logging_steps, length.updates)
         return {
@@ -227,7 +204,6 @@ class RunJob:
         }
 
     def loader_arguments(self) -> dict[str, Any]:
-        """Return the arguments of the training loader: workers, row order, and batch lengths."""
         job, training, args, trainer = self.job, self.training, self.args, self.trainer
         options = {**loader_options(training), "drop_last": training.dataloader_drop_last}
         longest = next((getattr(args, name) for name in LENGTH_FLAGS if getattr(args, name, None)), None)
@@ -251,7 +227,6 @@ class RunJob:
         return options
 
     def callbacks(self) -> list[Any]:
-        """Return the callbacks that the settings and the task ask for."""
         args, training = self.args, self.training
         found: list[Any] = []
         assert self.folder is not None
@@ -295,7 +270,6 @@ def prepare_torch(settings: Settings) -> None:
 
 
 def given_origin(task: Task, settings: Settings) -> Origin:
-    """Return the origin of a new run's model."""
     if settings.module is not None or settings.args.model is None:
         return Origin(None, module=settings.module)
     name = task.find_model(settings.args.model)
@@ -304,7 +278,6 @@ def given_origin(task: Task, settings: Settings) -> Origin:
 
 
 def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> Job:
-    """Build a model that is ready to train, or to load the weights of a checkpoint."""
     args, training = settings.args, settings.training
     before = dict(vars(args))
     job = task.build(data, args, training, origin)
@@ -325,7 +298,6 @@ def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> 
 
 
 def load_data(job: Job) -> None:
-    """Add the training and validation datasets to a job."""
     args, data, task = job.args, job.data, job.task
     rows = data.first_rows("train", args.max_train_samples)
     job.train_dataset = task.create_dataset(job, rows, is_labelled=True, is_training=True)
@@ -334,7 +306,6 @@ def load_data(job: Job) -> None:
 
 
 def make_optimizer(job: Job) -> Any:
-    """Return the configured optimizer over the trainable weights."""
     training = job.training
     return create_optimizer(
         training.optim,

@@ -15,10 +15,7 @@ def kept_config(run: RunFolder) -> dict[str, bytes]:
 
 
 def config_of(run: RunFolder) -> Path:
-    """Return the file of a run's settings: config.yaml or, if truncated, the copy in its newest checkpoint.
-
-    Without a copy it is config.yaml after all: reading it raises the error.
-    """
+    """Return config.yaml of a run or, if that is truncated, the copy in its newest checkpoint, if there is one."""
     if not is_cut_off(run.config):
         return run.config
     from loopwright.checkpoint.files import describe

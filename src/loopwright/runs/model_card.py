@@ -18,7 +18,6 @@ _MOST_LABELS = 50
 
 
 def model_card(job: Job, run: RunFolder, result: Mapping[str, Any]) -> str:
-    """Return the card; called when the model is written."""
     num_parameters = sum(parameter.numel() for parameter in job.model.parameters())
     table = _table("validation", result["metrics"], result["intervals"], result["baselines"])
     lines = [
@@ -44,10 +43,7 @@ def model_card(job: Job, run: RunFolder, result: Mapping[str, Any]) -> str:
 
 
 def card_so_far(job: Job, run: RunFolder) -> str:
-    """Return the card of an unfinished run; called when its best model so far is exported.
-
-    The scores, if any, are from the evaluation after which the weights were saved.
-    """
+    """Return the card of an unfinished run, with the scores of the evaluation after which its weights were saved."""
     checkpoint = best_checkpoint(run)
     assert checkpoint is not None, "the weights are those of a checkpoint"
     update = update_of(read_manifest(checkpoint))
@@ -95,7 +91,6 @@ def _several(count: float, noun: str) -> str:
 
 
 def _how_to_open(job: Job) -> list[str]:
-    """Return the Python lines that load the model from its folder; they depend on the library it comes from."""
     kind = type(job.model)
     if isinstance(job.model, SmallModel):
         text, code = (

@@ -24,7 +24,6 @@ _CHANGES = "uncommitted changes"
 
 
 def data_facts(plan: DataPlan) -> dict[str, Any]:
-    """Return the facts about the data: files, columns, and rows per split."""
     return {
         "files": [{"path": file.path, "rows": file.num_rows, "sha256": file.sha256} for file in plan.files],
         "columns": dict(plan.columns),
@@ -34,7 +33,6 @@ def data_facts(plan: DataPlan) -> dict[str, Any]:
 
 
 def run_facts(run: RunJob) -> dict[str, Any]:
-    """Return the facts about a run; called once its length is known."""
     job, length = run.job, run.length
     parameters = list(job.model.parameters())
     trained = [one for one in parameters if one.requires_grad]
@@ -60,17 +58,14 @@ def run_facts(run: RunJob) -> dict[str, Any]:
 
 
 def name_of(run: RunFolder) -> str:
-    """Return the name of a run as one would type it."""
     return shlex.quote(run.id if run.path.name == run.id else os.path.normpath(run.path))
 
 
 def place_facts(run: RunFolder) -> dict[str, Any]:
-    """Return the location of a run."""
     return {"run": run.id, "folder": os.path.normpath(run.path)}
 
 
 def path_facts(run: RunFolder) -> dict[str, str]:
-    """Return the existing files and folders of a run, by kind."""
     paths = {
         "model": run.model if run.is_finished else None,
         "report": run.path / "report.html",
@@ -100,7 +95,6 @@ def command_facts(command: Sequence[str] | None) -> dict[str, str]:
 
 
 def write_command(run: RunFolder, command: Sequence[str] | None) -> None:
-    """Write command.txt, and the same facts to run.json; called when a run is created."""
     facts = command_facts(command)
     difference = (_git("diff", "HEAD") or "") if "git commit" in facts else ""
     lines = [f"{name}: {value}" for name, value in facts.items()]

@@ -22,12 +22,7 @@ from loopwright.tasks.data import RunData
 def resume_run(
     folder: RunFolder, changes: Sequence[str] | Mapping[str, Any], screen: Screen, module: Any = None
 ) -> Outcome:
-    """Resume a run in its folder; called by `resume` and the command line.
-
-    Args:
-        changes: flags, or values by name, that override the run's settings.
-        module: the model that the run was given in Python.
-    """
+    """Resume a run in its folder; `changes` override its settings, `module` is the model it was given in Python."""
     task = get_task(str(folder.metadata["task"]))
     config = config_of(folder)
     settings = replace(settle(task, changes, config), module=module)

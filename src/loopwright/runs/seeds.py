@@ -42,18 +42,15 @@ class SeedRun:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of its best model."""
         return dict(self.result.get("metrics", {}))
 
     @property
     def line(self) -> str:
-        """A line about the finished run."""
         score = self.score()
         shown = "" if score is None else f"{self.result['metric']} {score}   "
         return f"seed {self.seed}  {self.state}   {shown}{os.path.normpath(self.run.path)}"
 
     def score(self) -> str | None:
-        """Return the decisive metric with its interval, as text; None without one."""
         result = self.result
         value = self.metrics.get(result.get("metric", ""))
         bounds = result.get("intervals", {}).get(result.get("metric"))
@@ -61,10 +58,7 @@ class SeedRun:
 
 
 def with_seed(settings: Settings, seed: int) -> Settings:
-    """Return an independent copy of the settings with one of the seeds.
-
-    A named output folder is shared by all runs: each gets a subfolder in it.
-    """
+    """Return a copy of the settings with this seed, and with a subfolder of its own in a named output folder."""
     several = settings.args.seeds > 1
     one = copy.deepcopy(settings)
     one.training.seed = seed
@@ -75,17 +69,11 @@ def with_seed(settings: Settings, seed: int) -> Settings:
 
 
 def folder_of(folder: str | Path, seed: int) -> Path:
-    """Return the run's subfolder in the shared folder."""
     return Path(folder) / f"seed-{seed}"
 
 
 class Seeds:
-    """Trains the same settings with consecutive seeds, each in a separate run; data is read and split once.
-
-    Args:
-        settings: shared by all runs; `seeds` is the number of runs, `seed` the first seed.
-        command: the command line; None for a user's script.
-    """
+    """Trains the same settings with consecutive seeds, each in a separate run; data is read and split once."""
 
     def __init__(self, settings: Settings, command: Sequence[str] | None = None) -> None:
         self._settings = settings
@@ -112,7 +100,6 @@ class Seeds:
         return [*resumed, *([command_of_rest((self._command or [])[1:], left, folder)] if left else [])]
 
     def train(self, seed: int, screen: Screen) -> Outcome:
-        """Train with one of the seeds, and free its memory."""
         one = with_seed(self._settings, seed)
         if self._updates is not None:  # the number that fits into the given time, as found by the first run
             one.args.time, one.training.max_steps, one.sources["max_steps"] = None, self._updates, "auto"
@@ -129,10 +116,7 @@ class Seeds:
 
 
 def spread_of(runs: Sequence[SeedRun]) -> dict[str, dict[str, float | int | None]]:
-    """Return mean, sample standard deviation, minimum and maximum of each metric over the finished runs.
-
-    Values that are not finite are left out.
-    """
+    """Return statistics of the finite values of each metric over the finished runs; the deviation is the sample's."""
     found: dict[str, list[float]] = {}
     for each in runs:
         for name, value in each.metrics.items():
@@ -160,7 +144,6 @@ def best_of(runs: Sequence[SeedRun]) -> SeedRun | None:
 
 
 def print_seeds(runs: Sequence[SeedRun], commands: Sequence[str], screen: Screen) -> None:
-    """Print a comparison of the runs and the next commands; called once the last run has ended."""
     decisive = next((each.result["metric"] for each in runs if each.result), None)
     rows = [["seed", *([decisive] if decisive else []), "state", "run"]]
     for each in runs:
@@ -183,7 +166,6 @@ def print_seeds(runs: Sequence[SeedRun], commands: Sequence[str], screen: Screen
 
 
 def seeds_facts(runs: Sequence[SeedRun]) -> dict[str, Any]:
-    """Return the facts about the runs for `--json`."""
     best = best_of(runs)
     return {
         "runs": [
@@ -204,7 +186,6 @@ def _number(value: float | int | None) -> str:
 
 
 def next_commands(runs: Sequence[SeedRun]) -> list[str]:
-    """Return the suggested commands after the runs: compare them, open the best."""
     ended = [each for each in runs if each.metrics]
     commands = [f"lw compare {' '.join(name_of(each.run) for each in ended)} --open"] if len(ended) > 1 else []
     best = best_of(runs)
@@ -212,13 +193,7 @@ def next_commands(runs: Sequence[SeedRun]) -> list[str]:
 
 
 def command_of_rest(argv: Sequence[str], seeds: Sequence[int], folder: str | None) -> str:
-    """Return the command that trains with the remaining seeds.
-
-    Args:
-        argv: the original command, without `lw`.
-        seeds: the remaining ones, at least one.
-        folder: the folder shared by all runs, if one was named.
-    """
+    """Return the command that trains with the remaining seeds; `argv` is the original one, without `lw`."""
     kept = split_off(argv, "--seed", "--seeds")[1]
     added = ["--seed", str(seeds[0]), "--seeds", str(len(seeds))]
     if folder is not None and len(seeds) == 1:  # then it is the run's own folder

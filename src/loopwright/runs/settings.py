@@ -48,11 +48,7 @@ _SHORT_NAMES = (
 
 @dataclass
 class Settings:
-    """The settings of a run.
-
-    Attributes:
-        sources: for each name: "flag", "file", "task", "default", "machine", "data", or "auto": the run chose it.
-    """
+    """The settings of a run; a source is "flag", "file", "task", "default", "machine", "data" or, if found, "auto"."""
 
     args: TaskArguments  # the task's own settings
     training: TaskTrainingArguments  # the training arguments
@@ -61,7 +57,6 @@ class Settings:
     module: Any = None  # the model, if a module was passed in Python; it is not written to any file
 
     def values(self) -> dict[str, Any]:
-        """Return every setting by name, as a YAML value."""
         found = {}
         for owner in (self.args, self.training):
             for field in dataclasses.fields(owner):
@@ -76,7 +71,6 @@ class Settings:
         self.args.auto.remove(name)
 
     def is_given(self, name: str) -> bool:
-        """Whether a flag or a file gave this value."""
         return self.sources.get(name) in ("flag", "file")
 
     def is_planned_by_time(self, is_begun: bool) -> bool:
@@ -85,7 +79,6 @@ class Settings:
         return self.args.time is not None and not is_known
 
     def lines(self) -> list[str]:
-        """Return every setting as a line of YAML, with its source as a comment."""
         values = {"task": self.args.task, **self.values()}
         return [
             f"{name}: {json.dumps(value)}  # {self.sources.get(name, 'flag')}"
@@ -94,7 +87,6 @@ class Settings:
         ]
 
     def write(self, run: RunFolder) -> None:
-        """Write config.yaml, and the sources of its values; called when a run begins, and when settings change."""
         write_atomically(run.config, marked(self.lines()))
         run.record(sources={name: self.sources.get(name, "flag") for name in self.values() if name not in _NOT_KEPT})
 
@@ -108,12 +100,7 @@ class FlagHelp(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class TaskParser(HfArgumentParser):
-    """The parser of a task's flags; it raises on bad input instead of exiting.
-
-    Attributes:
-        auto: the fields set to "auto", each with its source: "flag" or "file".
-        config_files: the settings files, once the flags are parsed.
-    """
+    """The parser of a task's flags; it raises instead of exiting, and records in `auto` what is set to "auto"."""
 
     def __init__(self, dataclass_types: list[type], **kwargs: Any) -> None:
         self.auto: dict[str, str] = {}
@@ -126,7 +113,6 @@ class TaskParser(HfArgumentParser):
     # --- values -------------------------------------------------------------------------------------------------
 
     def take(self, action: argparse.Action, option: str | None, given: Any) -> Any:
-        """Record a flag that is set to "auto"; a time replaces a preset number of updates or epochs."""
         name = self._full_names.get(action.dest, action.dest)
         if name in AUTOMATIC and given == _AUTO:
             self.auto[name] = "flag"
@@ -136,7 +122,6 @@ class TaskParser(HfArgumentParser):
         return super().take(action, option, given)
 
     def read_values(self, values: Mapping[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read values by name; fields set to "auto" are recorded and removed."""
         names = {key: self._full_names.get(key.replace("-", "_"), key.replace("-", "_")) for key in values}
         auto = {key: names[key] for key, value in values.items() if value == _AUTO and names[key] in AUTOMATIC}
         fields, unknown = super().read_values({key: values[key] for key in values if key not in auto}, place)
@@ -147,11 +132,7 @@ class TaskParser(HfArgumentParser):
         return fields, unknown
 
     def set_preset(self, values: Mapping[str, Any], base: Mapping[str, Any]) -> None:
-        """Set values that count as flags, but rank below the command line; None means not given.
-
-        Args:
-            base: values that `values` override; a time replaces a number of updates or epochs among them.
-        """
+        """Set values that count as flags, but rank below the command line and above `base`; None means not given."""
         for layer in (base, values):
             given = {name: value for name, value in layer.items() if value is not None}
             try:
@@ -164,14 +145,12 @@ class TaskParser(HfArgumentParser):
             self.preset = {**{name: self.preset[name] for name in self.preset if name not in dropped}, **fields}
 
     def split_config_files(self, line: list[str]) -> tuple[list[str], list[str]]:
-        """Keep the files of `--config`, and refuse a truncated one."""
         self.config_files, rest = super().split_config_files(line)
         for file in self.config_files:
             check_end(Path(file))
         return self.config_files, rest
 
     def help_of(self, name: str) -> str:
-        """Return the `--help` text of a flag, or the flag that it is an alias of."""
         if name in self._full_names:
             return f"Another name of --{self._full_names[name]}."
         return str(self._option_string_actions[f"--{name}"].help)
@@ -179,11 +158,9 @@ class TaskParser(HfArgumentParser):
     # --- errors -------------------------------------------------------------------------------------------------
 
     def error(self, message: str) -> NoReturn:
-        """Raise a message of argparse as an InputError."""
         raise InputError("args.value", message, fix=self._explain)
 
     def fail(self, error: LoopwrightError, action: argparse.Action | None = None) -> NoReturn:
-        """Raise an error about a flag or a value, with a fix."""
         if isinstance(error, InputError):
             raise error
         typed = self.as_typed(error) if isinstance(error, ConfigError) else error
@@ -207,19 +184,16 @@ class TaskParser(HfArgumentParser):
         return type(error)(what, code="args.value", fix=fix, flag=flag, given=given, choices=error.choices)
 
     def unknown_flag(self, flag: str) -> LoopwrightError:
-        """Return the error about an unknown flag, with the help of the most similar one."""
         near = self._nearest(flag)
         fix = f"did you mean --{near}{self._description(near)}?" if near else self._explain
         return InputError("args.unknown", f"unknown flag {flag}", fix=fix, flag=flag)
 
     def unknown_name(self, name: str, place: str = "") -> LoopwrightError:
-        """Return the error about an unknown name, with the help of the most similar one."""
         near = self._nearest(name)
         fix = f"did you mean {near}{self._description(near)}?" if near else self._explain
         return InputError("args.unknown", f"{place}unknown name {name!r}", fix=fix, flag=name)
 
     def unexpected(self, word: str) -> LoopwrightError:
-        """Return the error about a word that belongs to no flag; it may be a file."""
         what = f"unexpected value {word!r}"
         if Path(word).exists():
             return InputError("args.value", f"{what}: data is given by a flag", fix=f"--data {word}")
@@ -230,7 +204,6 @@ class TaskParser(HfArgumentParser):
         return f"lw explain {self.prog.split()[-1]}"
 
     def _nearest(self, name: str) -> str | None:
-        """Return the known name that is most similar to an unknown one; short names count too."""
         shown = [option for option, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
         known = [*(option.removeprefix("--") for option in shown), *self._short_names]
         return next(iter(get_close_matches(name.lstrip("-").replace("-", "_"), known)), None)
@@ -246,7 +219,6 @@ class TaskParser(HfArgumentParser):
 
 
 def create_parser(task: Task) -> TaskParser:
-    """Return the parser of a task's flags, with the task's defaults."""
     parser = TaskParser(
         [task.arguments, TaskTrainingArguments],
         prog=f"lw train {task.name}",
@@ -274,11 +246,9 @@ def settle(
     """Return the settings that a call asks for.
 
     Args:
-        task: the task that defines the flags.
         given: the flags of a command line, or values by name.
         config: a YAML or JSON file of settings that `given` overrides, such as a run's config.yaml.
         base: values by name that a command line overrides.
-        has_module: the model is a module passed in Python, not named by a flag.
     """
     parser = create_parser(task)
     is_named = isinstance(given, Mapping)
@@ -352,7 +322,6 @@ def _settle_length(parser: TaskParser, task: Task, args: Any, training: Any, sou
 
 
 def check_trackers(report_to: Sequence[str] | None) -> None:
-    """Refuse unknown or uninstalled trackers; called before the data is read."""
     if not report_to:
         return
     from loopwright.engine.trackers import PACKAGES, is_installed
@@ -378,7 +347,6 @@ def check_trackers(report_to: Sequence[str] | None) -> None:
 
 
 def task_of(config: str | Path) -> str | None:
-    """Return the task named in a settings file, if any."""
     check_end(Path(config))
     named = read_mapping(config).get("task")
     return None if named is None else str(named)

@@ -47,13 +47,7 @@ def start(
     known: DataPlan | None = None,
     word: str | None = None,
 ) -> Outcome:
-    """Train in a new run folder; called by `train` and by the command line.
-
-    Args:
-        command: the command line; None for a user's script.
-        known: the plan of the data, if it was already read and shown.
-        word: added to the run id after the name of the data.
-    """
+    """Train in a new run folder; `known` is the plan of data already read, `word` becomes a part of the run id."""
     task = get_task(settings.args.task)
     folder = settings.training.output_dir if settings.is_given("output_dir") else None
     if folder is not None:
@@ -128,13 +122,7 @@ def search_rate(settings: Settings, screen: Screen, **bounds: Any) -> LearningRa
 def demo_settings(
     task: Task, given: Sequence[str] | Mapping[str, Any], screen: Screen, variant: str | None = None
 ) -> Settings:
-    """Write the data of a task's demo into the runs folder, and return the settings of the demo.
-
-    Args:
-        given: flags or values that override those of the demo.
-        screen: prints a note if the demo's model is not installed.
-        variant: the name of a demo on other data.
-    """
+    """Write the data of a task's demo into the runs folder, and return its settings, which `given` overrides."""
     from loopwright.demos import find_minilm, write_demo
 
     if variant is not None and variant not in task.demo_variants:

@@ -33,12 +33,7 @@ _BASELINES = "baselines.json"
 
 
 def train(run: RunJob, create_folder: Callable[[], RunFolder] | None = None) -> Outcome:
-    """Train in a new run folder, or resume in an existing one.
-
-    Args:
-        run: with the folder of the run to resume, or without one.
-        create_folder: creates the folder of a new run; called when everything else is ready.
-    """
+    """Train in a new run folder, or resume in an existing one; `create_folder` is called when all else is ready."""
     folder = _prepare(run, create_folder)
     pace = Pace(run.length, TimeSpent(start=time.monotonic() - run.screen.began))
     watch, trainer, screen = TerminateOnNaNCallback(), run.trainer, run.screen
@@ -72,7 +67,6 @@ def train(run: RunJob, create_folder: Callable[[], RunFolder] | None = None) -> 
 
 
 def _prepare(run: RunJob, create_folder: Callable[[], RunFolder] | None) -> RunFolder:
-    """Do everything before the first update, print the start block, and return the run folder."""
     settings, screen, is_new = run.settings, run.screen, run.folder is None
     origin = None
     if run.folder is not None:
@@ -112,7 +106,6 @@ def _prepare(run: RunJob, create_folder: Callable[[], RunFolder] | None) -> RunF
 
 
 def _build(run: RunJob, origin: Origin | None, is_planned: bool) -> None:
-    """Build the model and the trainer, and print the start block up to the baselines."""
     run.build(origin)
     if run.folder is None or run.checkpoint is None:
         run.score_baselines()
@@ -154,7 +147,6 @@ def rehearse_only(run: RunJob) -> None:
 
 
 def find_rate_only(run: RunJob, search: Search) -> LearningRateCurve:
-    """Find a learning rate without writing anything; called by `lw find-lr`."""
     run.build()
     choose_batch(run)
     run.measure()

@@ -23,20 +23,13 @@ if TYPE_CHECKING:
 
 
 def task_of_run(folder: RunFolder) -> Task:
-    """Return the task of a run."""
     return get_task(str(folder.metadata["task"]))
 
 
 def load_run(
     folder: RunFolder, plan: DataPlan | None = None, changes: Mapping[str, Any] | None = None, module: Any = None
 ) -> Job:
-    """Return a job with the best weights of a run, on its device; its data is not opened.
-
-    Args:
-        plan: the plan of other data; None for the run's own.
-        changes: settings that override the run's.
-        module: the model that the run was given in Python.
-    """
+    """Return a job with the best weights of a run, on its device; its data, or that of `plan`, is not opened."""
     from loopwright.runs.job import build_job, prepare_torch
     from loopwright.runs.weights import load_weights
 
@@ -62,15 +55,7 @@ def evaluate_run(
     changes: Mapping[str, Any] | None = None,
     module: Any = None,
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
-    """Evaluate the best model of a run; return the metrics and their intervals.
-
-    Args:
-        data: a file; None for the run's validation data, limited as in the run.
-        screen: prints the progress.
-        allow_changed_data: evaluate even if the run's own data has changed.
-        changes: settings that override the run's.
-        module: the model that the run was given in Python.
-    """
+    """Evaluate the best model of a run on a file or, by default, on its validation data, limited as in the run."""
     own = DataPlan.read(folder.data)
     task = task_of_run(folder)
     settings = settle(task, changes or {}, config_of(folder))
@@ -122,7 +107,6 @@ def predict_run(
 
 
 def export_run(folder: RunFolder, target: Path) -> Path:
-    """Export the best model of a run to a new folder."""
     if target.exists() and any(target.iterdir()):
         raise InputError("args.value", f"--to {target} is not empty", fix=f"--to {target / folder.id}")
     job = load_run(folder)

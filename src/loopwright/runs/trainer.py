@@ -42,20 +42,13 @@ _NUM_FIRST = 3
 
 
 class TaskTrainer(Trainer):
-    """Trains and evaluates the model of a job.
-
-    Args:
-        job: the task's model and data.
-        optimizer: None for evaluation only.
-        report: called with the kind, the text and the fields of each message (see `notify`); None prints the text.
-        is_rehearsal: leave the training data out of evaluations.
+    """Trains and evaluates the model of a job; without an optimizer it only evaluates.
 
     Attributes:
         intervals: (low, high) of the metrics of the last evaluation.
         examples: the worst and the suspected samples of the last `evaluate_fully`.
         around_saves: returns a context manager around every save.
-        on_record: called with each record of metrics.jsonl as it is written, unless None.
-        first_samples: the first few samples of the last evaluation that this process scored.
+        on_record: called with each record of metrics.jsonl as it is written.
         look_at_first_batch: called once with the next training micro-batch, then reset.
     """
 
@@ -83,8 +76,6 @@ class TaskTrainer(Trainer):
         self._is_full = False
         super().__init__(job.model, None, optimizer, callbacks)
 
-    # --- losses -------------------------------------------------------------------------------------------------
-
     def count_batch_items(self, batch: Any) -> float | None:
         return self.job.task.count_items(batch)
 
@@ -96,7 +87,6 @@ class TaskTrainer(Trainer):
         return {"loss": loss, "model_outputs": outputs, "batch_size": num_rows(batch)}
 
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
-        """Return the task's loss, and pass the samples to the scorer."""
         task = self.job.task
         with torch.no_grad():
             loss, outputs = task.compute_loss(self.job, self.model, batch)
@@ -121,16 +111,12 @@ class TaskTrainer(Trainer):
         if self._file is not None:
             self._file.add(readable)
 
-    # --- evaluation ---------------------------------------------------------------------------------------------
-
     def eval_epoch_start(self) -> None:
-        """Start scoring."""
         super().eval_epoch_start()
         self._scorer = self.job.task.create_scorer(self.job)
         self.first_samples = []
 
     def eval_epoch_end(self) -> None:
-        """Merge the metrics of all processes into the history."""
         super().eval_epoch_end()
         late = self._scorer.finish()
         if self._is_full:
@@ -150,7 +136,6 @@ class TaskTrainer(Trainer):
                 self.run_history.update_metric(f"eval_{name}_high", high)
 
     def training_run_epoch_end(self) -> None:
-        """Also evaluate on the training data, if requested."""
         super().training_run_epoch_end()
         if not self._evaluates_training:
             return
@@ -182,22 +167,15 @@ class TaskTrainer(Trainer):
         finally:
             self._is_full, self._file = False, None
 
-    # --- small tools --------------------------------------------------------------------------------------------
-
     @property
     def num_graphs(self) -> int:
-        """The number of CUDA graphs captured in this run."""
         return run_of(self).stepper.num_graphs
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which writes files."""
         return run_of(self).engine.rank == 0
 
-    # --- too little memory --------------------------------------------------------------------------------------
-
     def cut_batch(self, batch: Any, rows: int, start: int, stop: int) -> Any:
-        """Return a slice of a batch's rows; its lists have an entry per sample."""
         return cut_rows(batch, rows, start, stop, lists_are_rows=True)
 
     def why_not_cut(self) -> str | None:
@@ -230,8 +208,6 @@ class TaskTrainer(Trainer):
     def remedies_of_unused_parameters(self) -> tuple[str, str]:
         return "set --ddp_find_unused_parameters", "--freeze with their names"
 
-    # --- its parts ----------------------------------------------------------------------------------------------
-
     def create_step(self, run: TrainingRun) -> TaskStep:
         return TaskStep(run)
 
@@ -244,24 +220,17 @@ class TaskTrainer(Trainer):
     def create_checkpoints(self, run: TrainingRun) -> TaskCheckpoints:
         return TaskCheckpoints(run, self)
 
-    # --- checkpoints and processes ------------------------------------------------------------------------------
-
     def checkpoint_path(self) -> Path | None:
-        """Return the checkpoint folder of the last update; None for a run without checkpoints."""
         saver = run_of(self).checkpoints.saver
         return None if saver is None else saver.path(self.progress.update)
 
     def checkpoint_files(self) -> dict[str, bytes]:
-        """Return the settings of the run, as a backup of config.yaml."""
         policy = run_of(self).settings.checkpoints
         folder = None if policy is None else policy.run_folder
         return {} if folder is None else kept_config(RunFolder(Path(folder)))
 
     def improves(self) -> bool:
-        """Whether the latest evaluation beats all earlier ones; a tie does not. Called right after it.
-
-        The history decides, which a resumed run has too, so the time of a checkpoint does not matter.
-        """
+        """Whether the latest evaluation beats all earlier ones in the history; a tie does not."""
         policy = run_of(self).settings.checkpoints
         if policy is None or policy.keep_best is None:
             return False
@@ -284,7 +253,6 @@ class TaskTrainer(Trainer):
             self._report(kind, text.strip(), **fields)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Report a line of a callback, once per node."""
         if self._report is None:
             super().print(*args, **kwargs)
         else:
@@ -348,7 +316,6 @@ class TaskCheckpoints(RunCheckpoints):
 
 
 def loader_options(training: Any, *, has_workers: bool = True) -> dict[str, Any]:
-    """Return the DataLoader arguments that the settings ask for; without workers if `has_workers` is False."""
     workers = training.dataloader_num_workers if has_workers else 0
     options: dict[str, Any] = {
         "num_workers": workers,

@@ -67,16 +67,7 @@ class Rehearsal:
 
 
 class _Stopwatch(TrainerCallback):
-    """Times updates, evaluation batches and saves. It synchronizes with the device, which no run does.
-
-    Learning rates are zero during the first `num_idle` updates.
-
-    Attributes:
-        updates: seconds of each update.
-        batches: seconds of each evaluation batch, all its parts together.
-        evaluation: seconds of the evaluation, metrics included.
-        save: seconds of the save.
-    """
+    """Times a trial, synchronizing with the device; learning rates are zero in the first `num_idle` updates."""
 
     asks_alike = True
 
@@ -91,7 +82,6 @@ class _Stopwatch(TrainerCallback):
         self._began = 0.0
 
     def lap(self, device: torch.device) -> float:
-        """Return the seconds since the last call, after synchronizing with the device."""
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         now = time.monotonic()
@@ -102,7 +92,6 @@ class _Stopwatch(TrainerCallback):
         return None if training else self._num_eval_batches
 
     def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Start the clock, with learning rates of zero."""
         groups = trainer.optimizer.param_groups
         if not self._rates:
             self._rates = [rate.clone() if isinstance(rate := group["lr"], torch.Tensor) else rate for group in groups]
@@ -111,7 +100,6 @@ class _Stopwatch(TrainerCallback):
             self.lap(trainer.device)
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Record the duration of an update."""
         self.updates.append(self.lap(trainer.device))
         if len(self.updates) == self._num_idle:
             for group, rate in zip(trainer.optimizer.param_groups, self._rates, strict=True):
@@ -132,7 +120,6 @@ class _Stopwatch(TrainerCallback):
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Time a save; the trainer wraps every save in this."""
         began = time.monotonic()
         yield
         self.save = time.monotonic() - began
@@ -158,11 +145,9 @@ class _EnoughUpdates(TrainerCallback):
 
     @property
     def warm_up_seconds(self) -> float:
-        """Extra time of the warm-up updates."""
         return max(sum(self._warm_ups) - len(self._warm_ups) * self.update_seconds, 0.0)
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Record the duration of an update; after enough of them, request an evaluation and stop."""
         updates = self._watch.updates
         num_graphs = trainer.num_graphs  # type: ignore[attr-defined] # a TaskTrainer
         if len(self._warm_ups) < _NOT_COUNTED or num_graphs != self._num_graphs:
@@ -220,7 +205,6 @@ def put_back(job: Job, device: torch.device) -> Iterator[None]:
 
 
 def rehearse(run: RunJob) -> Rehearsal:
-    """Rehearse a run, restore all state, print and record the findings."""
     started, job, training = time.monotonic(), run.job, run.training
     watch = _Stopwatch(_EVAL_BATCHES, num_idle=1)
     with _trial(run, watch) as (trainer, folder):
@@ -300,10 +284,7 @@ def _are_same(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def longest_rows(dataset: Any, count: int) -> list[int]:
-    """Return the positions of up to `count` memory-hungry rows: the longest near the start of the data.
-
-    Transformed images all have the same size, so the first ones are taken without decoding any.
-    """
+    """Return up to `count` long rows near the start of the data; for images, all of one size, the first ones."""
     if isinstance(dataset, ImageDataset) or "input_ids" not in dataset[0]:
         return list(range(min(count, len(dataset))))
     looked_at = range(min(len(dataset), max(_ROWS_LOOKED_AT, count)))
@@ -323,10 +304,7 @@ def _memory(device: torch.device) -> int:
 
 
 def plan_time(run: RunJob) -> None:
-    """Set the number of updates that fit into `--time`, and the length of the run, and print both.
-
-    Called once everything else is settled. From then on only the number counts, not the clock.
-    """
+    """Set and print the number of updates that fit into `--time`; from then on the clock no longer counts."""
     given: str = run.args.time
     costs = time_run(run)
     position = 0 if run.checkpoint is None else update_of(read_manifest(run.checkpoint))
@@ -338,10 +316,7 @@ def plan_time(run: RunJob) -> None:
 
 
 def time_run(run: RunJob) -> Costs:
-    """Return the cost of each part of a run, and restore all state; called once its settings are settled.
-
-    All processes take part, and all return the measurements of rank 0.
-    """
+    """Return the cost of each part of a run, as measured by rank 0, and restore all state; all processes take part."""
     job, budget = run.job, seconds_of(run.args.time)
     num_batches = _num_eval_batches(job, run.trainer)
     affordable = 0

@@ -16,7 +16,6 @@ _NONE = "checkpoint.none"
 
 
 def newest_checkpoint(run: RunFolder) -> Path | None:
-    """Return the checkpoint to resume from; None if the run has not saved any."""
     if not has_checkpoints(run.checkpoints):
         return None
     try:

@@ -30,11 +30,7 @@ _MICRO_BATCHES = 2  # if an update has several: from the second one on, gradient
 
 
 def choose_batch(run: RunJob) -> None:
-    """Set the micro-batch and the accumulation of a new run; called before its length is measured.
-
-    With `--batch auto`, powers of two are tried on the longest rows, two updates each, and the largest that fits wins.
-    All state is then restored bit by bit. The number of samples in an update does not change.
-    """
+    """Set micro-batch and accumulation of a new run; `--batch auto` tries powers of two on the longest rows."""
     job, settings = run.job, run.settings
     args, training = job.args, job.training
     if args.effective_batch is None and BATCH not in args.auto:
@@ -69,7 +65,6 @@ def choose_batch(run: RunJob) -> None:
 
 
 def _accumulate(settings: Settings, batch: int, effective: int, num_processes: int) -> None:
-    """Set the accumulation for this effective batch size; refuse one that does not divide evenly."""
     accumulation, rest = divmod(effective, batch * num_processes)
     if rest or not accumulation:
         each = f" on {num_processes} processes" if num_processes > 1 else ""
@@ -89,8 +84,6 @@ def _candidates(effective: int, num_samples: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Need:
-    """The memory needs of a micro-batch."""
-
     num_bytes: int  # peak use on a GPU; activations kept by the forward pass on the host
     held: int  # on the host, the gradients and the optimizer's state
 

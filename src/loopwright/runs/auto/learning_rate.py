@@ -49,10 +49,7 @@ def find_rate(run: RunJob, search: Search) -> LearningRateCurve:
 
 
 def choose_rate(run: RunJob) -> None:
-    """Find the learning rate of a run with `--lr auto`, print it, and write it down.
-
-    If the loss falls at no rate, the task's default is kept.
-    """
+    """Find, print and record the rate of a run with `--lr auto`; the task's default is kept if the loss never falls."""
     settings = run.settings
     curve = find_rate(run, Search())
     chosen = settings.training.learning_rate if curve.suggestion is None else rounded(curve.suggestion)
@@ -66,18 +63,15 @@ def choose_rate(run: RunJob) -> None:
 
 
 def rounded(rate: float) -> float:
-    """Return a rate rounded to two significant digits."""
     return float(f"{rate:.2g}")
 
 
 def write_curve(curve: LearningRateCurve, chosen: float, run: RunFolder) -> None:
-    """Write lr_find.json; called once the rate of a run is chosen."""
     values = {name: _plain(value) for name, value in asdict(curve).items()}
     write_json(run.path / RATES_FILE, {"chosen": chosen, **values})
 
 
 def sentences(curve: LearningRateCurve) -> list[str]:
-    """Return the result in words: one line, and another if the search ended early."""
     seen = f"{len(curve.rates)} updates from {curve.rates[0]:.2g} to {curve.rates[-1]:.2g}"
     if curve.suggestion is None or curve.steepest is None or curve.lowest is None:
         found = f"the loss fell at no learning rate in {seen}"
@@ -87,13 +81,11 @@ def sentences(curve: LearningRateCurve) -> list[str]:
 
 
 def rate_lines(curve: LearningRateCurve) -> tuple[list[str], float | None]:
-    """Return a plot of the curve with the result in words, and the suggested rate, if any."""
     suggestion = None if curve.suggestion is None else rounded(curve.suggestion)
     return [*plot_lines(curve), "", *sentences(curve)], suggestion
 
 
 def plot_lines(curve: LearningRateCurve) -> list[str]:
-    """Plot the smoothed loss over the learning rate as lines of text; a bar marks the suggestion."""
     points = [(math.log10(rate), loss) for rate, loss in zip(curve.rates, curve.smoothed, strict=True)]
     points = [point for point in points if math.isfinite(point[1])]
     if len(points) < 2:

@@ -52,12 +52,10 @@ class Estimate:
 
     @property
     def total(self) -> float:
-        """The sum of all parts."""
         return self.updates + self.evaluations + self.saves + self.others
 
 
 def estimate(costs: Costs, length: RunLength, position: int = 0) -> Estimate:
-    """Return the estimated duration of a run from update `position` on."""
     return Estimate(
         updates=(length.updates - position) * costs.update,
         evaluations=length.evaluations_after(position) * costs.evaluation
@@ -68,15 +66,7 @@ def estimate(costs: Costs, length: RunLength, position: int = 0) -> Estimate:
 
 
 def planned_updates(seconds: float, costs: Costs, length_of: Callable[[int], RunLength], position: int = 0) -> int:
-    """Return the largest number of updates with which a run stays within its time.
-
-    Args:
-        length_of: returns the length of a run with this many updates.
-        position: the number of updates already done.
-
-    Returns:
-        The total, including `position`; just `position` if not even one more update fits.
-    """
+    """Return the largest total of updates that fits into the time; just `position` if not even one more fits."""
     fits, too_many = position, position + 2 + int(seconds / costs.update)
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
@@ -106,7 +96,6 @@ def check_fits(given: str, costs: Costs, length: RunLength, position: int) -> No
 
 
 def plan_text(given: str, costs: Costs, length: RunLength, position: int) -> str:
-    """Return the plan as a line of the start block."""
     found = estimate(costs, length, position)
     steps = f"{length.updates:,} step{'s' if length.updates > 1 else ''}"
     if position:

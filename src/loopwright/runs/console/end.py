@@ -27,7 +27,6 @@ _MOST_WORDS = 6
 def print_summary(
     run: RunJob, result: Mapping[str, Any], examples: Examples, drawn: Sequence[Path], spent: TimeSpent
 ) -> None:
-    """Print the summary of a run; called once everything is written."""
     folder, screen = run.folder, run.screen
     assert folder is not None
     place = os.path.normpath(folder.path)
@@ -65,7 +64,6 @@ def print_summary(
 
 
 def mistake_text(sample: Mapping[str, Any]) -> str:
-    """Return a mistake on one line: input, prediction, truth."""
     parts = []
     role = next((role for role in _TEXT_ROLES if isinstance(sample.get(role), str)), None)
     if role is not None:

@@ -32,16 +32,10 @@ class EvalTable:
         is_best: bool,
         columns: int | None = None,
     ) -> tuple[list[str], list[str]]:
-        """Return the row of an evaluation, preceded by the header if due.
+        """Return the lines of an evaluation for the screen, and the untruncated ones; the header comes first if due.
 
         Args:
-            metrics: by name, including the loss.
-            intervals: (low, high) of the metrics that have one.
-            is_best: whether it is the best so far by the decisive metric.
             columns: the width of the terminal; None omits nothing, and repeats the header now and then.
-
-        Returns:
-            The lines for the screen, and the untruncated ones.
         """
         names = sorted(metrics, key=lambda name: (name != self._decisive, name == "loss"))
         cells = {"update": f"{update:,}", "epoch": f"{epoch:.2f}"}

@@ -19,14 +19,7 @@ _END = "end"
 
 
 class EventLines:
-    """Writes events to a stream as they happen, one per line.
-
-    Args:
-        stream: standard output; None writes nothing, on ranks other than 0.
-
-    Attributes:
-        has_begun: a run has begun to train.
-    """
+    """Writes events to a stream as they happen, one per line; without a stream, as on ranks other than 0, nothing."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
@@ -34,7 +27,6 @@ class EventLines:
         self.has_begun = False
 
     def emit(self, event: str, /, **fields: Any) -> None:
-        """Write an event with a timestamp."""
         self._write({"event": event, **fields, "time": round(time.time(), 3)})
 
     def add(self, event: str, /, **fields: Any) -> None:
@@ -42,10 +34,7 @@ class EventLines:
         self._added.setdefault(event, {}).update(fields)
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Write a record of metrics.jsonl with the attached fields; called with each record as it is written.
-
-        The outcome of the training is kept for the last line, which `end` writes after the model is written.
-        """
+        """Write a record of metrics.jsonl with the attached fields; the outcome of the training is kept for `end`."""
         event = record["event"]
         self.has_begun = True
         if event == _END:

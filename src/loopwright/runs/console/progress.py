@@ -27,13 +27,7 @@ _NO_LIMIT = 1 << 16
 
 
 class ReportProgress(TrainerCallback):
-    """Reports the progress of a run, requests a save after the best evaluation, and checks for `eval_loss`.
-
-    An update costs only a counter. The displayed values come from the logs, so the loop never waits for the device.
-
-    Args:
-        live: refreshes report.html; None on processes that write no files.
-    """
+    """Reports progress from the logs, so that the loop never waits for the device; requests saves of the best model."""
 
     asks_alike = True
     graph_safe = True
@@ -51,8 +45,6 @@ class ReportProgress(TrainerCallback):
         self._speed: dict[str, float] = {}
         self._evaluated: tuple[int, int | None] | None = None
 
-    # --- events -------------------------------------------------------------------------------------------------
-
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         update = trainer.progress.update
         self._pace.begin(update)
@@ -62,7 +54,6 @@ class ReportProgress(TrainerCallback):
             self._line = self._screen.open_line(self._compose, self._length.updates, update)
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Count an update; request a log of the first one if wanted."""
         if self._line is not None:
             self._line.update(1)
         if self._logs_first and trainer.progress.update == 1:
@@ -87,13 +78,11 @@ class ReportProgress(TrainerCallback):
     def on_eval_step_end(
         self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int = 0, **kwargs: Any
     ) -> None:
-        """Count a batch of the evaluation, once even if it runs in several parts."""
         if self._line is not None and self._evaluated is not None:
             self._evaluated = (step + 1, self._evaluated[1])
             self._line.nudge()
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Print the metrics; request a checkpoint if they are the best so far."""
         history = trainer.run_history
         name = "intermediate_eval_loss" if kwargs.get("is_intermediate") else "eval_loss_epoch"
         history.update_metric("eval_loss", history.get_latest_metric(name))
@@ -146,10 +135,7 @@ class ReportProgress(TrainerCallback):
             f"settings unchanged or named above · {due} of epoch {progress.epoch + 1} is next"
         )
 
-    # --- words --------------------------------------------------------------------------------------------------
-
     def _refresh(self) -> None:
-        """Refresh the report if due; a write error does not end the run."""
         if self._live is not None:
             with contextlib.suppress(OSError):
                 self._live.refresh()

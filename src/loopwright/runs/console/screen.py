@@ -30,14 +30,8 @@ class Screen:
     """Prints lines, and writes them to the run's log.txt once there is one.
 
     Args:
-        is_main: whether this process prints at all.
-        is_quiet: write to the log only.
         is_plain: print plain lines even on a terminal, without a live line.
         events: the stream of `--json`: events go there, and no text is printed.
-
-    Attributes:
-        run: the run whose log.txt gets the output; None before there is one.
-        began: creation time by the monotonic clock, the start of the user's wait.
     """
 
     def __init__(
@@ -54,7 +48,6 @@ class Screen:
 
     @property
     def speaks(self) -> bool:
-        """Whether anything is printed."""
         return self._is_main and not self._is_quiet
 
     @property
@@ -84,17 +77,14 @@ class Screen:
         self.log(line if logged is None else logged)
 
     def remark(self, kind: str, text: str) -> None:
-        """Print a note or a warning, and send it to scripts."""
         self.print(f"{kind}: {text}")
         self.emit("warning", message=visible(text))
 
     def emit(self, event: str, /, **fields: Any) -> None:
-        """Send an event to scripts; a no-op without `--json`."""
         if self.events is not None:
             self.events.emit(event, **fields)
 
     def add(self, event: str, /, **fields: Any) -> None:
-        """Attach fields to the next event of this name."""
         if self.events is not None:
             self.events.add(event, **fields)
 
@@ -108,13 +98,11 @@ class Screen:
             os.close(nowhere)
 
     def print_wrapped(self, line: str) -> None:
-        """Print a line, wrapped to the terminal; log.txt gets it unwrapped."""
         columns = self.columns if self.speaks else None
         fits = columns is None or "\n" in line or len(line) <= columns
         self.print(line if fits or columns is None else "\n".join(_broken(line, columns)), line)
 
     def log(self, line: str) -> None:
-        """Write a line to log.txt only."""
         if not self._is_main:
             return
         if self.run is None:
@@ -138,11 +126,7 @@ class Screen:
         self._earlier = []
 
     def open_line(self, compose: Callable[[int, int | None], str], total: int, initial: int = 0) -> Any:
-        """Open a live counter below all output until `close_line`; None if the output cannot have one.
-
-        Args:
-            compose: called with the count and the columns (None for no limit); returns the text.
-        """
+        """Open a live counter; None if the output cannot have one. `compose` gets the count and the columns or None."""
         self.close_line()
         if self.is_live:
             from loopwright.runs.console.status_line import NotebookBar, TerminalLine
@@ -154,28 +138,19 @@ class Screen:
         return self._line
 
     def close_line(self) -> None:
-        """Remove the live counter; called at the end of training, however it ended."""
         line, self._line = self._line, None
         if line is not None:
             line.close()
 
     def waiting(self, what: str, total: int | None = None, *, is_one_step: bool = False) -> Waiting:
-        """Return a context manager that shows the progress of long work.
-
-        Args:
-            what: the work, such as "tokenising".
-            is_one_step: progress is unknown: show the elapsed seconds.
-        """
+        """Return a context manager that shows the progress of long work, or with `is_one_step` the elapsed seconds."""
         return Waiting(self, what, total, is_one_step=is_one_step)
 
 
 class Waiting:
-    """The progress of long work: nothing for the first second, then a live line on a terminal.
+    """The progress of long work: after a second a live line on a terminal, elsewhere one plain line at the end.
 
-    If standard error is not a terminal, one plain line is printed when the work is done.
-
-    Args:
-        is_one_step: a thread shows the elapsed seconds while the block runs, which must not fork.
+    With `is_one_step` a thread shows the elapsed seconds while the block runs, which must not fork.
     """
 
     def __init__(self, screen: Screen, what: str, total: int | None = None, *, is_one_step: bool = False) -> None:
@@ -202,7 +177,6 @@ class Waiting:
         self.close(is_over=kind is None)
 
     def to(self, done: int, total: int | None = None) -> None:
-        """Update the progress; may be called for every step."""
         self._done = done
         if total is not None:
             self._total = total
@@ -210,13 +184,11 @@ class Waiting:
             self._show()
 
     def over(self, things: Iterable[T]) -> Iterator[T]:
-        """Yield the items, counting them."""
         for done, thing in enumerate(things, 1):
             yield thing
             self.to(done)
 
     def close(self, is_over: bool = True) -> None:
-        """Remove the line; called once, at the end, with `is_over` if the work is complete."""
         if self._thread is not None:
             self._is_closed.set()
             self._thread.join()
@@ -254,7 +226,6 @@ class Waiting:
 
 
 def columns_of(stream: Any) -> int:
-    """Return the width of a terminal; 80 if unknown."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or _FALLBACK_WIDTH
     except (AttributeError, OSError, ValueError):
@@ -262,7 +233,6 @@ def columns_of(stream: Any) -> int:
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether a stream is a terminal on which a line can be redrawn."""
     try:
         return bool(stream.isatty()) and os.environ.get("TERM") != "dumb"
     except (AttributeError, ValueError):  # closed or missing
@@ -270,7 +240,6 @@ def is_terminal(stream: Any) -> bool:
 
 
 def is_notebook() -> bool:
-    """Whether this runs in a notebook kernel."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     return shell is not None and "IPKernelApp" in getattr(shell, "config", {})
@@ -303,7 +272,6 @@ def eval_metrics(latest: Mapping[str, Any]) -> dict[str, float]:
 
 
 def metrics_text(metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> str:
-    """Return metrics on one line, each with half the width of its interval if it has one."""
     return "  ".join(f"{name} {metric_text(value, intervals.get(name))}" for name, value in metrics.items())
 
 
@@ -313,12 +281,10 @@ def metric_text(value: float, interval: tuple[float, float] | None) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless it is 1."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def clock(seconds: float) -> str:
-    """Return seconds as minutes and seconds, with hours if needed."""
     whole = int(seconds)
     hours, rest = divmod(whole, 3600)
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"

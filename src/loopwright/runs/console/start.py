@@ -30,7 +30,6 @@ _PRECISIONS = {"no": "fp32", "bf16": "bf16 mixed precision", "fp16": "fp16 mixed
 
 
 def print_model(run: RunJob) -> None:
-    """Print the model, its size and its new weights."""
     job = run.job
     parameters = list(job.model.parameters())
     total = sum(one.numel() for one in parameters)
@@ -44,7 +43,6 @@ def print_model(run: RunJob) -> None:
 
 
 def print_device(run: RunJob) -> None:
-    """Print the device, the precision and the step mode."""
     training, device, num_processes = run.training, run.trainer.device, run.trainer.num_processes
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
@@ -61,7 +59,6 @@ def print_device(run: RunJob) -> None:
 
 
 def print_batch(run: RunJob) -> None:
-    """Print the samples per update and the number of updates."""
     training, length, num_processes = run.training, run.length, run.trainer.num_processes
     batch = training.train_batch_size
     rate = "auto" if "learning_rate" in run.args.auto else f"{training.learning_rate:g}"
@@ -76,14 +73,12 @@ def print_batch(run: RunJob) -> None:
 
 
 def print_baselines(run: RunJob) -> None:
-    """Print the scores of the trivial baselines on the validation data."""
     if run.baselines:
         lines = (f"{name} {metrics_text(values, {})}" for name, values in run.baselines.items())
         run.screen.block("floor", " · ".join(lines))
 
 
 def print_time(length: RunLength, screen: Screen) -> None:
-    """Print the expected duration and its basis; called after the rehearsal, if any."""
     seconds = length.expected_seconds()
     if seconds is None:
         screen.block("time", "known once the first updates are logged: there was no rehearsal")

@@ -79,7 +79,6 @@ class NotebookBar:
 
 
 def bar_of(share: float) -> str:
-    """Return a text progress bar."""
     full = round(_BAR_WIDTH * min(max(share, 0.0), 1.0))
     return _FULL * full + _EMPTY * (_BAR_WIDTH - full)
 
