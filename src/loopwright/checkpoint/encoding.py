@@ -22,11 +22,7 @@ _TAG = "$"
 
 
 def encode(value: Any, tensors: dict[str, torch.Tensor], path: str = "state") -> Any:
-    """Return the value as JSON types; tensors go into `tensors` under their key paths.
-
-    numpy scalars become Python ones and paths become strings. A CheckpointError has the key path and type of a value
-    that cannot be saved.
-    """
+    """Return the value as JSON types, its tensors in `tensors`; a CheckpointError names what cannot be saved."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, (bool, str)):

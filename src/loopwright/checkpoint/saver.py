@@ -154,10 +154,7 @@ class Saver:
         return is_best or self._policy.is_due_after_epoch(epoch)
 
     def warm_up(self, capture: Callable[[], Captured]) -> None:
-        """Reserve the memory for snapshots in the background; called after every update, a no-op after the first.
-
-        By then the optimizer has created its state. Otherwise the first save would wait for the memory.
-        """
+        """Reserve memory for snapshots in the background, once the first update has created the optimizer's state."""
         staging = self._staging
         if not self._is_cold or staging is None or self._thread is not None:
             return
@@ -193,8 +190,6 @@ class Saver:
 
         Args:
             capture: returns the weights, the state and extra files; called only if the save will happen.
-            metrics: the latest ones, including the one that picks the best checkpoint.
-            metadata: plain values for the manifest.
             position: the position of the run, for `holds`; None if the state is not the run's alone.
             must_happen: wait for an earlier save without limit, and for this one to be committed.
         """
@@ -285,7 +280,6 @@ class Saver:
         self._outcome = outcome if self._is_writer else None
 
     def _label(self, metadata: Mapping[str, Any] | None, best: dict[str, Any] | None) -> Label:
-        """Return the label of a checkpoint, with a note if it is the best so far."""
         values = {**(metadata or {}), **({} if best is None else {"best": best})}
         return Label(self._run_id, values, self._policy.is_open, self._is_ours)
 

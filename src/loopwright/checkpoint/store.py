@@ -64,8 +64,6 @@ class Checkpoint:
 
     Attributes:
         model: the weights by name, tied ones under each of their names.
-        state: everything else.
-        update: the update it was written after.
         about: the manifest's values for the run: fingerprint, settings, data.
     """
 
@@ -241,11 +239,6 @@ def write(
     """Write a checkpoint at once; an older one of the same name stays intact until the new one is.
 
     Args:
-        directory: its folder.
-        model: the weights by name.
-        state: everything else.
-        update: the update it is written after.
-        run_id: of the run.
         about: plain values for the manifest, readable without the rest.
         files: extra files, by name.
         is_open: others may add files to the folder later; they are never read.

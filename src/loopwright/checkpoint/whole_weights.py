@@ -40,10 +40,7 @@ def gathered(state: Any, is_kept: bool) -> Any:
 def write_gathered(
     path: str | Path, weights: Mapping[str, torch.Tensor], metadata: Mapping[str, str], is_writer: bool
 ) -> None:
-    """Write the weights of a split model into one safetensors file, tied ones once, gathering one tensor at a time.
-
-    Every process must call it; `is_writer` says whether this one writes.
-    """
+    """Gather a split model's weights, one at a time, into one file; every process must call it, writer or not."""
     tied = gather_objects(untied(weights)[1])[0]
     kept = {name: tensor.detach() for name, tensor in weights.items() if name not in tied}
     arriving = iter(kept.values())

@@ -25,7 +25,6 @@ class BufferShadow:
         ]
 
     def keep(self) -> None:
-        """Remember the buffers as they are now; called at the start of every update."""
         pairs = []
         for one in self._kept:
             buffer = one.holder.get(one.name)
@@ -38,7 +37,6 @@ class BufferShadow:
         _copy(pairs)
 
     def restore(self) -> None:
-        """Put the buffers back as they were when `keep` was last called."""
         pairs = []
         for one in self._kept:
             buffer = one.holder.get(one.name)

@@ -151,10 +151,7 @@ class Engine:
                 self._forwards.append((module, _ABSENT if is_of_class else forward))
 
     def follow_scheduler(self, optimizer: Any) -> None:
-        """Let a wrapped optimizer call the `step` that a scheduler has patched on the inner one.
-
-        Called once the scheduler exists. Otherwise fp16 runs warn that the scheduler stepped before the optimizer.
-        """
+        """Let a wrapped optimizer call the inner one's `step`, as patched by a scheduler; otherwise fp16 runs warn."""
         inner = self.unwrap_optimizer(optimizer)
         if inner is not optimizer and hasattr(optimizer, "_optimizer_original_step_method"):
             from accelerate.optimizer import patch_optimizer_step
@@ -192,13 +189,11 @@ class Engine:
 
     @staticmethod
     def unwrap_optimizer(optimizer: Any) -> Any:
-        """Return the user's own optimizer."""
         while hasattr(optimizer, "accelerator_state"):
             optimizer = optimizer.optimizer
         return optimizer
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Run backward, with loss scaling if the precision needs it."""
         if self._shares_next and self.before_sharing is not None:
             self.before_sharing()
         self._shares_next = False

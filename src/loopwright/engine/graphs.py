@@ -173,7 +173,6 @@ class UpdateGraphs:
     _has_collected: bool = False
 
     def __len__(self) -> int:
-        """Return the number of graphs."""
         return len(self._whole) + len(self._parts) + (self._apply is not None)
 
     def replay(self, inputs: list[Any], before: Callable[[int], None], after: Callable[[int, Any], None]) -> None:
@@ -274,10 +273,7 @@ class UpdateGraphs:
 
     @contextlib.contextmanager
     def _no_trace(self) -> Iterator[None]:
-        """Run a block that warms up and records; restore buffers, gradients and generators afterwards.
-
-        Recording runs nothing and warming up steps no optimizer, so weights and optimizer state stay untouched.
-        """
+        """Run a block that warms up and records, then restore what that changes: buffers, gradients, generators."""
         self.step.begin()
         if not self._has_collected:
             self._has_collected = True
@@ -325,7 +321,6 @@ class UpdateGraphs:
 
 @contextlib.contextmanager
 def _replaced_options(optimizer: torch.optim.Optimizer, options: list[dict[str, Any]]) -> Iterator[None]:
-    """Run a block with other options for each parameter group."""
     pairs = list(zip(optimizer.param_groups, options, strict=True))
     kept = [{name: group[name] for name in others} for group, others in pairs]
     for group, others in pairs:

@@ -134,7 +134,6 @@ class FailureWatch:
         return text if is_lost else None
 
     def _wait_for(self, count: str, number: int, seconds: float) -> bool:
-        """Wait until a count in the store reaches a number; return whether it did."""
         deadline = time.monotonic() + seconds
         while self._store.add(count, 0) < number:
             if time.monotonic() > deadline:

@@ -36,7 +36,6 @@ class MemorySaving:
 
 
 def list_savings(descriptions: Mapping[str, str], savings: list[MemorySaving]) -> str:
-    """Return the changes on one line with description and saving, largest first."""
     ordered = sorted(savings, key=lambda saving: -saving.num_bytes)
     return "   or   ".join(f"{descriptions[saving.name]} (−{size(saving.num_bytes)})" for saving in ordered)
 
@@ -60,7 +59,6 @@ def leave_alone(error: BaseException) -> None:
 
 
 def asked_bytes(error: BaseException) -> int | None:
-    """Return the number of bytes requested in vain; None if the error does not contain it."""
     found = _ASKED.search(str(error))
     if found is None:
         return None
@@ -77,7 +75,6 @@ def forget_frames(error: BaseException) -> None:
 
 
 def release_memory(device: torch.device) -> None:
-    """Free unused memory; called after an out-of-memory error."""
     gc.collect(1)  # young generations only: the oldest is slow to collect, and holds no activations
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -17,7 +17,6 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return the same structure with the function applied to everything that is not a container."""
     if isinstance(value, torch.Tensor) or not is_container(value):
         return function(value)
     return map_children(value, lambda item: map_leaves(item, function))
@@ -30,7 +29,6 @@ def is_container(value: Any) -> bool:
 
 
 def iter_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a structure, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):

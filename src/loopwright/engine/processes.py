@@ -31,7 +31,6 @@ _SCHEME = "loopwright"
 
 
 def is_distributed() -> bool:
-    """Whether this process is one of several in an initialised process group."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
@@ -164,7 +163,6 @@ class Agreement:
 
     @property
     def is_begun(self) -> bool:
-        """Whether a `begin` waits for its `end`."""
         return self._begun is not None
 
     def prepare(self) -> None:
@@ -183,10 +181,7 @@ class Agreement:
             os.unlink(path)
 
     def begin(self, *values: int) -> None:
-        """Begin to agree without waiting for the other processes; every process must call it, then `end`.
-
-        Values are mostly 0; on one machine that costs no communication.
-        """
+        """Begin to agree without waiting; every process must call it, then `end`. On one machine zeros cost nothing."""
         tensor = torch.tensor(values, dtype=torch.int64)
         if self._board is not None:
             self._board.post(any(values))
@@ -230,7 +225,6 @@ def sum_on_device(value: torch.Tensor) -> torch.Tensor:
 
 
 def broadcast_from_first(tensors: Iterable[torch.Tensor]) -> None:
-    """Overwrite tensors with rank 0's."""
     if is_distributed():
         for tensor in tensors:
             dist.broadcast(tensor.detach(), src=0)
@@ -388,11 +382,7 @@ def _run_on(run_here: bool, function: Callable[P, R], *args: P.args, **kwargs: P
 
 
 def share_failures(step: Callable[[], R]) -> tuple[R, list[tuple[str, str] | None]]:
-    """Run a function on every process, which may take long; raise its own error once the others know.
-
-    Returns:
-        Its result, and the class and text of the error of each process.
-    """
+    """Run a function on every process; return its result and each process's error, or raise its own once all know."""
     result, error = None, None
     group = Agreement.group(is_patient=True)
     try:

@@ -74,7 +74,6 @@ def restore_generator_states(states: dict[str, Any], device: torch.device | None
 
 @contextmanager
 def preserved_generators(device: torch.device | None = None) -> Iterator[None]:
-    """Run a block that may seed and draw freely; restore the generators afterwards."""
     states = generator_states(device)
     try:
         yield

@@ -180,7 +180,6 @@ class _Origin:
         return twin
 
     def split(self, model: nn.Module) -> None:
-        """Split a model built like the skeleton."""
         from torch.distributed.fsdp import fully_shard
 
         for name in self.units:
@@ -203,7 +202,6 @@ def _origin_of(model: nn.Module) -> _Origin | None:
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether a model's weights are split over processes."""
     return isinstance(model, nn.Module) and _origin_of(model) is not None
 
 

@@ -42,7 +42,6 @@ class Board:
         self._turn = 0
 
     def post(self, is_set: bool) -> None:
-        """Begin a turn: post this process's flag."""
         self._turn += 1
         self._slots[self._first_slot + self._rank] = 2 * self._turn + is_set
 

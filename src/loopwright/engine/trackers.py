@@ -69,7 +69,6 @@ def is_installed(name: str) -> bool:
 
 
 def check_installed(name: str) -> None:
-    """Raise a ConfigError with the install command if the tracker's package is missing."""
     if name in PACKAGES and not is_installed(name):
         package = PACKAGES[name][0]
         raise ConfigError(f"report_to={name!r} needs the package {package}, not installed: pip install {package}")
@@ -112,7 +111,6 @@ class Trackers:
 
     @property
     def names(self) -> list[str]:
-        """The open trackers."""
         return list(self._open)
 
     def start(self, run: TrackedRun) -> dict[str, str]:
@@ -139,7 +137,6 @@ class Trackers:
                 self._finish(name)
 
     def finish(self) -> None:
-        """Close all trackers; called at the end of a run, however it ends."""
         for name in list(self._open):
             self._finish(name)
 

@@ -36,7 +36,6 @@ class HfBoundary(Boundary):
         control.should_epoch_stop = control.should_epoch_stop or bool(stop_epoch)
 
     def late_requesters(self) -> list[str]:
-        """Add an overridden `training_step`, and callbacks that run between two updates."""
         owner = owner_of(self.run)
         found = [] if owner.uses_default("training_step") else ["training_step"]
         for callback in owner.callback_handler.callbacks:
@@ -59,7 +58,6 @@ class HfLogbook(Logbook):
     """Logs through the owner's `log`, only when the control requests it."""
 
     def log(self) -> None:
-        """Pass the mean loss since the last log to the owner if requested; check for non-finite losses."""
         run, owner = self.run, owner_of(self.run)
         hf_run = owner.core.hf_run
         is_wanted, run.requests.log = run.requests.log, False

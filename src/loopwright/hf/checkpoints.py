@@ -33,14 +33,12 @@ class HfCheckpoints(RunCheckpoints):
         return super().find(resume_from)
 
     def rehearse(self) -> None:
-        """Check that everything can be saved; without a limit, disk space is not checked."""
         if owner_of(self.run).args.save_total_limit is not None:
             super().rehearse()
         elif self.saver is not None:
             world_process_zero_only(store.check_savable)(*self.capture({}))
 
     def request(self, directory: str | Path, metadata: dict[str, Any] | None = None) -> None:
-        """Request a checkpoint, once; the final one only if the run is cut short."""
         run = self.run
         if run.is_ending:
             is_cut_short = run.signals.received is not None or run.stop_reason is not None
@@ -50,7 +48,6 @@ class HfCheckpoints(RunCheckpoints):
             super().request(directory, metadata)
 
     def capture(self, metadata: dict[str, Any]) -> Captured:
-        """Capture the weights used for evaluation; for an adapter, only the trained ones."""
         owner = owner_of(self.run)
         owner.core.switch_optimizer("eval")
         model, state, files = super().capture(metadata)

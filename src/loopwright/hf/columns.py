@@ -112,7 +112,6 @@ class ColumnCollator:
 
 
 def _stacked(values: list[Any]) -> Any:
-    """Return the values of a column as a tensor if they are numbers, else unchanged."""
     if all(isinstance(value, (bool, int, float)) for value in values):
         return torch.tensor(values)
     if all(isinstance(value, torch.Tensor) and value.shape == values[0].shape for value in values):

@@ -37,12 +37,7 @@ EvaluationStep = Callable[[Any], tuple[Tensor, Any]]  # from a batch on the devi
 
 
 class Core(CoreTrainer):
-    """The loop, as an `hf.Trainer` uses it.
-
-    Attributes:
-        owner: that trainer.
-        hf_run: the current run in transformers' terms; it is the core's callback.
-    """
+    """The loop of an `hf.Trainer`, its `owner`; `hf_run`, the current run in transformers' terms, is its callback."""
 
     create_step, create_boundary = HfStep, HfBoundary
     create_logbook, create_checkpoints = HfLogbook, HfCheckpoints
@@ -139,7 +134,6 @@ class Core(CoreTrainer):
         self.requests.evaluate = True
 
     def train_epoch_end(self) -> None:
-        """Stop the run after an empty epoch."""
         super().train_epoch_end()
         if self.progress.batch == 0:
             epoch, update = self.progress.epoch, self.progress.update

@@ -95,7 +95,6 @@ class EvaluationPass:
         return EvalLoopOutput(predictions, labels, metrics, num_samples)
 
     def _step(self, inputs: Any) -> tuple[Tensor, Any]:
-        """Run one batch; return its mean loss and its number of items."""
         trainer, core = self._trainer, self._trainer.core
         rows = num_rows(inputs) if core.current_rows is None else core.current_rows
         count = trainer.item_counter.count(inputs)

@@ -25,10 +25,7 @@ def optimizer_options(args: TrainingArguments) -> dict[str, Any]:
 
 
 def created_optimizer(kind: Any, options: dict[str, Any], model: nn.Module, groups: list[dict[str, Any]]) -> Any:
-    """Create the optimizer of `optimizer_cls_and_kwargs` from an optimizer class, or a factory that takes the model.
-
-    A factory is a function, or a class with callable instances, as in transformers.
-    """
+    """Create the optimizer of `optimizer_cls_and_kwargs`: from a class, or by a factory that takes the model."""
     if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
         return kind(groups, **options)
     makes_factories = isinstance(kind, type) and any("__call__" in vars(each) for each in kind.__mro__)

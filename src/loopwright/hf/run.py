@@ -65,14 +65,7 @@ class MetricSchedule:
 
 
 class HfRun(TrainerCallback):
-    """One run: created by `Trainer.train`, called by the core.
-
-    Attributes:
-        learning_rate: of the last update.
-        output: the result of `train`; None before the end.
-        logged: total loss, items and updates as of the last log.
-        last_saved: the update of the newest checkpoint, or None.
-    """
+    """One run: created by `Trainer.train`, called by the core. `logged`: loss, items and updates as of the last log."""
 
     # `HfStep` and `HfBoundary` check this for transformers' callbacks.
     graph_safe = asks_alike = True
@@ -206,7 +199,6 @@ class HfRun(TrainerCallback):
     # --- during the run -----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin or resume the run; called once everything is prepared and restored."""
         trainer, handler = self._trainer, self._trainer.callback_handler
         trainer.state.global_step = trainer.core.progress.update
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
@@ -317,7 +309,6 @@ class HfRun(TrainerCallback):
         return Path(self._trainer.args.output_dir) / f"checkpoint-{update}"
 
     def checkpoint_files(self) -> dict[str, bytes]:
-        """Return the extra files of a checkpoint; called for every checkpoint."""
         trainer = self._trainer
         if not self._fixed_files:
             arguments = trainer.args.to_json_string().encode()
@@ -344,7 +335,6 @@ class HfRun(TrainerCallback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume a saved run; the current arguments win, and differences are printed."""
         owner = self._trainer
         current = {name: getattr(owner.state, name) for name in _OF_THIS_RUN}
         owner.state = TrainerState(**{**state["state"], **current})
@@ -363,14 +353,12 @@ class HfRun(TrainerCallback):
                 owner.core.notify("resume.changes", text, change=change)
 
     def _saved_arguments(self) -> dict[str, Any]:
-        """Return the arguments that determine a run's result, as its checkpoints store them."""
         values: dict[str, Any] = self._trainer.args.to_dict()
         return {name: value for name, value in values.items() if name not in _NOT_COMPARED}
 
     # --- the end ------------------------------------------------------------------------------------------------
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Report the run, load the best model, and notify the callbacks, even if the run was stopped."""
         owner, core, state = self._trainer, self._trainer.core, self._trainer.state
         seconds = run_of(core).logbook.record.seconds
         total, items = sum_over_processes([self._losses.total_loss, self._losses.running_count], core.device)

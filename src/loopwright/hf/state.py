@@ -47,7 +47,6 @@ class TrainerState:
         train_batch_size: samples of a micro-batch.
         num_input_tokens_seen, total_flos: kept for compatibility with saved files; loopwright does not count them.
         log_history: all logged entries, each with its `step`.
-        best_metric, best_global_step, best_model_checkpoint: of the best evaluation so far.
         stateful_callbacks: callback states by class name.
     """
 

@@ -35,7 +35,6 @@ class HfStep(MicroBatchStep):
         self._num_shares: int | None = None
 
     def begin(self, window: Window) -> Window:
-        """Start an update: count its items, and switch an optimizer that keeps two sets of weights."""
         owner = owner_of(self.run)
         self._entries = []
         owner.core.switch_optimizer("train")
@@ -56,7 +55,6 @@ class HfStep(MicroBatchStep):
     # --- forward and backward -----------------------------------------------------------------------------------
 
     def perform(self, model: Any, batch: Any) -> None:
-        """Run forward and backward of the current micro-batch, through the owner's `training_step`."""
         run = self.run
         index, rows = run.losses.index, run.current_rows or 0
         items = self._items[index]
@@ -130,7 +128,6 @@ class HfStep(MicroBatchStep):
         self._note(loss, rows, index)
 
     def watchers(self) -> list[str]:
-        """Return the owner's overridden steps, and its callbacks that read gradients."""
         owner = owner_of(self.run)
         found = [] if owner.graph_safe else [name for name in STEPS if not owner.uses_default(name)]
         for callback in owner.callback_handler.callbacks:

@@ -57,12 +57,7 @@ class Trainer(PrivateNames):
         model: the bare model; the loop runs `model_wrapped`.
         state, control: read and set by callbacks.
         optimizer, lr_scheduler: as given, or as created by `create_optimizer` and `create_scheduler`.
-        label_names: keys of a batch that are labels.
-        label_smoother: the loss with smoothed labels, if `label_smoothing_factor` is set.
-        core: the core trainer that runs the loop.
         prediction_padding: pads predictions of different lengths; None is -100.
-        item_counter: counts the items of a batch's mean loss.
-        given_scheduler: the scheduler passed in `optimizers`, or None.
     """
 
     def __init__(
@@ -88,7 +83,6 @@ class Trainer(PrivateNames):
         Args:
             model: the module to train, or None with `model_init`.
             args: `TrainingArguments`, ours or transformers'.
-            data_collator: creates a batch from samples.
             train_dataset, eval_dataset: datasets; `eval_dataset` may be a dict of them.
             processing_class: tokenizer or processor; selects the default collator, and is saved with the model.
             model_init: creates a fresh model for every `train`.
@@ -358,7 +352,6 @@ class Trainer(PrivateNames):
         Args:
             eval_dataset: None for the trainer's own; each dataset of a dict is evaluated under `<prefix>_<name>_`.
             ignore_keys: outputs of the model that are not predictions.
-            metric_key_prefix: starts the name of every metric.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, Mapping):

@@ -47,9 +47,6 @@ def create_loss(name: str, ignore_index: int = -100, class_weights: Sequence[flo
         name: one of `LOSS_NAMES`.
         class_weights: the weight of each class in "ce" and "focal"; the number of items is then the sum of the labels'
             weights.
-
-    Raises:
-        ConfigError: there is no such loss.
     """
     if name not in LOSS_NAMES:
         raise ConfigError(f"there is no loss {name!r}: use {', '.join(LOSS_NAMES)}")

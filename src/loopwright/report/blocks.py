@@ -12,20 +12,12 @@ class Kind:
 
     @property
     def kind(self) -> str:
-        """The name of the class, in lower case."""
         return type(self).__name__.lower()
 
 
 @dataclass(frozen=True)
 class Table(Kind):
-    """A table; numbers are right-aligned.
-
-    Attributes:
-        note: a sentence below it.
-        bar: the index of the column whose numbers between 0 and 1 have a bar behind them.
-        is_left: left-align all cells, as for settings.
-        is_wide: use the full page width.
-    """
+    """A table; numbers are right-aligned. `bar` is the index of a column of shares, drawn with a bar behind each."""
 
     title: str
     columns: Sequence[str]
@@ -116,7 +108,6 @@ Block = Table | Matrix | Histogram | Lines | Examples | Facts | Picture
 
 
 def without_empty(blocks: Sequence[Block]) -> list[Block]:
-    """Return the blocks that have something to show: rows, counts, groups or items."""
     contents = ("rows", "counts", "groups", "items", "uri")
     return [block for block in blocks if any(getattr(block, name, None) for name in contents)]
 

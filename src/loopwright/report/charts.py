@@ -31,15 +31,7 @@ MARK_NAMES: Final = {
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of a chart.
-
-    Attributes:
-        name: in the legend.
-        points: (update, value).
-        colour: its colour index in the style sheet.
-        band: (update, low, high), the interval around it.
-        has_dots: draw each point, for short curves.
-    """
+    """A line through `points` (update, value); `band` is the interval around it, (update, low, high)."""
 
     name: str
     points: Sequence[Point]
@@ -54,12 +46,8 @@ class Chart:
     """Curves over the updates.
 
     Attributes:
-        marks: events during the run.
         levels: (name, value) of horizontal lines: the baselines.
         unit: how values are shown: "", "percent" or "bytes".
-        is_wide: use the full page width.
-        note: next to the title.
-        has_legend: name the curves next to the title.
         is_from_zero: start the value axis at zero, so that a nearly constant speed looks constant.
         span: the first and last update of the axis; None uses the curves' range.
     """
@@ -83,7 +71,6 @@ class Chart:
 
     @property
     def mark_kinds(self) -> list[tuple[str, str]]:
-        """The kinds of marks on the chart, with their names, for the legend."""
         there = {mark.kind for mark in self.marks}
         return [(kind, name) for kind, name in MARK_NAMES.items() if kind in there]
 
@@ -182,7 +169,6 @@ def _fixed(value: float, step: float | None) -> str:
 
 
 def draw_histogram(edges: Sequence[float], groups: Sequence[tuple[str, Sequence[int]]]) -> str:
-    """Return the SVG of one or two histograms over the same edges."""
     highest = max((max(counts, default=0) for _, counts in groups), default=0) or 1
     frame = _Frame(460.0, 180.0, edges[0], edges[-1], 0.0, highest)
     parts = [frame.level(level, number(level)) for level in ticks(0.0, highest, 3) if level == int(level)]
@@ -201,7 +187,6 @@ def draw_histogram(edges: Sequence[float], groups: Sequence[tuple[str, Sequence[
 
 
 def draw_lines(x_name: str, y_name: str, groups: Sequence[tuple[str, Sequence[Point]]]) -> str:
-    """Return the SVG of lines through points, with axes that start at zero or below."""
     points = [point for _, curve in groups for point in curve]
     low, high = min(0.0, *(x for x, _ in points)), max(x for x, _ in points)
     bottom, top = min(0.0, *(y for _, y in points)), max(y for _, y in points)
@@ -218,9 +203,6 @@ def draw_lines(x_name: str, y_name: str, groups: Sequence[tuple[str, Sequence[Po
     parts.append(f'<text class="tick x" transform="translate(12 {half}) rotate(-90)">{escape(y_name)}</text>')
     label = escape(f"{y_name} over {x_name}")
     return _svg(replace(frame, height=230.0), f'aria-label="{label}"', parts)
-
-
-# ---------------------------------------------------------------------------------------------------- the parts
 
 
 def _frame(chart: Chart) -> _Frame:

@@ -38,7 +38,6 @@ def notes_of(runs: Sequence[RunView]) -> list[str]:
 
 
 def results_table(runs: Sequence[RunView]) -> Table:
-    """Return a table of each run's results."""
     cards = [card_of(run) for run in runs]
     names = list(dict.fromkeys(card.metric for card in cards if card.metric))
     rows = []

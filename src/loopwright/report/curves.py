@@ -61,7 +61,6 @@ def charts_of(runs: Sequence[RunView]) -> list[Chart]:
 
 
 def best_update(run: RunView) -> float | None:
-    """Return the update of the best evaluation so far."""
     if isinstance(run.result.get("update"), int):
         return float(run.result["update"])
     series = run.metrics.series.get(f"eval_{run.metric}") if run.metric else None
@@ -107,13 +106,9 @@ def _chart(
     """Return a chart of some of the runs.
 
     Args:
-        runs: all runs of the page.
         group: the runs of this chart, with their indices.
-        title: of the chart.
         lines: (label, names of series, of which the first that exists is drawn) of each line of a run.
-        columns: the number of pixel columns.
         kind: the colour of the first line in the report of one run; in a comparison each run has its colour.
-        has_band: draw the interval around a line.
     """
     curves, shown, is_alone = [], [], len(runs) == 1
     for index, run in group:
@@ -138,10 +133,7 @@ def _chart(
 
 
 def _marks(runs: Sequence[RunView], shown: Sequence[int]) -> list[Mark]:
-    """Return the marks of a single run; for several, only problems, in the colours of the runs on the chart.
-
-    `shown` are the indices of the runs with a curve on the chart.
-    """
+    """Return all marks of a single run; of several, only problems, of the runs on the chart (indices `shown`)."""
     if len(runs) > 1:
         return [
             mark._replace(text=f"{runs[index].id}: {mark.text}", colour=index % NUM_COLOURS)

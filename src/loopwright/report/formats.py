@@ -33,7 +33,6 @@ def metric(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Return a fraction as a percentage."""
     if share is None:
         return "–"
     return f"{100 * share:.1f} %" if 0 < share < 0.1 or 0.99 < share < 1 else f"{100 * share:.0f} %"

@@ -61,17 +61,10 @@ class Metrics:
     """The contents of metrics.jsonl; `read` is incremental, so a growing file costs only its new lines.
 
     Attributes:
-        path: the file; it may be missing.
         series: the curves by metric name, in the order of their first log.
-        marks: the events during the run, in order.
-        spent: the time spent by activity.
-        starts: the records of the start and every resume.
         tier: the resume guarantee at the end of the run; None if no record has it.
-        num_records: the number of records read.
-        num_bad: the number of unreadable lines.
         bad_lines: the numbers of the first unreadable lines.
         first_time: the wall clock at the first record, in seconds since 1970.
-        clock: the position of the last record.
     """
 
     path: Path
@@ -91,25 +84,19 @@ class Metrics:
 
     @property
     def seconds(self) -> float:
-        """The duration of the run at the last record."""
         return self.clock.seconds
 
     @property
     def update(self) -> int:
-        """The update of the last record."""
         return int(self.clock.update)
 
     def mean(self, name: str) -> float | None:
-        """Return the mean of a curve; None if it was not logged."""
         return self.series[name].mean() if name in self.series else None
 
     def read(self) -> bool:
         """Read the lines appended since the last call, and return whether there were any.
 
         Invalid lines are skipped and counted. An incomplete last line is still being written.
-
-        Raises:
-            OSError: the file exists but cannot be read.
         """
         try:
             file = self.path.open("rb")

@@ -34,12 +34,7 @@ _NUMBER: Final = re.compile(r"-?[\d,.:]+(e[+-]?\d+)?( ?%| \w{1,3})?")
 
 
 def render(runs: Sequence[RunView], findings: Findings | None = None, stamp: str | None = None) -> str:
-    """Return the page of a run, or of several side by side.
-
-    Args:
-        findings: the evaluation of a single run, if already read.
-        stamp: the version of the files read, for a served page that polls for changes.
-    """
+    """Return the page of a run, or of several side by side; with the `stamp` of its files, it polls for changes."""
     if len(runs) > 1:
         return _render_several(runs)
     run = runs[0]
@@ -115,7 +110,6 @@ def compile_templates() -> None:
 
 
 def fill(template: str, content: dict[str, Any]) -> str:
-    """Return a template with its placeholders filled, and the time of rendering."""
     now = f"{datetime.now():%Y-%m-%d %H:%M}"
     return _environment().get_template(template).render(now=now, **content)
 
@@ -126,7 +120,6 @@ def _with_flags(value: Any) -> Markup:
 
 
 def _numeric_columns(block: Table) -> list[int]:
-    """Return the indices of the right-aligned columns, whose cells are all numbers."""
     if block.is_left:
         return []
     columns = enumerate(zip(*block.rows, strict=True))
@@ -140,7 +133,6 @@ def _looks_numeric(value: Any) -> bool:
 
 
 def _share_of(value: Any) -> float | None:
-    """Return the length of the bar behind a cell, from 0 to 1, or None."""
     text = str(value).removesuffix("%").strip()
     try:
         share = float(text) / (100 if str(value).endswith("%") else 1)

@@ -30,9 +30,6 @@ _FIGURES: Final[Mapping[str, tuple[str, Callable[[float | None], str]]]] = {
 }
 
 
-# -------------------------------------------------------------------------------------------------------- the data
-
-
 def data_panel(run: RunView) -> Panel | None:
     """Return the contents of data.json, with a first look at the training rows; None without the file."""
     data = run.data
@@ -129,9 +126,6 @@ def _shown(run: RunView, role: str, value: Any) -> str:
     return cut(" ".join(map(str, value)) if isinstance(value, list) else value)
 
 
-# -------------------------------------------------------------------------------------------------------- the speed
-
-
 def time_shares(run: RunView) -> list[tuple[str, float]]:
     """Return (activity, seconds) of the time spent, as far as the records show; zeros are left out."""
     spent = run.metrics.spent
@@ -201,9 +195,6 @@ def _seconds_before(run: RunView) -> float:
     return passed if 0 < passed < 24 * 3600 else 0.0
 
 
-# ---------------------------------------------------------------------------------------------- to get it again
-
-
 def again_panel(run: RunView) -> Panel:
     """Return how to reproduce the run: command, settings, hashes, versions, and the resume guarantee."""
     versions = {name: value for name, value in run.command.items() if name != "command"}
@@ -232,7 +223,6 @@ def again_panel(run: RunView) -> Panel:
 
 
 def all_settings(run: RunView) -> Table | None:
-    """Return every setting; None without config.yaml."""
     title = f"All {plural(len(run.config), 'setting')}"
     return _settings(run, title, run.config.items()) if run.config else None
 

@@ -26,18 +26,10 @@ class RunView:
 
     Attributes:
         metadata: run.json.
-        status: status.json.
-        result: result.json; empty before the end.
-        data: data.json.
-        config: config.yaml.
         sources: the origin of each config value.
         command: how the run was started, where, and with which versions.
         baselines: the trivial models, by name and metric.
         best: best.json of the checkpoints: the best one so far, and its metric.
-        guarantee: the run's record of its resume guarantee.
-        rehearsal: the run's record of its rehearsal.
-        model: the run's record of its model.
-        metrics: metrics.jsonl.
         notes: files that could not be read.
         now: the clock, in seconds since 1970.
         heartbeat: the time of the folder owner's last heartbeat.
@@ -82,12 +74,10 @@ class RunView:
 
     @property
     def is_live(self) -> bool:
-        """Whether the run is still in progress, so that the page will change."""
         return self.state == "running"
 
     @property
     def labels(self) -> list[str]:
-        """The class names, if the task has classes."""
         return [str(name) for name in (self.data.get("labels") or {}).get("names") or ()]
 
     @property
@@ -108,7 +98,6 @@ class RunView:
 
     @property
     def is_more_better(self) -> bool:
-        """Whether higher values of that metric are better."""
         direction = self.result.get("direction") or self.best.get("direction")
         if direction is not None:
             return bool(direction == "max")
@@ -117,11 +106,7 @@ class RunView:
 
 
 def open_run(name: str | Path) -> RunFolder:
-    """Return the run with this name, with or without run.json: runs of the Trainer itself have none.
-
-    Raises:
-        InputError: there is no such run; names the nearest.
-    """
+    """Return the run with this name; runs of the Trainer itself have no run.json. An InputError names the nearest."""
     folder = Path(name)
     if any((folder / file).is_file() for file in (METRICS, STATUS)):
         return RunFolder(folder)
@@ -129,15 +114,7 @@ def open_run(name: str | Path) -> RunFolder:
 
 
 def view(folder: RunFolder, metrics: Metrics | None = None) -> RunView:
-    """Read a run folder; called for every page.
-
-    Args:
-        folder: the run folder.
-        metrics: the metrics read so far, to continue from.
-
-    Raises:
-        InputError: the folder has nothing to show.
-    """
+    """Read a run folder, continuing from the metrics read so far; an InputError means that it has nothing to show."""
     if not folder.path.is_dir():
         raise InputError("run.unknown", f"{folder.path} is not a folder", fix="lw runs lists the runs")
     found = RunView(folder, metrics or Metrics(folder.path / METRICS), now=time.time())

@@ -20,7 +20,6 @@ class Mark(NamedTuple):
 
     Attributes:
         kind: save, resume, split, evalsplit, tier, skip, mode, nan or best.
-        text: a readable description.
         colour: the run's colour index if a chart has several runs; None for the colour of the kind.
     """
 
@@ -42,7 +41,6 @@ class Series:
         self._num_summed, self._sum, self._num_old = 0, 0.0, 0
 
     def add(self, update: float, value: float) -> None:
-        """Append a value; called for every record that has one."""
         self._updates.append(update)
         self._values.append(value)
         if len(self._updates) >= _MOST_POINTS:
@@ -54,15 +52,11 @@ class Series:
             self._values = array("d", (point[1] for point in points))
 
     def points(self, num_columns: int) -> list[Point]:
-        """Return the curve for a chart of this many pixel columns: at most two points a column, and the ends.
-
-        The lowest and highest value of the run are always included.
-        """
+        """Return at most two points per pixel column, with both ends and the lowest and highest value of the run."""
         return thinned(self._updates, self._values, num_columns)
 
     @property
     def last(self) -> Point | None:
-        """The last value and its update; None without values."""
         return (self._updates[-1], self._values[-1]) if self._values else None
 
     def best(self, is_more_better: bool) -> Point | None:
@@ -73,7 +67,6 @@ class Series:
         return self._updates[self._values.index(value)], value
 
     def mean(self) -> float | None:
-        """Return the mean of all values; None without any."""
         fresh = self._values[self._num_old :]
         total = self._num_summed + len(fresh)
         return (self._sum + math.fsum(fresh)) / total if total else None

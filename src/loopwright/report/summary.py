@@ -19,13 +19,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Bar:
-    """A value in a bar chart.
-
-    Attributes:
-        share: the length of the bar, from 0 to 1.
-        low, high: the interval on the same scale; None without one.
-        is_ours: whether it is the trained model's.
-    """
+    """A value in a bar chart; `share`, the length of the bar, and `low` and `high`, its interval, are from 0 to 1."""
 
     name: str
     value: float
@@ -37,18 +31,7 @@ class Bar:
 
 @dataclass
 class Card:
-    """The result of a run.
-
-    Attributes:
-        metric: the name of the decisive metric.
-        value: its value; None before the first evaluation.
-        interval: (low, high); None without one.
-        bars: the value next to the baselines.
-        verdict: its interpretation, in a sentence.
-        others: the other metrics: name, value, interval in words.
-        facts: other notable facts: name and value.
-        state: the run's state, in a word.
-    """
+    """The result of a run; `value` is None before the first evaluation. `others`: (name, value, interval in words)."""
 
     metric: str = ""
     value: float | None = None
@@ -61,7 +44,6 @@ class Card:
 
 
 def card_of(run: RunView) -> Card:
-    """Return the top of a run's page."""
     values, intervals = _values(run)
     name = run.metric if run.metric in values else next(iter(values), None)
     card = Card(state=_STATES.get(run.state, run.state), facts=_facts(run))
@@ -80,7 +62,6 @@ def card_of(run: RunView) -> Card:
 
 
 def interval_text(bounds: Interval | None) -> str:
-    """Return an interval in words; empty without one."""
     return "" if bounds is None else f"{metric(bounds[0])} to {metric(bounds[1])}"
 
 

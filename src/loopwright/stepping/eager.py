@@ -35,12 +35,7 @@ _READ_AFTER_REPLAY = ("loss", "batch_size", "num_items_in_batch")
 
 
 class EagerStepper:
-    """Runs every update operation by operation.
-
-    Attributes:
-        num_graphs: CUDA graphs recorded so far.
-        rounds_rates: whether eager updates round their learning rates as a graph's buffer does.
-    """
+    """Runs every update operation by operation; `rounds_rates`: with learning rates rounded as in a graph's buffer."""
 
     run = BackReference["TrainingRun"]()
     num_graphs = 0
@@ -103,7 +98,6 @@ class MicroBatchStep:
         return map_tensors(read, Tensor.detach)  # or the whole backward graph would be kept alive
 
     def take_graphed(self, output: Any, index: int) -> None:
-        """Take the loss of a replayed micro-batch."""
         self.run.losses.note(index, output["loss"].clone(), output)
 
     def watchers(self) -> list[str]:

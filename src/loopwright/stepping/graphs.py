@@ -62,7 +62,6 @@ def has_graphs(trainer: Trainer) -> bool:
 
 
 def report_eager(run: TrainingRun, reason: str) -> None:
-    """Report why updates are not graphs."""
     text = f"Running updates eagerly, not as CUDA graphs: {reason}"
     run.trainer.notify("graphs.fallback", text, reason=reason)
     run.logbook.record.write("step_mode", update=run.progress.update, mode="eager", reason=reason)
@@ -90,7 +89,6 @@ class GraphStepper:
 
     @property
     def num_graphs(self) -> int:
-        """CUDA graphs recorded so far."""
         return len(self._graphs)
 
     def step(self, window: Window) -> None:
@@ -176,9 +174,6 @@ def _plan_shapes(run: TrainingRun) -> Any:
         return None if first is None else signature(first)
     except NotCapturableError:
         return None
-
-
-# --------------------------------------------------------------------------------------- devices and optimizers
 
 
 def check_graphs(step_mode: str, device: torch.device) -> None:

@@ -41,12 +41,7 @@ if TYPE_CHECKING:
 
 
 class MemoryGuard:
-    """Runs an update again in smaller parts as long as memory runs out.
-
-    Attributes:
-        parts: into how many parts batches are cut.
-        window: the current attempt's micro-batches.
-    """
+    """Runs an update again in smaller parts as long as memory runs out; `parts` says how many a batch is cut into."""
 
     run = BackReference["TrainingRun"]()
 
@@ -59,10 +54,7 @@ class MemoryGuard:
     # --- training -----------------------------------------------------------------------------------------------
 
     def attempts(self, window: Window) -> Iterator[MemoryGuard]:
-        """Yield a context for every attempt at an update: one, and one more each time its parts do not fit.
-
-        A MemoryLimitError is raised if the update cannot or must not be cut.
-        """
+        """Yield a context for every attempt at an update: one, and one more each time its parts do not fit."""
         self.window, self._failure = window, None
         yield self
         while self._failure is not None:
@@ -263,9 +255,6 @@ class OptimizerStep:
             saw=[_first_line(error)],
             fix=self.run.trainer.remedies_of_step(),
         ) from error
-
-
-# ----------------------------------------------------------------------------------------------------- messages
 
 
 def _told_bytes(asked: int | None, free: int | None) -> str:

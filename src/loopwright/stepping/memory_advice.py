@@ -56,9 +56,6 @@ class Comparison:
         return self.weighed_by == "its items" or (self.rows > 0 and _is_close(self.whole, self.parts, rounding))
 
 
-# ----------------------------------------------------------------------------------------------------- measuring
-
-
 def measure(run: TrainingRun, piece: MicroBatch) -> tuple[int | None, list[MemorySaving]]:
     """Return how many bytes the forward pass of a micro-batch keeps, and what changes would save, as far as known.
 
@@ -129,14 +126,8 @@ def _kept_bytes(
     return found[0] + (found[1] - found[0]) * (piece.rows - sizes[0]) // (sizes[1] - sizes[0])
 
 
-# ----------------------------------------------------------------------------------------------------- comparing
-
-
 def compare(run: TrainingRun, window: Window) -> Comparison:
-    """Compare the loss of some rows of a window, whole and in parts.
-
-    Called when a run is first split, once the update in parts has begun, and for the error if it is not split.
-    """
+    """Compare the loss of some rows of a window, whole and in parts."""
     if run.losses.counts_items:
         return Comparison("its items")
     whole = window.pieces if window.whole is None else window.whole
@@ -147,7 +138,6 @@ def compare(run: TrainingRun, window: Window) -> Comparison:
 
 
 def compare_evaluation(run: TrainingRun, piece: MicroBatch) -> Comparison:
-    """Compare the loss of some rows of an evaluation batch, whole and in parts."""
     if run.trainer.count_batch_items(piece.batch) is not None:
         return Comparison("its items")
     if is_overridden(run.trainer, TrainerHooks, "calculate_eval_batch_loss"):
@@ -205,9 +195,6 @@ def rounding(run: TrainingRun) -> float:
 
 def _is_close(one: float, other: float, tolerance: float) -> bool:
     return math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-6)
-
-
-# ------------------------------------------------------------------------------------------------------- batches
 
 
 def length_of(batch: Any) -> int | None:

@@ -90,10 +90,7 @@ class LossTracker:
         return self._read().first_nonfinite
 
     def device_totals(self, device: torch.device | str) -> Tensor:
-        """Return [total loss, number of items] on a device, to be summed over processes.
-
-        The tensor is float64, or float32 on MPS, which has no float64.
-        """
+        """Return [total loss, number of items] on a device: float64, or float32 on MPS, which has no float64."""
         sums = self._read()
         dtype = torch.float32 if torch.device(device).type == "mps" else torch.float64
         return torch.tensor([sums.total_loss, sums.running_count], dtype=dtype, device=device)

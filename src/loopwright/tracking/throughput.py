@@ -45,9 +45,6 @@ class Throughput:
     Args:
         num_parameters: of the model; None omits the utilisation.
         peak_flops: of one device in FLOP/s; None omits the utilisation.
-
-    Attributes:
-        waited_seconds: the total time spent waiting for windows.
     """
 
     def __init__(

@@ -35,7 +35,6 @@ class Boundary:
         """Called once, when the run is ready for its first update."""
 
     def after_update(self, window: Window) -> None:
-        """Count a finished update, and serve the requests."""
         run = self.run
         run.progress.advance(window.num_batches, window.samples)
         run.micro_batch_step.commit(window)
@@ -45,7 +44,6 @@ class Boundary:
         self.serve()
 
     def request_due(self) -> None:
-        """Request everything that is due after this update."""
         run, settings, update = self.run, self.run.settings, self.run.progress.update
         if update % settings.log_every == 0:
             run.requests.log = True
@@ -102,12 +100,10 @@ class Boundary:
     # --- limits -------------------------------------------------------------------------------------------------
 
     def has_reached_limit(self) -> bool:
-        """Whether `max_num_train_steps` is reached."""
         limit = self.run.settings.max_num_train_steps
         return limit is not None and self.run.progress.update >= limit
 
     def is_complete(self) -> bool:
-        """Whether no more updates follow."""
         return self.has_reached_limit() or self.run.progress.epoch >= self.run.settings.num_epochs
 
     def is_over(self) -> bool:
@@ -122,7 +118,6 @@ class Boundary:
         return is_at_end
 
     def evaluation_is_due(self) -> bool:
-        """Whether to evaluate after the current epoch."""
         settings, epoch = self.run.settings, self.run.progress.epoch + 1
         every = settings.evaluate_every
         is_last = epoch >= settings.num_epochs or self.has_reached_limit()

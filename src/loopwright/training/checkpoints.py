@@ -40,11 +40,9 @@ class RunCheckpoints:
     """Saves the state of a run, and knows the checkpoint that it continues.
 
     Attributes:
-        saver: writes the checkpoints; None for a run without `checkpoints`.
         metadata: the run's part of every manifest: guarantee, fingerprint, settings, data sizes.
         initial: the hyper-parameters as the user created them; None if the optimizer was used before.
-        resumed_from: the checkpoint that the run continues, or None.
-        loaded: the rest of that checkpoint's state until the callbacks have taken theirs, or None.
+        loaded: the rest of the resumed checkpoint's state until the callbacks have taken theirs, or None.
         is_changed: the run continues with other settings or other data.
     """
 
@@ -92,7 +90,6 @@ class RunCheckpoints:
         self.initial = hyper_parameters(run.bare_optimizer(), run.trainer.scheduler, names)
 
     def start(self) -> None:
-        """Create the saver."""
         run, engine, policy = self.run, self.run.engine, self.run.settings.checkpoints
         if policy is not None:
             self.saver = Saver(
@@ -134,10 +131,7 @@ class RunCheckpoints:
     # --- the state ----------------------------------------------------------------------------------------------
 
     def capture(self, metadata: dict[str, Any]) -> Captured:
-        """Return the weights, everything else that the run needs to continue, and further files.
-
-        Every process must call it.
-        """
+        """Return the weights, everything else needed to continue, and further files; every process must call it."""
         run, trainer, engine = self.run, self.run.trainer, self.run.engine
         reshard(trainer.model)
         model, optimizer, scaler = run.bare_model(), run.bare_optimizer(), engine.accelerator.scaler
@@ -229,7 +223,6 @@ class RunCheckpoints:
             self.run.trainer.request_save(self.saver.path(update))
 
     def request_due_after_epoch(self) -> None:
-        """Request a checkpoint if one is due after this epoch."""
         progress, trainer = self.run.progress, self.run.trainer
         if self.saver is not None and self.saver.is_due_after_epoch(progress.epoch, trainer.run_history.latest()):
             trainer.request_save(self.saver.path(progress.update))
@@ -320,7 +313,6 @@ class RunCheckpoints:
         return not engine.agreement.largest(is_bad)[0]
 
     def wait(self) -> None:
-        """Wait for a save in the background."""
         if self.saver is not None:
             self.saver.wait()
 

@@ -58,10 +58,7 @@ def evaluate_epoch(run: TrainingRun, valid_dl: Any, is_training: bool, is_interm
 
 
 def run_eval_epoch(run: TrainingRun, loader: Loader, metric_name: str, is_intermediate: bool) -> None:
-    """Evaluate once over a loader and record the mean loss; hooks and events as in the contract.
-
-    It draws its random numbers under its own keys and leaves the generators as it found them.
-    """
+    """Evaluate once over a loader and record the mean loss; it has its own random keys, and restores the generators."""
     trainer, event = run.trainer, run.trainer.call_event
     modes = training_modes(trainer.model) if is_intermediate else []
     trainer.eval_epoch_start()
@@ -156,10 +153,7 @@ def _results(
 
 
 def _part(run: TrainingRun, piece: MicroBatch, start: int, may_be_whole: bool) -> MicroBatch:
-    """Return a batch, or the part of it that begins at a row, under its own key.
-
-    A batch that cannot be cut stays whole, unless it is known not to fit.
-    """
+    """Return a batch, or its part from a row on, under its own key; one that cannot be cut stays whole if it may."""
     most = -(-piece.rows // run.memory.parts.evaluation)
     stop = min(start + most, piece.rows)
     if stop - start == piece.rows:

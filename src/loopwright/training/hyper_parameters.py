@@ -53,7 +53,6 @@ def apply_changes(
     Args:
         saved: what `hyper_parameters` returned in the saved run.
         current: what it returned now, before anything was restored.
-        names: of the parameters, by id.
         rates: the saved learning rates, by the name of the first parameter of the group.
     """
     changes: list[Change] = []

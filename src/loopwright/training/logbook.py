@@ -27,9 +27,6 @@ class Logbook:
     Attributes:
         record: metrics.jsonl, status.json and the lease; writes nothing for a run without `checkpoints`.
         speed: how fast the run was between the last two logs (`tracking.throughput`); empty before the first.
-        num_graphed_updates: updates that were CUDA graphs, in this process.
-        first_update_of_epoch: number of the current epoch's first update.
-        skipped_in_a_row: updates just before this one that `nan="skip"` left out.
     """
 
     run = BackReference["TrainingRun"]()
@@ -131,30 +128,25 @@ class Logbook:
     # --- speed --------------------------------------------------------------------------------------------------
 
     def start_clock(self) -> None:
-        """Start to measure throughput; called before the first update."""
         engine = self.run.engine
         peak = peak_flops(engine.device, engine.accelerator.mixed_precision)
         num_parameters = sum(each.numel() for each in engine.parameters) if peak is not None else None
         self._throughput = Throughput(engine.device, num_parameters, peak)
 
     def timed(self, windows: Iterator[Window]) -> Iterator[Window]:
-        """Return the same windows, counted and timed."""
         assert self._throughput is not None
         return self._throughput.watch(windows)
 
     def measure_speed(self) -> None:
-        """Measure how fast the run was since the last log."""
         assert self._throughput is not None
         self.speed = self._throughput.take()
 
     def write_speed(self) -> None:
-        """Write the last measured speed to metrics.jsonl."""
         if self.speed:
             self.write("speed", **self.speed)
 
     @property
     def data_wait_seconds(self) -> float:
-        """How long this process has waited for data."""
         return 0.0 if self._throughput is None else self._throughput.waited_seconds
 
     # --- losses that are not finite -----------------------------------------------------------------------------

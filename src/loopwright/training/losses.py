@@ -160,7 +160,6 @@ class EpochLosses:
         return not values or bool(torch.stack([value.isfinite().all() for value in values]).all())
 
     def drop_update(self) -> None:
-        """Forget the losses of the current update, which is left out."""
         self._entries = []
 
     def mean(self) -> float:
@@ -172,10 +171,7 @@ class EpochLosses:
         return reduced_mean(self._tracker, self._engine)[1]
 
     def first_nonfinite_window(self, accumulation: int) -> int | None:
-        """Return the index in the epoch of the first update whose loss was not finite on any process, or None.
-
-        Every process must call it.
-        """
+        """Return the index of the epoch's first update with a non-finite loss anywhere; every process must call it."""
         finite = self._tracker.first_nonfinite()
         own = _NEVER if finite is None else finite // accumulation
         first = -self._engine.agreement.largest(-own)[0]
@@ -366,10 +362,7 @@ def _accepts(model: Any, name: str) -> bool:
 
 
 def _signature(model: Any) -> inspect.Signature:
-    """Return the signature of a model's forward.
-
-    A wrapper (compiled, distributed) takes everything and hands it on: what counts is the model inside.
-    """
+    """Return the signature of the forward of the model inside any wrapper: a wrapper's own accepts everything."""
     signature = inspect.signature(getattr(model, "forward", model))
     inner = getattr(model, "_orig_mod", getattr(model, "module", None))  # of torch.compile, of DDP
     return _signature(inner) if isinstance(inner, nn.Module) and _takes_all(signature) else signature

@@ -47,7 +47,6 @@ def save_checkpoint(
         save_path: a ".safetensors" file gets the weights alone, any other a dict as `torch.save` writes it.
         checkpoint_kwargs: further entries at the dict's top level.
         save_per_node: write on one process of each node, not only of the first.
-        model: another model than the trainer's own.
     """
     run, extra = trainer._current_run, checkpoint_kwargs or {}
     weights = run.bare_model() if model is None else run.engine.unwrap(model, keep_torch_compile=False)
@@ -81,18 +80,12 @@ def load_checkpoint(
 
 
 def whole_model(trainer: Trainer) -> Any:
-    """Return the model as an ordinary one, also where it is split over processes. Every process must call it.
-
-    Of a split model rank 0 gets a copy on the host, the others get the model as it is.
-    """
+    """Return the model; of a split one rank 0 gets a whole copy on the host. Every process must call it."""
     return sharding.whole_model(trainer._current_run.bare_model())
 
 
 def whole_weights(trainer: Trainer) -> dict[str, Any]:
-    """Return the model's weights by name, on the host, also where the model is split over processes.
-
-    Every process must call it; all but rank 0 get {}.
-    """
+    """Return the weights by name, on rank 0's host, and {} on the others; every process must call it."""
     model = trainer._current_run.bare_model()
     reshard(model)
     is_first = trainer._current_run.engine.rank == 0

@@ -80,10 +80,7 @@ def find_resume_path(resume_from: str | Path | None, checkpoints: Checkpointing 
 
 
 def stored_window(folder: str | Path) -> int | None:
-    """Return how many micro-batches an update of a saved run has, over all processes; None if unknown.
-
-    It is settled when a run begins, and the same in all checkpoints of the folder.
-    """
+    """Return the micro-batches per update, over all processes, of all checkpoints of a saved run; None if unknown."""
     path = Path(folder)
     for each in (path, *store.checkpoint_folders(path)):
         try:
@@ -159,9 +156,6 @@ def changed_types(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[
         return []
     more = f" and of {len(names) - 1} more" if len(names) > 1 else ""
     return [Change(f"type of {names[0]}{more}", saved[names[0]].dtype, current[names[0]].dtype)]
-
-
-# ------------------------------------------------------------------------------------------------------ resuming
 
 
 def in_stored_windows(run: TrainingRun, resume_path: Path | None) -> RunSettings:

@@ -66,23 +66,14 @@ class TrainingRun:
     None of the flags decides a number.
 
     Attributes:
-        engine: device, precision and processes.
         accelerator: accelerate's object; an overridden preparation may assign its own.
-        progress: where the run is.
         requests: what callbacks asked for, served at the next boundary.
-        train_loader, eval_loader: the loaders; None if there is none.
-        train_loader_kwargs, eval_loader_kwargs: the arguments that the default hooks created the loaders with.
-        signals: the signal that ends the run, if one came.
         buffers: the model's buffers as of the last boundary.
-        seed: decides order, augmentation and dropout.
-        applying: the context of the optimizer's step.
         gradient_norm: of the last update before clipping, on the device; None unless clipped by norm.
         current_rows: samples of the current micro-batch; None between batches.
         eval_batch: index of the current evaluation batch, even if it is run in parts.
         first_epoch: the history's epoch when the run began, before any resume.
         run_id: names the run in its checkpoints, over all processes that continue it.
-        stop_reason: why the run was stopped, or None.
-        is_running: between the first and the last event of a training run.
         is_ending: the next save is the last one, and is waited for.
         is_in_window: some micro-batches of an update have run, and it is not finished.
         is_torn: the weights are ahead of the progress; nothing may be saved now.
@@ -147,13 +138,11 @@ class TrainingRun:
         return {name: attrgetter(name)(self) for name in _CARRIED}
 
     def carry(self, carried: dict[str, Any]) -> None:
-        """Take over the state that `carried` returned for another run."""
         for name, value in carried.items():
             owner, _, attribute = name.rpartition(".")
             setattr(attrgetter(owner)(self) if owner else self, attribute, value)
 
     def result(self) -> TrainResult:
-        """Return the outcome of a training run."""
         return TrainResult(
             metrics=self.trainer.run_history.latest(),
             epochs=self.progress.epoch,
@@ -166,7 +155,6 @@ class TrainingRun:
     # --- preparing ----------------------------------------------------------------------------------------------
 
     def start_engine(self) -> None:
-        """Create a fresh engine over the trainer's accelerator."""
         forget_precision()
         self.accelerator = self.trainer._create_accelerator()
         self.engine = Engine(self.accelerator, self.settings.reduction)
@@ -190,7 +178,6 @@ class TrainingRun:
         )
 
     def adopt_loaders(self) -> None:
-        """Wrap the run's loaders, unless they are ours already."""
         if self.train_loader is not None:
             self.train_loader = self.as_loader(self.train_loader)
         if self.eval_loader is not None:
@@ -215,7 +202,6 @@ class TrainingRun:
         return self.engine.unwrap(self.trainer.model, keep_torch_compile=False)
 
     def bare_optimizer(self) -> Any:
-        """Return the optimizer without its wrapper."""
         return self.engine.unwrap_optimizer(self.trainer.optimizer)
 
     # --- the run ------------------------------------------------------------------------------------------------
@@ -320,7 +306,6 @@ class TrainingRun:
                 yield self.begin_update(window)
 
     def end_training(self) -> None:
-        """End the training part of an epoch, and log the rest of it."""
         self.current_rows = None
         num_batches = self.train_loader.num_batches if isinstance(self.train_loader, Loader) else None
         is_at_end = self.progress.batch == num_batches if num_batches is not None else False
@@ -404,7 +389,6 @@ class TrainingRun:
         return output
 
     def check_first_output(self, output: Any, method: str) -> None:
-        """Check the output of a batch-loss method, once in a run."""
         if not self._output_is_checked:
             check_batch_output(output, method, is_training=True)
             self._output_is_checked = True

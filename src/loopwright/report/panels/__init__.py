@@ -26,16 +26,7 @@ __all__ = ["NUM_WORST", "Findings", "read_findings"]
 
 @dataclass
 class Findings:
-    """The results of an evaluation.
-
-    Attributes:
-        panel: the task's panel; None without predictions.
-        worst: the samples with the largest losses.
-        suspects: the suspicious labels; None if there are none.
-        slices: the metric by length and by class.
-        num_samples: the number of predictions.
-        notes: the files that could not be read.
-    """
+    """The results of an evaluation; `notes` name the files that could not be read."""
 
     panel: Panel | None = None
     worst: Examples | None = None
@@ -46,12 +37,7 @@ class Findings:
 
 
 def read_findings(folder: Path, labels: Sequence[str]) -> Findings:
-    """Return the contents of an evaluation's files; missing files are skipped.
-
-    Args:
-        folder: the eval folder of a run.
-        labels: the class names in the model's order.
-    """
+    """Return the contents of an evaluation's files; missing files are skipped."""
     findings = Findings()
     by_length = ByLength()
     collector: Collector | None = None
@@ -86,12 +72,7 @@ def read_findings(folder: Path, labels: Sequence[str]) -> Findings:
 
 
 def _worst(path: Path, verdicts: Mapping[bool | None, int]) -> Examples | None:
-    """Return the samples with the largest losses, without correct predictions.
-
-    Args:
-        path: worst.jsonl.
-        verdicts: how many samples of the evaluation were right, wrong, or neither.
-    """
+    """Return the samples with the largest losses, without correct predictions."""
     if verdicts.get(True) and set(verdicts) == {True}:
         return Examples(f"No mistakes on {plural(verdicts[True], 'row')}", [])
     shown = [example(sample) for sample in json_lines(path) if sample]
@@ -123,7 +104,6 @@ def _collector_for(sample: Sample) -> type[Collector]:
 
 
 def _suspects(path: Path) -> Table | None:
-    """Return the suspicious labels: the given label, the model's confident prediction, and the row."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))

@@ -46,13 +46,7 @@ def confused(pairs: Pairs, unit: str = "samples") -> Table:
 
 
 def scores_table(title: str, counts: Iterable[tuple[str, Sequence[int]]], unit: str) -> Table:
-    """Return precision, recall and F1, as scikit-learn computes them; a dash if undefined.
-
-    Args:
-        title: of the table.
-        counts: (label, [right, predicted, true]); of very many labels, those with the lowest F1 are shown.
-        unit: what is counted.
-    """
+    """Return precision, recall and F1 from (label, [right, predicted, true]); of very many, those of lowest F1."""
     entries: list[tuple[float, list[Any]]] = []
     for label, (right, predicted, true) in counts:
         f1 = 2 * right / (predicted + true) if predicted + true else None
@@ -99,7 +93,6 @@ class Labels(Collector):
         ]
 
     def slices(self) -> list[Block]:
-        """Return accuracy and mean loss of each true class, the lowest accuracy first."""
         counts = label_counts(self.pairs)
         accuracies = {label: counts[label][0] / counts[label][2] for label in self._losses}
         rows = [

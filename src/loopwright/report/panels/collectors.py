@@ -30,14 +30,9 @@ class Collector(ABC):
     A subclass counts each sample in `add` and returns its figures in `blocks`.
 
     Attributes:
-        score_name: the name of `score`'s value in the tables by slice.
-        score_key: the key of that value in a sample.
-        labels: the class names in the model's order.
         pairs: how often each label was predicted for each true label: (true, predicted).
         counts: how often each label was right, predicted and true.
-        numbers: other counts by name.
         values: the numbers of a histogram by the name of their group.
-        hits, misses: samples of each kind to show.
     """
 
     title = "Predictions"
@@ -88,7 +83,6 @@ class Chosen:
         self._num_seen = 0
 
     def add(self, sample: Sample) -> None:
-        """Add a sample; one without a rank is skipped."""
         rank = self._rank(sample)
         if rank is not None:
             self._num_seen += 1
@@ -96,7 +90,6 @@ class Chosen:
             add(self._heap, (rank, -self._num_seen, sample))
 
     def block(self, title: str) -> Examples:
-        """Return the samples as a block."""
         items = [example(sample) for _, _, sample in self._ordered()]
         return Examples(title, items, f"{len(items)} of {self._num_seen:,}" if self._num_seen > len(items) else "")
 
@@ -104,7 +97,6 @@ class Chosen:
         return -zlib.crc32(str(sample.get("position", self._num_seen + 1)).encode())
 
     def _ordered(self) -> list[tuple[float, int, Sample]]:
-        """Return the samples in data order."""
         return sorted(self._heap, key=lambda entry: -entry[1])
 
 
@@ -140,7 +132,6 @@ class Values:
 
 
 def histogram(title: str, groups: Mapping[str, Sequence[float]], note: str = "") -> Histogram:
-    """Return a histogram of groups of numbers over the same bars."""
     if not groups:
         return Histogram(title, [], [], note)
     low, high = min(map(min, groups.values())), max(map(max, groups.values()))
@@ -170,7 +161,6 @@ class ByLength:
         self._unit = "characters"
 
     def add(self, sample: Sample, score: float | None) -> None:
-        """Add a sample and its score."""
         length = self._length(sample)
         if length is not None and score is not None:
             count = self._counts.setdefault(length, [0, 0.0])

@@ -60,7 +60,6 @@ class Objects(Collector):
         return [table, self._precision_and_recall(), spread]
 
     def slices(self) -> list[Block]:
-        """Return the mean F1 by the number of objects in an image."""
         rows = [
             [str(number), int(num), metric(total / num)] for number, (num, total) in sorted(self._by_number.items())
         ]

@@ -49,7 +49,6 @@ def json_or_none(path: Path) -> Any:
 
 
 def example(sample: Sample) -> Example:
-    """Return a sample of any task as the page shows it; called for each one shown."""
     if "tokens" in sample and isinstance(sample.get("prediction"), list):
         fields = _tagged(sample)
     elif "choices" in sample:

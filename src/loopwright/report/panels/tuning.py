@@ -23,7 +23,6 @@ def tuning_panel(folder: Path) -> Panel | None:
 
 
 def _rate_blocks(found: Mapping[str, Any]) -> list[Block]:
-    """Return the loss over the learning rate, and the suggested rate; nothing without points."""
     rates = found.get("rates") or ()
     curves = []
     for name, key in (("each update", "losses"), ("smoothed", "smoothed")):
@@ -45,7 +44,6 @@ def _rate_blocks(found: Mapping[str, Any]) -> list[Block]:
 
 
 def _profile_blocks(found: Mapping[str, Any]) -> list[Block]:
-    """Return the time split of the profiled updates, and the slowest operators; nothing without them."""
     shares = {name: value for name, value in (found.get("seconds") or {}).items() if _is_number(value)}
     total = sum(shares.values())
     if total <= 0:
