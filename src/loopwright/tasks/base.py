@@ -274,7 +274,7 @@ class Task(ABC):
         return None
 
     def why_not_cut(self, job: Job) -> str | None:
-        """Return why a batch must not be split to fit into memory, as if its loss compares samples; else None."""
+        """Return why a batch must not be split to fit into memory; None unless its loss compares its samples."""
         return None
 
     @abstractmethod
@@ -340,7 +340,7 @@ class Task(ABC):
         job.processor.save_pretrained(folder)
 
     def save_skeleton(self, job: Job, folder: Path) -> None:
-        """Write what a model is rebuilt from before its weights: config and tokenizer; nothing for a plain module."""
+        """Write the config and tokenizer, to rebuild the model before loading weights; nothing for a plain module."""
         if not hasattr(job.model, "save_pretrained"):
             return
         inner = job.model.get_base_model() if job.args.lora else job.model

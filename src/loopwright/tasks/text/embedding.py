@@ -449,7 +449,6 @@ def _answer(row: Mapping[str, Any], vectors: Mapping[str, Sequence[float]]) -> d
 
 
 def _texts_of_file(path: str) -> list[str]:
-    """Return the texts of a file of candidates, from its only column or the one with that name."""
     table = open_table(path, flag="--candidates")
     only = {"text": table.columns[0]} if len(table.columns) == 1 else {}
     columns, _ = choose_columns(Schema(SentenceEmbedding.name, SentenceEmbedding.roles[:1]), table, only)

@@ -1,7 +1,4 @@
-"""Shared code of the text tasks: find and load models and tokenizers, small ones from scratch, lengths, datasets.
-
-torch and transformers are imported inside the functions that need them.
-"""
+"""Shared code of the text tasks: find and load models and tokenizers, small ones from scratch, lengths, datasets."""
 
 from __future__ import annotations
 

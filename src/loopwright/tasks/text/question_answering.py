@@ -295,7 +295,6 @@ def best_spans(start: Any, end: Any, is_allowed: Any, longest: int, count: int) 
 
 
 def _windows(args: Any, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-    """Return the best spans of each feature as characters, and its no-answer score."""
     offsets, null_index = batch["offsets"], batch["null_index"].unsqueeze(1)
     start, end = outputs.start_logits.float(), outputs.end_logits.float()
     scores, firsts, lasts = best_spans(start, end, offsets[..., 0] >= 0, args.max_answer_length, args.n_best)

@@ -1,7 +1,4 @@
-"""Texts in the run folder: the first training batch as the model sees it, and the model's output at evaluations.
-
-`text_callbacks` writes them during a run. No torch.
-"""
+"""Texts in the run folder: the first training batch as the model sees it, and the model's output at evaluations."""
 
 from __future__ import annotations
 

@@ -75,7 +75,6 @@ class Translation(SequenceToSequence):
         return super().schema(args).with_names(named)
 
     def preflight(self, args: Any, say: Callable[[Any], None] | None = None) -> DataPlan:
-        """Check the data; a column is never used for a language of another name."""
         plan = super().preflight(args, say)
         roles = {role.name: role.names for role in self.roles}
         for role, language in (("source", args.source_lang), ("target", args.target_lang)):

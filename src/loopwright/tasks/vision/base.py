@@ -1,6 +1,6 @@
 """Shared code of the image tasks: flags, image loading, datasets, pictures. `VisionTask` is their base class.
 
-A task module adds its own `build` (with `vision_models.load_vision_model`), transforms (`train_transform`,
+A task module adds its own `build` (with `models.load_vision_model`), transforms (`train_transform`,
 `eval_transform`), features if `SceneFeatures` are not enough, scoring, `predict_batch`, and `draw`, a picture of one
 prediction. torch, Pillow and transformers are imported inside the functions that need them.
 """

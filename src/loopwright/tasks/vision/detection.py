@@ -1,7 +1,7 @@
 """Shared code of object-detection and instance-segmentation: targets, objects in pixels of the file, scores.
 
 A detector sees images fitted into a square. Its objects are mapped back to the image of the file before they are
-scored, printed or drawn; `found_objects` is the module for that.
+scored, printed or drawn; `predicted_objects` does that.
 """
 
 from __future__ import annotations

@@ -496,7 +496,6 @@ def _is_weight(word: str) -> bool:
 
 
 def mask_file(classes: ClassMap) -> bytes:
-    """Return a class map as a PNG: with a palette for viewing, or as 16-bit grey."""
     from loopwright.data.pictures import palette
     from loopwright.data.vision_extra import pillow
 
