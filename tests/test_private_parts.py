@@ -256,11 +256,8 @@ def _():
     from torch.utils.data import _utils
     from torch.utils.data._utils.pin_memory import pin_memory
 
-    assert list(inspect.signature(compute_local_shape_and_global_offset).parameters)[:3] == [
-        "global_shape",
-        "mesh",
-        "placements",
-    ]
+    parameters = list(inspect.signature(compute_local_shape_and_global_offset).parameters)
+    assert parameters[:3] == ["global_shape", "mesh", "placements"]
     assert _utils.python_exit_status is False
     assert pin_memory({"text": "a", "number": 1}) == {"text": "a", "number": 1}
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import pytest
 import yaml
 
 import loopwright
+import toys
 from loopwright.cli import VERBS
 from loopwright.runs.settings import create_parser
 from loopwright.sources import CODES
@@ -178,14 +176,8 @@ def test_nothing_is_loaded_from_elsewhere():
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="mkdocs-material comes with `make docs`")
 def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
-        cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    command = ("-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site")
+    done = toys.python(*command, cwd=ROOT, timeout=110, NO_MKDOCS_2_WARNING="1")
     assert done.returncode == 0, done.stderr
     built = sorted((tmp_path / "site").rglob("*.html"))
     assert len(built) >= 68

@@ -1,37 +1,27 @@
 """Every example runs as its docstring says, finishes, and prints what it promises."""
 
-from __future__ import annotations
-
 import ast
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+import toys
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 MOST_LINES = 79
 
 
-def output_of(name: str, folder: Path) -> str:
-    """Run an example in a process of its own, in another folder, with one thread; return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning:__main__", ROOT / "examples" / name],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+def output_of(name, folder):
+    """Run an example in a process of its own, in another folder; return what it printed."""
+    done = toys.python("-W", "error::UserWarning:__main__", ROOT / "examples" / name, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert list(folder.iterdir()) == [], "an example leaves no files behind"
     return done.stdout
 
 
-def numbers(pattern: str, text: str) -> list[float]:
+def numbers(pattern, text):
     """Return every number in the text that stands where the pattern has its group."""
     found = [float(number) for number in re.findall(pattern, text)]
     assert found, f"nothing matches {pattern!r} in:\n{text}"

@@ -12,8 +12,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 import traceback
 from functools import partial
@@ -24,6 +22,7 @@ import pytest
 import torch
 from torch import nn
 
+import toys
 from loopwright import Trainer
 from loopwright.checkpoint import find_newest, verify_all
 from loopwright.failpoints import arm
@@ -104,6 +103,7 @@ def test_a_run_records_every_update_once_and_ends_with_one_line(whole):
     assert line.count("\n") == 1
 
 
+KILLED = -signal.SIGKILL
 FAULTS = (
     "pre_rename:1:kill",  # there is no checkpoint yet: the run starts anew, and so does its metrics.jsonl
     "after_commit:2:kill",
@@ -118,11 +118,20 @@ FAULTS = (
 )
 
 
-@pytest.mark.parametrize("faults", FAULTS)
-def test_a_run_killed_at_a_named_point_continues_as_if_nothing_had_happened(faults, whole, tmp_path):
+@pytest.mark.parametrize(
+    "starts",
+    [
+        *([(faults, KILLED), (None, 0)] for faults in FAULTS),
+        [("after_commit:2:kill", KILLED), ("mid_load:1:kill", KILLED), (None, 0)],
+        [("pre_manifest:3:raise:ENOSPC", 0)],
+        [(None, 0), ("mid_metrics_append:1:kill", 0)],
+    ],
+    ids=[*FAULTS, "killed while it loads", "one save is refused", "finished, and trains nothing again"],
+)
+def test_a_run_with_a_fault_at_a_named_point_ends_as_if_nothing_had_happened(starts, whole, tmp_path):
     run = tmp_path / "run"
-    assert exit_code(run, faults) == -signal.SIGKILL, "the point was not reached"
-    assert exit_code(run) == 0
+    for faults, code in starts:
+        assert exit_code(run, faults) == code, "the point was not reached"
     assert outcome(run) == whole
     assert {finding.problem for finding in verify_all(run / "checkpoints")} == {None}
     assert [path.name for path in (run / "checkpoints").glob(".*")] == [], "nothing half written is left"
@@ -138,39 +147,18 @@ def test_a_run_killed_from_outside_again_and_again_ends_with_the_same_bits(whole
             time.sleep(0.001)
         process.kill()
         process.join()
-        assert process.exitcode == -signal.SIGKILL
+        assert process.exitcode == KILLED
         find_newest(run / "checkpoints")  # raises if there are checkpoints and none is whole
-    assert exit_code(run) == 0
-    assert outcome(run) == whole
-
-
-def test_a_run_killed_while_it_loads_changes_nothing(whole, tmp_path):
-    run = tmp_path / "run"
-    assert exit_code(run, "after_commit:2:kill") == -signal.SIGKILL
-    assert exit_code(run, "mid_load:1:kill") == -signal.SIGKILL
     assert exit_code(run) == 0
     assert outcome(run) == whole
 
 
 def test_a_damaged_checkpoint_is_passed_over(whole, tmp_path):
     run = tmp_path / "run"
-    assert exit_code(run, "after_commit:4:kill") == -signal.SIGKILL
+    assert exit_code(run, "after_commit:4:kill") == KILLED
     newest, _ = find_newest(run / "checkpoints")
     (newest / "state.safetensors").write_bytes(b"")
     assert exit_code(run) == 0
-    assert outcome(run) == whole
-
-
-def test_one_refused_save_is_made_up_for(whole, tmp_path):
-    run = tmp_path / "run"
-    assert exit_code(run, "pre_manifest:3:raise:ENOSPC") == 0
-    assert outcome(run) == whole
-
-
-def test_a_finished_run_started_again_trains_nothing_and_says_the_same(whole, tmp_path):
-    run = tmp_path / "run"
-    assert exit_code(run) == 0
-    assert exit_code(run, "mid_metrics_append:1:kill") == 0
     assert outcome(run) == whole
 
 
@@ -201,14 +189,8 @@ def test_the_loop_gives_the_same_bits_as_the_trainer(whole):
 
 @pytest.mark.slow
 def test_the_script_is_killed_and_started_again_as_a_person_would(whole, tmp_path):
-    run = tmp_path / "run"
-
-    def script(**environment: str) -> subprocess.CompletedProcess:
-        command = [sys.executable, SCRIPT, "--run", run]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
-
-    assert script(LW_FAILPOINT="after_commit:2:kill").returncode == -signal.SIGKILL
-    done = script()
+    command = (SCRIPT, "--run", tmp_path / "run")
+    assert toys.python(*command, cwd=tmp_path, LW_FAILPOINT="after_commit:2:kill").returncode == KILLED
+    done = toys.python(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (done.stdout, (run / "metrics.jsonl").read_bytes()) == whole
+    assert (done.stdout, (tmp_path / "run" / "metrics.jsonl").read_bytes()) == whole

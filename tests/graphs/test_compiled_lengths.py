@@ -1,14 +1,12 @@
 """Compiled models whose inputs come in several lengths: how often they are compiled."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from loopwright import Trainer, hf
+from hf import tiny
+from loopwright import Trainer
 from loopwright.data.buckets import with_buckets
 from loopwright.data.collators import DataCollatorWithPadding
 from loopwright.engine.compilation import compile_model
@@ -26,16 +24,14 @@ class Pads:
 class Reader(nn.Module):
     """Reads tokens, with a position for each, and tells two classes apart."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(5)
         self.tokens = nn.Embedding(9, 6)
         self.positions = nn.Embedding(32, 6)
         self.layer = nn.Linear(6, 2)
 
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
+    def forward(self, input_ids, attention_mask, labels):
         places = torch.arange(input_ids.shape[1], device=input_ids.device)
         hidden = (self.tokens(input_ids) + self.positions(places)) * attention_mask.unsqueeze(-1)
         logits = self.layer(hidden.sum(1))
@@ -43,26 +39,26 @@ class Reader(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def compile_counts() -> Any:
+def compile_counts():
     torch._dynamo.reset()
     counters.clear()
     yield counters["stats"]
     torch._dynamo.reset()
 
 
-def samples(batch_size: int = 4) -> list[dict[str, Any]]:
+def samples(batch_size=4):
     rows = [length for length in LENGTHS for _ in range(batch_size)]
     return [{"input_ids": [1 + number % 8] * (length - 1), "labels": number % 2} for number, length in enumerate(rows)]
 
 
-def collator() -> Any:
+def collator():
     return with_buckets(DataCollatorWithPadding(Pads()), LENGTHS)
 
 
-def test_one_compilation_serves_all_lengths_that_a_collator_pads_to_and_a_short_batch() -> None:
-    compiled: list[Any] = []
+def test_one_compilation_serves_all_lengths_that_a_collator_pads_to_and_a_short_batch():
+    compiled = []
 
-    def backend(graph: Any, inputs: Any) -> Any:
+    def backend(graph, inputs):
         compiled.append(graph)
         return graph.forward
 
@@ -77,41 +73,26 @@ def test_one_compilation_serves_all_lengths_that_a_collator_pads_to_and_a_short_
     assert len(compiled) == 1
 
 
-def test_a_run_with_bucket_lengths_compiles_its_model_at_most_twice(tmp_path: Path, compile_counts: Any) -> None:
-    def losses(**options: Any) -> list[float]:
-        settings: dict[str, Any] = {
-            "per_device_train_batch_size": 4,
-            "num_train_epochs": 2,
-            "length_buckets": list(LENGTHS),
-            "save_strategy": "no",
-            "report_to": "none",
-            "logging_steps": 1,
-            "disable_tqdm": True,
-            "use_cpu": True,
-            **options,
-        }
-        arguments = hf.TrainingArguments(str(tmp_path), **settings)
-        trainer = hf.Trainer(
-            Reader(), arguments, train_dataset=samples(), data_collator=DataCollatorWithPadding(Pads())
-        )
-        trainer.train()
-        return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+def test_a_run_with_bucket_lengths_compiles_its_model_at_most_twice(tmp_path, compile_counts):
+    def losses(**options):
+        options |= {"length_buckets": list(LENGTHS), "data_collator": DataCollatorWithPadding(Pads()), "use_cpu": True}
+        options |= {"num_train_epochs": 2, "learning_rate": 5e-5, "report_to": "none"}
+        return tiny.losses(tiny.fit(tmp_path, model=Reader(), data=samples(), **options))
 
     compiled = losses(torch_compile_backend="eager")
     assert 1 <= compile_counts["unique_graphs"] <= 2
     assert compiled == losses() and len(compiled) == 12
 
 
-def test_a_model_is_as_it_was_when_a_run_that_compiled_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_as_it_was_when_a_run_that_compiled_it_is_over(monkeypatch):
     class Named(Trainer):
-        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-            loss = self.model(**batch)["loss"]
-            return {"loss": loss, "batch_size": len(batch["labels"])}
+        def calculate_train_batch_loss(self, batch):
+            return {"loss": self.model(**batch)["loss"], "batch_size": len(batch["labels"])}
 
-    used: list[Any] = []
+    used = []
     compile_here = torch.nn.Module.compile
 
-    def compile_with_eager(model: nn.Module, **options: Any) -> None:
+    def compile_with_eager(model, **options):
         used.append(model)
         compile_here(model, backend="eager")
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from loopwright.errors import DataError
 from loopwright.hf import Trainer
+from toys import seeded
 
 from . import tiny
 from .tiny import Classifier, assert_refused, fit, largest_difference, logged, losses, made, on, rows, weights
@@ -21,11 +22,6 @@ def one_update(folder, model, data, size, accumulation, **options):
     options |= {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulation, "max_steps": 1}
     trainer = fit(folder, model=model, data=data, **options)
     return losses(trainer)[0], logged(trainer, "grad_norm")[0]
-
-
-def seeded(kind, **options):
-    torch.manual_seed(0)
-    return kind(**options)
 
 
 class OwnLoss(Trainer):
@@ -221,15 +217,11 @@ def test_13_the_host_waits_for_losses_only_when_they_are_logged(tmp_path, monkey
     assert spent[4] > 0 and all(spent[index] == 0 for index in (0, 1, 2, 3, 5, 6, 7, 8))
 
 
-def test_14_columns_are_never_dropped_before_a_transform(tmp_path):
+def test_14_columns_are_not_dropped_before_a_transform_or_a_collator_and_the_model_gets_those_it_takes(tmp_path):
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_dict({"raw": [[1.0, 2.0, 3.0, 4.0]] * 8, "label": [0, 1] * 4})
     lazy = table.with_transform(lambda batch: {"x": torch.tensor(batch["raw"]), "labels": batch["label"]})
     assert fit(tmp_path, data=lazy).output.global_step == 2
-
-
-def test_14_the_collator_finds_every_column_and_the_model_gets_those_it_takes(tmp_path):
-    data = [{**sample, "text": "abc", "weight": 2.0} for sample in rows(8)]
     seen = []
 
     def collate(samples):
@@ -237,7 +229,7 @@ def test_14_the_collator_finds_every_column_and_the_model_gets_those_it_takes(tm
         labels = torch.tensor([each["labels"] for each in samples])
         return {"x": torch.stack([each["x"] for each in samples]), "labels": labels}
 
-    fit(tmp_path, data=data, data_collator=collate)
+    fit(tmp_path, data=[{**sample, "text": "abc", "weight": 2.0} for sample in rows(8)], data_collator=collate)
     assert seen[0] == (["x", "labels"], "abc")
 
 
@@ -259,10 +251,17 @@ def test_14_an_overridden_loss_finds_every_column_and_the_model_is_given_its_own
     assert doubled.training_loss == pytest.approx(2 * plain.training_loss, rel=1e-6)
 
 
-def test_15_metrics_without_labels_are_refused_at_the_first_batch(tmp_path):
+def test_15_metrics_without_labels_or_outputs_are_refused_at_the_first_batch(tmp_path):
+    class LossOnly(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False):
+            return model(**inputs)["loss"]
+
     trainer, data = made(tmp_path, compute_metrics=lambda prediction: {"a": 1.0}), [{"x": torch.zeros(4)}] * 4
     assert_refused("no labels: a batch has x; labels are called labels", trainer.evaluate, data, error=DataError)
     assert trainer.predict(data).predictions.shape == (4, 3)
+    assert made(tmp_path, kind=LossOnly).evaluate(rows(6))["eval_loss"] > 0
+    trainer = made(tmp_path, kind=LossOnly, compute_metrics=lambda prediction: {})
+    assert_refused("must return .loss, outputs.", trainer.evaluate, rows(6))
 
 
 def test_15_labels_are_found_where_the_forward_does_not_show_them(tmp_path):
@@ -277,13 +276,3 @@ def test_15_labels_are_found_where_the_forward_does_not_show_them(tmp_path):
     options = {"compute_metrics": lambda prediction: {"rows": len(prediction.label_ids)}}
     metrics = made(tmp_path, model=Hidden(), **options).evaluate(rows(6))
     assert metrics["eval_rows"] == 6 and metrics["eval_loss"] > 0
-
-
-def test_15_metrics_with_a_loss_that_returns_no_outputs_are_refused(tmp_path):
-    class LossOnly(Trainer):
-        def compute_loss(self, model, inputs, return_outputs=False):
-            return model(**inputs)["loss"]
-
-    assert made(tmp_path, kind=LossOnly).evaluate(rows(6))["eval_loss"] > 0
-    trainer = made(tmp_path, kind=LossOnly, compute_metrics=lambda prediction: {})
-    assert_refused("must return .loss, outputs.", trainer.evaluate, rows(6))

@@ -1,13 +1,11 @@
 """The trainer beyond the mainstream: override points, options of evaluation, bad input, import."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import toys
 from loopwright.errors import BatchLossError, DataError
 from loopwright.hf import EvalPrediction, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from loopwright.run_folder.lease import LeaseError
@@ -160,25 +158,20 @@ def test_batches_may_stay_separate_and_several_outputs_are_padded_separately(tmp
 
 
 def test_the_optimizer_is_created_by_a_class_or_a_factory(tmp_path):
-    trainer = made(tmp_path, optimizer_cls_and_kwargs=(torch.optim.SGD, {"lr": 0.5}))
-    assert trainer.create_optimizer().param_groups[0]["lr"] == 0.5
-    factory = (lambda model, lr: torch.optim.SGD(model.parameters(), lr=lr), {"lr": 0.25})
-    assert fit(tmp_path, optimizer_cls_and_kwargs=factory).optimizer.param_groups[0]["lr"] < 0.25
-
     class Factory:
         def __call__(self, model, lr):
             return torch.optim.SGD(model.parameters(), lr=lr)
 
-    trainer = made(tmp_path, optimizer_cls_and_kwargs=(Factory, {"lr": 0.25}))
-    assert trainer.create_optimizer().param_groups[0]["lr"] == 0.25
+    for kind in (torch.optim.SGD, Factory):
+        trainer = made(tmp_path, optimizer_cls_and_kwargs=(kind, {"lr": 0.25}))
+        assert trainer.create_optimizer().param_groups[0]["lr"] == 0.25
+    factory = (lambda model, lr: torch.optim.SGD(model.parameters(), lr=lr), {"lr": 0.25})
+    assert fit(tmp_path, optimizer_cls_and_kwargs=factory).optimizer.param_groups[0]["lr"] < 0.25
 
 
 def test_evaluations_do_not_change_a_run_and_a_second_run_continues_with_the_weights(tmp_path):
-    options = {"eval_dataset": rows(8), "eval_strategy": "steps", "eval_steps": 1}
-    trainer, plain = (
-        made(tmp_path, model=Classifier(dropout=0.5), **options),
-        made(tmp_path, model=Classifier(dropout=0.5)),
-    )
+    evaluated = {"eval_dataset": rows(8), "eval_strategy": "steps", "eval_steps": 1}
+    trainer, plain = (made(tmp_path, model=Classifier(dropout=0.5), **options) for options in (evaluated, {}))
     plain.model.load_state_dict(trainer.model.state_dict())
     trainer.evaluate()
     trainer.train()
@@ -277,11 +270,8 @@ def test_an_overridden_sampler_is_used_and_a_method_that_is_never_called_is_repo
 
 def test_a_folder_that_another_run_owns_is_left_alone(tmp_path):
     options = {"save_strategy": "steps", "save_steps": 1}
-    fit(
-        tmp_path,
-        tiny.at_step(3, lambda control: assert_refused(".", fit, tmp_path, error=LeaseError, **options)),
-        **options,
-    )
+    again = tiny.at_step(3, lambda control: assert_refused(".", fit, tmp_path, error=LeaseError, **options))
+    fit(tmp_path, again, **options)
     assert len(list(tmp_path.glob("checkpoint-*"))) == 5 and not list(tmp_path.glob(".superseded-*"))
 
 
@@ -333,8 +323,7 @@ print("done")
 
 
 def test_a_plain_module_trains_where_transformers_is_not_installed(tmp_path):
-    command = [sys.executable, "-c", WITHOUT_TRANSFORMERS, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = toys.python("-c", WITHOUT_TRANSFORMERS, tmp_path)
     assert "updates 3\n" in done.stdout and done.stdout.endswith("done\n"), done.stderr
     assert (tmp_path / "checkpoint-3" / "MANIFEST.json").exists()
     assert (tmp_path / "model.safetensors").exists()

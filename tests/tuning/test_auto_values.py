@@ -13,19 +13,13 @@ TASK = get_task("text-classification")
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["--lr", "auto"],
-        ["--lr=auto"],
-        ["--learning_rate", "auto"],
-        ["--learning-rate=auto"],
-        {"learning_rate": "auto"},
-    ],
+    ["--lr auto", "--lr=auto", "--learning_rate auto", "--learning-rate=auto", {"learning_rate": "auto"}],
     ids=["short", "short with =", "full", "full with -", "python"],
 )
 def test_the_learning_rate_may_be_auto_by_any_of_its_names(words):
     others = {"data": "x.csv", "epochs": 2}
-    settings = settle(TASK, {**others, **words}) if isinstance(words, dict) else settle(TASK, words, base=others)
-
+    is_python = isinstance(words, dict)
+    settings = settle(TASK, {**others, **words}) if is_python else settle(TASK, words.split(), base=others)
     assert settings.args.auto == ["learning_rate"]
     assert settings.values()["learning_rate"] == "auto"
     assert settings.sources["learning_rate"] == "flag"
@@ -68,16 +62,17 @@ def test_a_value_that_was_chosen_is_kept_with_its_origin_and_read_as_a_number(tm
     assert again.sources["learning_rate"] == again.sources["per_device_train_batch_size"] == "auto"
 
 
-def test_auto_and_a_number_contradict_each_other():
-    with pytest.raises(ConfigError, match="learning_rate is given as 'auto' and as 0.1"):
-        settle(TASK, ["--lr", "auto", "--learning_rate", "0.1"])
-
-
-def test_other_settings_are_no_auto():
-    with pytest.raises(InputError, match="expected a number, got 'auto'"):
-        settle(TASK, ["--weight_decay", "auto"])
-    with pytest.raises(InputError, match="expected a number, got 'automatic'"):
-        settle(TASK, ["--lr", "automatic"])
+@pytest.mark.parametrize(
+    ("flags", "error", "text"),
+    [
+        ("--lr auto --learning_rate 0.1", ConfigError, "learning_rate is given as 'auto' and as 0.1"),
+        ("--weight_decay auto", InputError, "expected a number, got 'auto'"),
+        ("--lr automatic", InputError, "expected a number, got 'automatic'"),
+    ],
+)
+def test_auto_beside_a_number_and_for_other_settings_is_refused(flags, error, text):
+    with pytest.raises(error, match=text):
+        settle(TASK, flags.split())
 
 
 @pytest.mark.parametrize(
