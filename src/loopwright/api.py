@@ -131,9 +131,7 @@ def find_lr(
         task: such as "text-classification".
         start: the learning rate of the first update.
         end: the learning rate of the last update.
-        num_updates: the number of updates.
         config: a YAML or JSON file of settings; flags override it.
-        quiet: print nothing.
         flags: as for `train`.
     """
     settings = _settled(get_task(task), flags, config)
@@ -197,11 +195,7 @@ def predict(run: str | Path | Run, inputs: str | Path | Iterable[Any], **changes
 
 @dataclass(frozen=True)
 class Run:
-    """A run: its folder, its results, and the operations on it.
-
-    Attributes:
-        folder: the run folder and the names of its files.
-    """
+    """A run: its folder, its results, and the operations on it."""
 
     folder: RunFolder
 
@@ -265,11 +259,7 @@ class Run:
         return resume(self, **changes)
 
     def report(self, *, out: str | Path | None = None) -> Path:
-        """Write the run's report in whatever state the run is, and return the file.
-
-        Args:
-            out: the file to write; report.html in the run folder by default.
-        """
+        """Write the report of a run in any state, and return the file: by default report.html in its folder."""
         from loopwright.report import REPORT, page_path, write_report
 
         return write_report(self.path, page_path(out, self.path / REPORT, "out="))
@@ -279,7 +269,6 @@ class Run:
 
         Args:
             other: a folder, an id, "last", or a Run.
-            more: further runs.
             out: the file to write; compare.html in the run folder by default.
         """
         from loopwright.report import COMPARISON, open_run, page_path, write_comparison
@@ -301,11 +290,7 @@ class Run:
         return Watch(self.path) if port is None else Watch(self.path, port)
 
     def verify(self, say: Callable[[int, int], None] | None = None) -> list[Finding]:
-        """Verify every byte of the checkpoints, and return a finding for each.
-
-        Args:
-            say: called after each checkpoint with the number verified and the total.
-        """
+        """Verify every byte of the checkpoints, and return a finding for each; `say` gets the count and the total."""
         from loopwright.checkpoint import verify_all
 
         return verify_all(self.folder.checkpoints, say) if self.folder.checkpoints.is_dir() else []
@@ -315,7 +300,6 @@ class Run:
         return export_run(self.folder, Path(folder))
 
     def _repr_html_(self) -> str:
-        """Return the header of the report, for notebooks."""
         from loopwright.report import result_html
 
         return result_html(self.path)

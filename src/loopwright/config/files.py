@@ -14,11 +14,7 @@ from loopwright.errors import ConfigError
 
 
 def read_mapping(path: str | os.PathLike[str], form: str | None = None) -> dict[str, Any]:
-    """Return the contents of a file.
-
-    Args:
-        form: "JSON" or "YAML"; by default .json files are JSON, all others YAML.
-    """
+    """Return the contents of a file: JSON if its name ends in .json, else YAML, unless `form` names one of them."""
     import yaml
 
     path = Path(path)

@@ -26,11 +26,9 @@ class OldName:
 
     Args:
         new: the field that replaced it; None if it is obsolete.
-        hint: the type of its values.
         forward: converts an old value to a new one; a result of None sets nothing.
         backward: converts a new value to an old one.
         does_new_win: whether the new name wins if both are given; otherwise different values raise.
-        note: extra text of the warning.
         refusal: why every value but the harmless one is refused.
     """
 
@@ -68,13 +66,7 @@ class OldName:
             setattr(instance, name, translated)
 
     def translate(self, value: Any, given: Mapping[str, Any], stacklevel: int) -> dict[str, Any]:
-        """Return the new field and its value, or nothing if the old value has no effect; warn.
-
-        Args:
-            value: the old name's value.
-            given: the other arguments.
-            stacklevel: how many calls up the warning points.
-        """
+        """Return the new field and its value, or nothing if the old value has no effect; warn `stacklevel` calls up."""
         if value is None:
             return {}
         translated = self._forward(value)

@@ -59,9 +59,7 @@ def HfArg(
 
     Args:
         aliases: extra flags, such as "-e".
-        help: the text that `--help` shows.
         default: without it the flag is required.
-        metadata: extra metadata of the field.
         kwargs: extra arguments of `dataclasses.field`.
     """
     given = {name: value for name, value in (("aliases", aliases), ("help", help)) if value is not None}
@@ -187,30 +185,18 @@ class HfArgumentParser(argparse.ArgumentParser):
         return outputs
 
     def parse_dict(self, args: Mapping[str, Any], allow_extra_keys: bool = False) -> tuple[Any, ...]:
-        """Return the dataclasses, filled from a dict.
-
-        Raises:
-            ConfigError: a value does not fit, or a key is unknown and `allow_extra_keys` is False.
-        """
+        """Return the dataclasses, filled from a dict; an unknown key or a bad value raises a ConfigError."""
         values, unknown = self.read_values(args, "")
         if unknown and not allow_extra_keys:
             raise self.unknown_name(next(iter(unknown)))
         return self._fill(values, {})
 
     def parse_json_file(self, json_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
-        """Return the dataclasses, filled from a JSON file.
-
-        Raises:
-            ConfigError: the file cannot be read, a value does not fit, or a key is not known.
-        """
+        """Return the dataclasses, filled from a JSON file as by `parse_dict`."""
         return self.parse_dict(read_mapping(json_file, "JSON"), allow_extra_keys)
 
     def parse_yaml_file(self, yaml_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
-        """Return the dataclasses, filled from a YAML file.
-
-        Raises:
-            ConfigError: the file cannot be read, a value does not fit, or a key is not known.
-        """
+        """Return the dataclasses, filled from a YAML file as by `parse_dict`."""
         return self.parse_dict(read_mapping(yaml_file, "YAML"), allow_extra_keys)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -232,11 +218,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         return self._given[name]
 
     def check_choice(self, name: str, value: Any) -> Any:
-        """Return a value if it is among the choices of its field.
-
-        Raises:
-            ConfigError: it is not.
-        """
+        """Return a value if it is among the choices of its field, else raise a ConfigError."""
         for each in value if isinstance(value, list) else [value]:
             if name in self._choices and each is not None and each not in self._choices[name]:
                 raise not_among("expected", each, self._choices[name], flag=name)
@@ -384,7 +366,6 @@ class HfArgumentParser(argparse.ArgumentParser):
         return renamed
 
     def _fill(self, from_files: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Create the dataclasses: flags win over files, files over defaults."""
         flags = {**self.preset, **self._renamed(flags)}
         defaults = {name: value for name, value in self._defaults.items() if name in self._hints}
         values = {**defaults, **from_files, **flags}

@@ -59,10 +59,7 @@ def device(use_cpu: bool) -> torch.device:
 
 @contextmanager
 def first(is_first: bool) -> Iterator[None]:
-    """Run a block on the first process, then on the others; an error releases them too.
-
-    It needs no process group: without one, the processes synchronize through their launcher's store.
-    """
+    """Run a block on the first process, then on the others; no process group is needed, and an error releases them."""
     if world_size() == 1:
         yield
         return

@@ -96,8 +96,6 @@ class TrainingArguments(TrainingFields):
         ]
         return f"{type(self).__name__}({', '.join(shown)})"
 
-    # ------------------------------------------------------------------------------------- what follows from them
-
     @property
     def train_batch_size(self) -> int:
         """Training batch size of this process, which has one device."""
@@ -138,8 +136,6 @@ class TrainingArguments(TrainingFields):
         if level == "passive":
             return logging.getLogger("loopwright").getEffectiveLevel()
         return int(getattr(logging, level.upper()))
-
-    # ------------------------------------------------------------------------------------------------ processes
 
     @property
     def device(self) -> torch.device:
@@ -192,8 +188,6 @@ class TrainingArguments(TrainingFields):
         index = self.local_process_index if local else self.process_index
         return processes.first(index == 0)
 
-    # ---------------------------------------------------------------------------------------- to and from files
-
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON and YAML can hold them; a token is replaced by its name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
@@ -220,38 +214,22 @@ class TrainingArguments(TrainingFields):
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Create arguments from such a dict; missing fields have their default, old names are accepted.
-
-        Raises:
-            ConfigError: a name is not known, or a value does not fit.
-        """
+        """Create arguments from such a dict, old names included; an unknown name or bad value raises a ConfigError."""
         return build(cls, values)
 
     @classmethod
     def from_json(cls, path: str | os.PathLike[str]) -> Self:
-        """Create arguments from a JSON file.
-
-        Raises:
-            ConfigError: the file cannot be read, a name is not known, or a value does not fit.
-        """
+        """Create arguments from a JSON file as `from_dict` does."""
         return cls.from_dict(read_mapping(path, "JSON"))
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str]) -> Self:
-        """Create arguments from a YAML file.
-
-        Raises:
-            ConfigError: the file cannot be read, a name is not known, or a value does not fit.
-        """
+        """Create arguments from a YAML file as `from_dict` does."""
         return cls.from_dict(read_mapping(path, "YAML"))
 
     @classmethod
     def from_transformers(cls, args: Any) -> TrainingArguments:
-        """Create arguments from an instance of transformers' own classes, including the sequence to sequence class.
-
-        Raises:
-            ConfigError: it sets something that is refused here.
-        """
+        """Create arguments from those of transformers; a ConfigError if they set something that is refused here."""
         kind = Seq2SeqTrainingArguments if hasattr(args, "predict_with_generate") else cls
         names = {field.name for field in dataclasses.fields(kind) if field.init}.difference(_FILLED_IN)
         names.update(name for name, old in kind.old_names().items() if old.new and getattr(args, name, None))
@@ -261,8 +239,6 @@ class TrainingArguments(TrainingFields):
             if not name.startswith("_") and not hasattr(created, name):
                 setattr(created, name, value)
         return created
-
-    # ------------------------------------------------------------------------------------------ several at once
 
     set_training = _setter(
         "Set the main training options, and `do_train`; return these arguments.",
@@ -351,11 +327,7 @@ class TrainingArguments(TrainingFields):
 
 @dataclass(repr=False)
 class Seq2SeqTrainingArguments(TrainingArguments):
-    """The arguments of a run whose evaluation generates text.
-
-    Raises:
-        ConfigError: on making it; it names the field, what it was given and what is expected.
-    """
+    """The arguments of a run whose evaluation generates text."""
 
     sortish_sampler: bool = refused(False, 'train_sampling_strategy="group_by_length" puts like lengths together')
     predict_with_generate: bool = honoured(False, "Generate in evaluation and prediction, for metrics of text.")
@@ -364,11 +336,7 @@ class Seq2SeqTrainingArguments(TrainingArguments):
     generation_config: Any = honoured(None, "A GenerationConfig, or the folder or name of one.")
 
     def validate(self) -> None:
-        """Check the fields, and fill in dependent ones. Call it again after setting some.
-
-        Raises:
-            ConfigError: it names the field, what it was given and what is expected.
-        """
+        """Check the fields as `TrainingArguments.validate` does, those of the generation included."""
         super().validate()
         check_refused(self, Seq2SeqTrainingArguments)
         check_whole(self, ["generation_max_length", "generation_num_beams"], 1, is_optional=True)

@@ -175,10 +175,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def give_usual_mode(path: Path) -> None:
-    """Give a file, or the safetensors files of a folder, the default permissions of new files.
-
-    Called after another library wrote them: safetensors 0.8 creates private files (mode 0600).
-    """
+    """Give a file, or the safetensors files of a folder, the usual mode; safetensors 0.8 creates private ones."""
     written = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     private = [file for file in written if stat.S_IMODE(file.stat().st_mode) == 0o600]
     if not private:

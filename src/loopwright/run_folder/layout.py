@@ -58,12 +58,7 @@ class RunFolder:
     """The folder of one run, and the paths inside it.
 
     Attributes:
-        config: the file of all settings.
-        command: the file with the command that started the run.
         data: the file of the data plan.
-        log: the file of the printed output.
-        result: the file of the final metrics.
-        checkpoints: the folder of the training states.
         model: the folder of the model, in transformers' format.
         evaluation: the folder of predictions and the worst examples.
     """
@@ -131,10 +126,7 @@ def create_run(
     now: datetime | None = None,
     word: str | None = None,
 ) -> RunFolder:
-    """Create the folder of a new run, with its run.json: the id and the metadata.
-
-    None for the folder creates one under `runs_root()`, named by its id. The id has a label, shortened, and a word.
-    """
+    """Create the folder of a new run, by default under `runs_root()`, with its run.json: the id and the metadata."""
     run_id = new_run_id(label, now, word)
     path = runs_root() / run_id if folder is None else Path(folder)
     check_new_folder(path)
@@ -147,10 +139,7 @@ def create_run(
 
 
 def check_new_folder(folder: str | Path, option: str = "--output_dir ") -> None:
-    """Raise an InputError for a folder that has a run or other files already, or cannot be created.
-
-    Called before anything is read, and when the run is created. `option` is the flag or Python argument that named it.
-    """
+    """Raise an InputError for a folder, given by `option`, that has a run or other files, or cannot be created."""
     path = Path(folder)
     nearest = next((place for place in (path, *path.absolute().parents) if place.exists()), path)
     if not nearest.is_dir():
@@ -189,10 +178,7 @@ def new_run_id(label: str, now: datetime | None = None, word: str | None = None)
 
 
 def note_in_index(run: RunFolder, **fields: Any) -> None:
-    """Append a run to the index, and make it the last one; a write error does not stop the run.
-
-    Called when a run begins and when it ends. Each line is one write, so several runs may share an index.
-    """
+    """Append a line to the index, in one write since runs share it, and make the run the last; ignore write errors."""
     root = runs_root()
     with contextlib.suppress(OSError):
         root.mkdir(parents=True, exist_ok=True)

@@ -29,10 +29,7 @@ class _History(Protocol):
 
 
 class RunRecord:
-    """The lease, metrics.jsonl and status.json of a run; opened at its start, closed at its end.
-
-    Without a folder every method is a no-op, as on all ranks but 0, and in a run that keeps no record.
-    """
+    """The lease, metrics.jsonl and status.json of a run; without a folder, as on ranks but 0, methods are no-ops."""
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = None if folder is None else Path(folder)
@@ -82,11 +79,7 @@ class RunRecord:
         self._has_begun = True
 
     def write(self, event: str, /, **fields: Any) -> None:
-        """Append a record to metrics.jsonl.
-
-        A write error does not stop the run here: the record is kept and written with the next one, and the next
-        checkpoint requires it.
-        """
+        """Append a record to metrics.jsonl, or keep it after a write error until the next call or checkpoint."""
         if self._log is None:
             return
         times = {"seconds": round(self.seconds, 3), "time": round(time.time(), 3)}

@@ -19,13 +19,13 @@ class RunLength:
     updates: int
     epochs: int
     limit: int | None = None
-    evaluates: bool = True  # whether there are evaluations
+    evaluates: bool = True
     evaluate_every: int | None = None  # updates between evaluations within an epoch; None for epoch ends only
     update_seconds: float | None = None  # of an update in the rehearsal; None without one
     evaluation_seconds: float | None = None  # of an evaluation, estimated by the rehearsal; None without one
     per_epoch: int | None = None  # updates of a full epoch; None if all epochs are full
     save_every: int | None = None  # updates between saves; None if saves do not depend on updates
-    saves_epochs: bool = False  # whether each epoch is saved
+    saves_epochs: bool = False
 
     @property
     def updates_per_epoch(self) -> float:

@@ -57,14 +57,14 @@ class RunJob:
     settings: Settings
     data: RunData
     screen: Screen
-    folder: RunFolder | None = None  # the run folder; None before there is one
+    folder: RunFolder | None = None  # None before there is one
     checkpoint: Path | None = None  # the one to resume from; None for a new run, or if none was saved
     job: Job = field(init=False)  # what the task gets: model, processor and datasets
     trainer: TaskTrainer = field(init=False)
     window: int = field(init=False)  # micro-batches of an update over all processes
     length: RunLength = field(init=False)  # its updates, epochs, evaluations and saves
     best: BestMetric = field(init=False)
-    baselines: dict[str, dict[str, float]] = field(default_factory=dict)  # the scores of the trivial baselines
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
     update_seconds: float | None = None
     evaluation_seconds: float | None = None
     notes: dict[str, str] = field(default_factory=dict)  # lines of the start block that run.json keeps for the report

@@ -50,8 +50,8 @@ _SHORT_NAMES = (
 class Settings:
     """The settings of a run; a source is "flag", "file", "task", "default", "machine", "data" or, if found, "auto"."""
 
-    args: TaskArguments  # the task's own settings
-    training: TaskTrainingArguments  # the training arguments
+    args: TaskArguments
+    training: TaskTrainingArguments
     sources: dict[str, str]
     given: frozenset[str] = frozenset()  # the names of the settings that this call gives, by a flag or a keyword
     module: Any = None  # the model, if a module was passed in Python; it is not written to any file

@@ -60,10 +60,10 @@ class Rehearsal:
     seconds: float
     loss: float  # of the one update
     memory: int  # peak bytes in use, on the device if there is one, else of the process
-    checkpoint_bytes: int  # the size of a checkpoint
-    free_bytes: int  # free space on the disk of the run
-    update_seconds: float  # the duration of an update of long rows, once warm
-    evaluation_seconds: float  # the duration of an evaluation, extrapolated from its first batches
+    checkpoint_bytes: int
+    free_bytes: int  # on the disk of the run
+    update_seconds: float  # of long rows, once warm
+    evaluation_seconds: float  # extrapolated from its first batches
 
 
 class _Stopwatch(TrainerCallback):
