@@ -39,9 +39,6 @@ _STORED = np.dtype("<i8")  # dtype of a lengths file
 _CHECKED = 16  # samples measured again to validate a lengths file
 
 
-# ----------------------------------------------------------------------------------------------------- the order
-
-
 @dataclass(frozen=True, eq=False)
 class Bucketed:
     """A shuffled order, sorted by length within windows of batches; the batches of a window are shuffled again.
@@ -69,7 +66,6 @@ class Bucketed:
         return np.concatenate(parts)[start - first : stop - first]
 
     def _window(self) -> int:
-        """Return the size of a window, a multiple of the batch size."""
         num_batches = self.size // self.batch_size
         return self.batch_size * max(1, min(_WINDOW_BATCHES, num_batches // _FEWEST_WINDOWS))
 
@@ -100,7 +96,6 @@ class Bucketed:
 
     @functools.cached_property
     def _longest(self) -> tuple[int, int]:
-        """The longest sample, and its position in the shuffled order of the first epoch."""
         longest = int(np.argmax(self.lengths))
         return longest, int(self.order.permutation(0).positions_of(longest))
 
@@ -130,9 +125,6 @@ class LengthGroupedSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.plan(0, self.batch_size).ids(self._epoch, 0, len(self)).tolist())
-
-
-# ------------------------------------------------------------------------------------------------------- lengths
 
 
 def sample_lengths(
@@ -202,9 +194,6 @@ def _read_lengths(cache: Path, dataset: Any, measure: Callable[[Any], int]) -> n
     lengths = np.frombuffer(content, _STORED).astype(np.int64)
     places = np.unique(np.linspace(0, size - 1, min(size, _CHECKED)).astype(np.int64)).tolist()
     return lengths if all(measure(dataset[place]) == lengths[place] for place in places) else None
-
-
-# ------------------------------------------------------------------------------------------------ bucket lengths
 
 
 def default_lengths(longest: int, most: int = _NUM_BUCKETS) -> tuple[int, ...]:

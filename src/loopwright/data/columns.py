@@ -65,9 +65,6 @@ class BucketCollator(Collator):
         return {name: 1 for name in names if name in batch}
 
 
-# ------------------------------------------------------------------------------------------ samples to columns
-
-
 def to_columns(features: Sequence[Any]) -> Columns:
     """Return the columns of samples: mappings, dataclasses, or objects with attributes.
 
@@ -131,9 +128,6 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, (str, bytes))
 
 
-# ------------------------------------------------------------------------------------------ columns to tensors
-
-
 def checked_kind(return_tensors: str) -> str:
     """Return "pt" or "np"; raise a ConfigError for anything else."""
     if return_tensors not in ("pt", "np"):
@@ -191,9 +185,6 @@ def _described(value: Any) -> str:
         lengths = [len(item) if isinstance(item, (list, tuple)) else 1 for item in value]
         return f"lengths {lengths}" if is_nested else f"length {len(value)}"
     return f"a single {type(value).__name__}"
-
-
-# ------------------------------------------------------------------------------------------------- padding
 
 
 class Padding(NamedTuple):

@@ -53,7 +53,6 @@ class MicroBatch(NamedTuple):
     """One micro-batch as this process runs it.
 
     Attributes:
-        batch: the collated samples, on the host.
         key: the key of its fetch; follows from its position in the epoch.
         rows: samples that count; 0 for a pad, which a process runs to stay in step with the others.
         moved: the batch with its tensors on the device, if they were prefetched (`data.prefetch`).
@@ -73,7 +72,6 @@ class Window(NamedTuple):
     """The micro-batches of one update.
 
     Attributes:
-        pieces: the micro-batches that this process runs.
         samples: samples of the epoch that it consumes, over all processes.
         is_counted: samples may have been skipped, so the real count is the sum of all pieces' rows.
         whole: the micro-batches before they were cut into parts (`data.batch_parts`); None if not cut.
@@ -278,10 +276,7 @@ class OrderedLoader(Loader):
         return self._shared_out(window)
 
     def first_batch(self) -> Any:
-        """Return the first micro-batch of the first epoch; training reads it again.
-
-        If bad samples are skipped, it is the first complete one, or the last of a few tries.
-        """
+        """Return the first micro-batch of an epoch; if bad samples are skipped, the first complete one of a few."""
         keys, read = KeyStream(self.seed, 0, purpose=self._purpose), None
         for start, ids in itertools.islice(self._global_micro_batches(0, 0), _MOST_TRIED):
             with preserved_generators():
@@ -455,7 +450,6 @@ class ReplayLoader(Loader):
             self._workers.leave(batches)
 
     def _own_place(self, start: int) -> int:
-        """Return the position for the key of a micro-batch."""
         return start
 
     def _num_global_batches(self) -> int | None:
@@ -479,7 +473,6 @@ def adopt(
 
     Args:
         source: the result of `create_train_dataloader` or `create_eval_dataloader`.
-        share: this process's part.
         evaluation: no accumulation; the last window is split evenly over the processes.
         limit: micro-batches per process and epoch. If the accumulation does not divide it, the first processes run more
             of the last window than the others.
@@ -521,7 +514,6 @@ class _Feed:
         self.begin(iter(()))
 
     def begin(self, micro_batches: Iterator[BatchIds]) -> None:
-        """Feed these from now on."""
         self._rest = micro_batches
         self.undelivered: deque[BatchIds] = deque()
 
@@ -533,7 +525,6 @@ class _Feed:
 
 
 def _split_evenly(window: list[tuple[int, list[int]]], parts: int) -> list[tuple[int, list[int]]]:
-    """Split a window's samples into contiguous parts with sizes that differ by at most one."""
     start = window[0][0]
     ids = list(itertools.chain.from_iterable(ids for _, ids in window))
     size, extra = divmod(len(ids), parts)

@@ -109,13 +109,9 @@ def mask_tokens(
 
 
 def _over_words(is_asked: NDArray[np.bool_], is_word_start: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return for each token whether the first one of its word is predicted."""
     places = np.where(is_word_start, np.arange(is_word_start.shape[1]), 0)
     start: NDArray[np.intp] = np.maximum.accumulate(places, axis=1)
     return np.take_along_axis(is_asked, start, axis=1)
-
-
-# ---------------------------------------------------------------------------------------------------- words
 
 
 def words_as_offsets(word_ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -164,9 +160,6 @@ def _no_words(tokenizer: Any) -> ConfigError:
         f"token begins with {_CONTINUATION}. Tokenize with return_offsets_mapping=True, or put encoding.word_ids() "
         "into the samples as 'word_ids'."
     )
-
-
-# ------------------------------------------------------------------------------------------ language modelling
 
 
 @dataclass
@@ -250,7 +243,6 @@ class DataCollatorForLanguageModeling(BucketCollator):
         return batch
 
     def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        """Return the padded dimension of each value of a batch, by name; labels are as long as the tokens."""
         return {**super().padded_dimensions(batch), "labels": 1}
 
     def _mask(self, ids: Any, special: Any, offsets: Any, kind: str) -> tuple[Any, Any]:
@@ -279,11 +271,7 @@ class DataCollatorForLanguageModeling(BucketCollator):
         return np.isin(ids, list(special_ids))
 
     def _find_padding(self, batch: Batch, lengths: list[int], has_mask: bool) -> Any:
-        """Return the positions of padding, from the attention mask or else from the lengths.
-
-        Samples without a mask may already be padded; their pad tokens count too, unless it is the end-of-sequence
-        token.
-        """
+        """Return the positions of padding; without a mask, pad tokens count too unless they also end a sequence."""
         ids = np.asarray(batch["input_ids"])
         if has_mask and batch["attention_mask"].shape == ids.shape:
             return np.asarray(batch["attention_mask"]) == 0

@@ -79,7 +79,6 @@ class Permutation:
 
 
 def _mixed(half: _Words, round_key: np.uint64, bits: np.uint64) -> _Words:
-    """Return the round function: bits that depend on all of a half and of the key."""
     mixed = (half + round_key) * _MIX_1
     mixed ^= mixed >> np.uint64(32)
     mixed *= _MIX_2
@@ -106,7 +105,6 @@ class Sequential:
     size: int
 
     def ids(self, epoch: int, start: int, count: int) -> Ids:
-        """Return the positions themselves."""
         return np.arange(start, min(start + count, self.size), dtype=np.int64)
 
 
@@ -118,7 +116,6 @@ class Shuffled:
     seed: int
 
     def ids(self, epoch: int, start: int, count: int) -> Ids:
-        """Return the permuted ids at these positions."""
         return self.permutation(epoch)(np.arange(start, min(start + count, self.size), dtype=np.uint64))
 
     def permutation(self, epoch: int) -> Permutation:

@@ -284,7 +284,6 @@ class _Inbox:
             self._receiving_since = None
 
     def close(self) -> None:
-        """Release the queue and the watching thread."""
         self._is_closed.set()
         # Both refer to the object they are set on, which would keep it alive.
         vars(self._results).pop("get", None)

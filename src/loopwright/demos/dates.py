@@ -59,7 +59,6 @@ def written_dates(seed: int, is_validation: bool) -> Iterator[Row]:
 
 
 def date_demo(task: str) -> DemoData:
-    """Return the demo of a task that converts dates: the rows of seed 0."""
     train, validation = (
         list(islice(written_dates(0, is_validation), num_rows))
         for num_rows, is_validation in zip(_NUM_ROWS, (False, True), strict=True)

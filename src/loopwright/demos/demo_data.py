@@ -26,16 +26,7 @@ class DemoFiles:
 
 @dataclass(frozen=True)
 class DemoData:
-    """The rows of a demo: both splits, their source and licence.
-
-    Attributes:
-        task: the name of the task.
-        train: the rows to train on.
-        validation: rows from other functions, modules or days.
-        source: where they come from.
-        licence: the licence of their texts.
-        kind: of the files that they are written to: "csv" for values of one line, "jsonl" for any others.
-    """
+    """The rows of a demo; `kind` of their files is "csv" for values of one line, "jsonl" for any others."""
 
     task: str
     train: list[Row]
@@ -46,17 +37,14 @@ class DemoData:
 
     @property
     def columns(self) -> list[str]:
-        """Return the names of the columns, in order."""
         return list(self.train[0])
 
     @property
     def fingerprint(self) -> str:
-        """Return a digest of all rows, equal only for equal data."""
         rows = {"train": self.train, "validation": self.validation}
         return sha256(json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode()).hexdigest()
 
     def files(self) -> DemoFiles:
-        """Return the rows as a file for training and one for validation."""
         rows = {"train": self.train, "validation": self.validation}
         splits = {split: f"{split}.{self.kind}" for split in rows}
         notes = {
@@ -107,10 +95,8 @@ def split_by_name(
 
 
 def mixed(rows: list[Row], key: str) -> list[Row]:
-    """Return the rows in an order determined by this column."""
     return shuffled(rows, "rows", lambda row: str(row[key]))
 
 
 def first_paragraph(text: str) -> str:
-    """Return the text up to the first blank line, on one line."""
     return " ".join(text.split("\n\n", 1)[0].split())

@@ -41,9 +41,7 @@ def check_folder(folder: Path, task: str) -> None:
 
 
 def place_files(folder: Path, files: Files, notes: Mapping[str, Any]) -> None:
-    """Write the files of a demo, and `demo.json` with these notes and the digests of the files.
-
-    Called after `check_folder`: existing files are replaced.
+    """Write the files of a demo, replacing existing ones, and `demo.json` with these notes and the digests of all.
 
     A folder of files appears atomically; an existing one is kept. Its files are not synced one by one: the digest
     reveals damage from a power cut at the next call.

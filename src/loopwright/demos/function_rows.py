@@ -22,10 +22,7 @@ _MOST_NONE = 0.25
 
 
 def pair_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
-    """Return rows of `anchor`, name and signature, and `positive`, the first paragraph; held out by name.
-
-    No two rows share an anchor or a paragraph, so that each has one right answer.
-    """
+    """Return rows of a unique `anchor`, name and signature, and a unique `positive`, the first paragraph."""
     rows = []
     for doc in _described_functions(found):
         owner = doc.name.rpartition(".")[0]
@@ -55,10 +52,7 @@ def choice_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
 
 
 def question_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
-    """Return rows in SQuAD's format: three signatures, and a question about a default value in one of them.
-
-    All three functions of a validation row are held out by name.
-    """
+    """Return rows in SQuAD's format: three signatures, held out by name, and a question about a default value."""
     sides: tuple[list[Doc], list[Doc]] = ([], [])
     for doc in _functions_with_defaults(found):
         sides[is_held_out(doc.short_name, _SHARE_OF_QUESTIONS)].append(doc)
@@ -67,7 +61,6 @@ def question_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
 
 
 def _described_functions(found: StdlibDocs) -> list[Doc]:
-    """Return the public functions with a meaningful and unique first paragraph."""
     functions = [
         doc
         for doc in found.docs
@@ -89,7 +82,6 @@ def _choice_row(doc: Doc, names: Iterable[str]) -> Row:
 
 
 def _functions_with_defaults(found: StdlibDocs) -> list[Doc]:
-    """Return the functions with a short signature and a default, each name and signature once."""
     functions = {
         doc.signature: doc
         for doc in found.docs

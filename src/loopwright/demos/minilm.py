@@ -22,12 +22,7 @@ _FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_confi
 
 @dataclass(frozen=True)
 class MiniLM:
-    """The location of the model, or why it is missing.
-
-    Attributes:
-        folder: for transformers' `from_pretrained`; None if the model is missing.
-        problem: the problem and the install command; empty if there is none.
-    """
+    """The location of the model, for `from_pretrained`, or why it is missing."""
 
     folder: Path | None
     problem: str = ""

@@ -80,7 +80,6 @@ class Doc:
 
     @property
     def short_name(self) -> str:
-        """Return the last part of the name: "get_payload"."""
         return self.name.rpartition(".")[2]
 
     @property
@@ -101,7 +100,6 @@ class StdlibDocs:
 
 
 def demo(task: str, make: Callable[[StdlibDocs], tuple[list[Row], list[Row]]], kind: str) -> DemoData:
-    """Return the demo of a task: rows that `make` finds in the docs, and the kind of their files."""
     found = load()
     source = f"docstrings and help() pages of the standard library of Python {found.python}"
     return DemoData(task, *make(found), source, LICENCE, kind)
@@ -228,7 +226,6 @@ def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef, is_method: boo
 
 
 def _read_topics(root: Path) -> dict[str, str]:
-    """Return the pages of `help()` from `pydoc_data/topics.py`; empty without that file."""
     path = root / _TOPICS
     if not path.is_file():
         return {}
@@ -239,10 +236,7 @@ def _read_topics(root: Path) -> dict[str, str]:
     return {}
 
 
-# ------------------------------------------------------------------------------------------------- the cache file
-# The first line is an object with the digest of all following bytes; then the topics, then one doc per line.
-
-
+# The first line of a cache file is an object with the digest of the rest: the topics, then one doc per line.
 def _write_cache(path: Path, found: StdlibDocs) -> None:
     lines = [found.topics, *(asdict(doc) for doc in found.docs)]
     body = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()

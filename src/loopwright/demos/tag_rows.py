@@ -50,10 +50,7 @@ def _choose(rows: dict[str, Row], most: int) -> list[Row]:
 
 
 def find_spans(text: str, doc: Doc) -> list[tuple[int, int, str]]:
-    """Return start, end and kind of each parameter, exception and value in a function's text, by position.
-
-    They do not overlap, and align with words. A parameter in quotes is a parameter.
-    """
+    """Return start, end and kind of each parameter, exception and value in a text: whole words, without overlap."""
     spans: list[tuple[int, int, str]] = []
     names = sorted({part.name for part in doc.parameters})
     # Neither an attribute (`sys.path`) nor a call (`key()`).

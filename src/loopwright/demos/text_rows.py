@@ -40,10 +40,7 @@ _PUT_OFF = ("It was put off until {}.", "It was moved to {}.", "Then {} was chos
 
 
 def area_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
-    """Return rows of `text`, the first paragraph of a docstring, and `label`, one of twelve areas.
-
-    No paragraph occurs twice, and one shared by two areas is left out.
-    """
+    """Return rows of `text`, a first paragraph that only one area has, and `label`, one of twelve areas."""
     homes = {module: area for area, modules in AREAS.items() for module in modules}
     areas: dict[str, set[str]] = defaultdict(set)
     for doc in found.docs:
@@ -65,10 +62,7 @@ def area_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
 
 
 def language_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
-    """Return rows of `text`: whole docstrings and pages of `help()`, held out by module and by page.
-
-    Only the first occurrence of a text is kept, so that none is on both sides.
-    """
+    """Return rows of `text`: docstrings and pages of `help()`, each once, held out by module and by page."""
     homes: dict[str, str] = {}
     for doc in found.docs:
         if doc.text:
@@ -110,7 +104,6 @@ def summary_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
 
 
 def _notes(module: str, quotes: dict[str, tuple[list[str], list[str]]], number: int, is_validation: bool) -> Row:
-    """Return the notes about one review, and their summary, determined by the number."""
     draws = count()
 
     def draw(num_choices: int) -> int:

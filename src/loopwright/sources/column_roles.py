@@ -36,7 +36,6 @@ class Guess(NamedTuple):
         return f"{self.name}={', '.join(map(repr, column_names(self.value)))} ({self.reason})"
 
     def brief(self) -> str:
-        """Return the guess without its reason if that is the usual one."""
         return str(self._replace(reason="guessed") if self.reason == _BY_NAME else self)
 
 
@@ -48,22 +47,18 @@ class ColumnSample(NamedTuple):
 
     @property
     def num_distinct(self) -> int:
-        """The number of distinct values in the sample."""
         return len({json.dumps(value, sort_keys=True, default=str) for value in self.values})
 
     @property
     def num_words(self) -> int:
-        """The number of words in all values."""
         return sum(len(str(value).split()) for value in self.values)
 
     @property
     def is_nested(self) -> bool:
-        """Whether some values are lists or objects."""
         return any(isinstance(value, dict | list) for value in self.values)
 
     @property
     def is_text(self) -> bool:
-        """Whether the values are texts, and not all numbers."""
         texts = [value for value in self.values if isinstance(value, str)]
         return len(texts) == len(self.values) and not all(is_number(text) for text in texts if text.strip())
 
@@ -75,7 +70,6 @@ class ColumnSample(NamedTuple):
         return 2 <= self.num_distinct <= min(FEW_LABELS, len(self.values) // 2)
 
     def fits(self, role: Role) -> bool:
-        """Whether the values could be those of a role."""
         if role.kind == "text":
             return self.is_text and not (self.could_be_label and role.is_input)
         if role.kind in ("label", "class", "position"):
@@ -90,7 +84,6 @@ class ColumnSample(NamedTuple):
 
 
 def column_names(column: Column) -> list[str]:
-    """Return the column, or the several columns, of a role as a list."""
     return [column] if isinstance(column, str) else list(column)
 
 
@@ -125,14 +118,12 @@ def sample_columns(table: Table) -> dict[str, ColumnSample]:
 
 
 def _truncated(value: Any) -> Any:
-    """Return a value with the first bytes of an image only."""
     if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):
         return value | {"bytes": value["bytes"][:16]}
     return value[:16] if isinstance(value, bytes) else value
 
 
 def sample_values(table: Table, column: str) -> list[Any]:
-    """Return the values of a column in the first rows, without empty ones."""
     block_rows = (value for block in table.blocks([column]) for value in block.values[column])
     return [value for value in islice(block_rows, ROWS_SAMPLED) if value is not None]
 
@@ -154,8 +145,6 @@ def choose_columns(
 
 
 class _Choice:
-    """The columns that are chosen so far."""
-
     def __init__(self, schema: Schema, table: Table) -> None:
         self.schema = schema
         self.table = table
@@ -164,7 +153,6 @@ class _Choice:
         self.guesses: list[Guess] = []
 
     def take(self, given: Mapping[str, str | Sequence[str]]) -> None:
-        """Take the given columns; refuse those that do not exist."""
         absent: dict[str, str] = {}
         for role in self.schema.roles:
             if role.name not in given:
@@ -179,7 +167,6 @@ class _Choice:
             raise self._no_such_columns(absent)
 
     def guess(self) -> None:
-        """Guess the other columns, by name and then by elimination."""
         for role in self.schema.roles:
             if role.name in self.columns:
                 continue
@@ -281,7 +268,6 @@ def _family(pattern: str, free: dict[str, str]) -> list[str]:
 
 
 def describe_columns(table: Table, samples: dict[str, ColumnSample]) -> list[str]:
-    """Return a line about each column: an example and the number of distinct values."""
     width = max(map(len, samples), default=0)
     part = "" if len(table) <= ROWS_SAMPLED else f" in the first {ROWS_SAMPLED} rows"
     lines = []

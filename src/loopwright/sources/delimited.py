@@ -79,7 +79,6 @@ class DelimitedSplitter(RowSplitter):
         return ends
 
     def _walk(self, buffer: bytes, start: int, is_last: bool) -> list[int]:
-        """Return the ends of all complete rows from start on, one row at a time."""
         ends = []
         while start < len(buffer):
             line_end = buffer.find(self._row_end, start)
@@ -111,7 +110,6 @@ class DelimitedSplitter(RowSplitter):
             start = delimiter + 1
 
     def explain_long_row(self, source: FileBytes, start: int, buffer: bytes) -> InputError | None:
-        """Return the error about an unclosed quote, if that is why the row does not end."""
         if not self.dialect.has_quotes:
             return None
         end, opened = self._walk_row(buffer, 0, True)
@@ -222,7 +220,6 @@ class DelimitedTable(IndexedTable):
             yield Block(start, {name: [row[place] for row in rows] for name, place in places.items()})
 
     def _split_all(self, data: bytes, ends: list[int]) -> list[list[str]]:
-        """Return the fields of each row, for any quoting and any number of fields."""
         if data.isascii():
             text = data.decode("ascii")
             texts = [text[a:b] for a, b in zip(ends, ends[1:], strict=False)]
@@ -334,11 +331,7 @@ def _sniff_delimiter(lines: list[str]) -> str:
 
 
 def _quotes_are_text(lines: list[str], delimiter: str) -> bool:
-    """Whether quotes in a file with tabs are ordinary characters, as in the files of GLUE.
-
-    They are if all lines match the header's number of fields without quoting, and some field starts with an unclosed
-    quote.
-    """
+    """Whether quotes in a file with tabs are ordinary characters, as in the files of GLUE."""
     if delimiter != "\t" or not lines:
         return False
     rows = [line.rstrip("\r").split(delimiter) for line in lines]

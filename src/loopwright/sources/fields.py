@@ -21,12 +21,9 @@ Places = npt.NDArray[np.int64]
 def cut_columns(
     data: bytes, row_places: Sequence[int], delimiter: str, has_quotes: bool, num_columns: int, wanted: Sequence[int]
 ) -> list[list[str]] | None:
-    """Return the values of the wanted columns, or None if a row has to be read field by field.
+    """Return the wanted columns of complete UTF-8 rows, or None if a row has to be read field by field.
 
-    Args:
-        data: Complete rows, in UTF-8.
-        row_places: The start of each row, and the end of the last one.
-        wanted: Columns by number.
+    `row_places` has the start of each row, and the end of the last one.
     """
     starts = np.array(row_places[:-1], np.int64)
     stops = _without_line_breaks(np.frombuffer(data, np.uint8), starts, np.array(row_places[1:], np.int64))

@@ -12,6 +12,7 @@ import hashlib
 import os
 import stat
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -55,12 +56,12 @@ class Progress(NamedTuple):
 Say = Callable[[Progress], None]
 
 
-class RowSplitter:
+class RowSplitter(ABC):
     """Finds row starts in a buffer that begins at a row start."""
 
+    @abstractmethod
     def split(self, buffer: bytes, is_last: bool) -> tuple[Places, int]:
         """Return the row starts, and the number of bytes consumed. The rest comes again, with more after it."""
-        raise NotImplementedError
 
     def explain_long_row(self, source: FileBytes, start: int, buffer: bytes) -> InputError | None:
         """Return a better error than "too long" for a row that does not end, if there is one."""
@@ -220,7 +221,6 @@ class FileBytes:
 
 
 def sha256_of(path: Path, say: Say | None = None) -> str:
-    """Return the sha256 of a file in hex; `say` receives the progress."""
     digest = hashlib.sha256()
     try:
         with open(path, "rb") as file:
@@ -262,7 +262,6 @@ def _long_row(source: FileBytes, start: int) -> InputError:
 
 
 def unreadable(path: Path, error: OSError) -> InputError:
-    """Return the error about a file or folder that the system refuses to read."""
     return InputError("data.file", f"{path} cannot be read", saw=[str(error)], fix="check the name and its permissions")
 
 
@@ -277,7 +276,6 @@ def line_starts(buffer: bytes, is_last: bool) -> tuple[Places, npt.NDArray[np.bo
 
 
 def blank_lines(bytes_: npt.NDArray[np.uint8], starts: Places, ends: Places) -> npt.NDArray[np.bool_]:
-    """Return which lines are empty, with LF or CRLF line breaks."""
     lengths = ends - starts
     firsts = bytes_[np.minimum(starts, max(len(bytes_) - 1, 0))]
     is_break = (firsts == 10) | (firsts == 13)
@@ -287,7 +285,6 @@ def blank_lines(bytes_: npt.NDArray[np.uint8], starts: Places, ends: Places) -> 
 
 
 def folder_listing(folder: Path) -> list[str]:
-    """Return the content of a folder, in a few lines."""
     names = sorted(path.name + ("/" if path.is_dir() else "") for path in folder.iterdir())
     if not names:
         return ["the folder is empty"]
@@ -295,7 +292,6 @@ def folder_listing(folder: Path) -> list[str]:
 
 
 def missing_file(path: Path, flag: str) -> InputError:
-    """Return the error about a missing file, with the nearest names."""
     if path.is_symlink():
         target = os.readlink(path)
         what = f"{flag} {path} is a link to {target}, which does not exist"
@@ -313,6 +309,5 @@ def missing_file(path: Path, flag: str) -> InputError:
 
 
 def near_names(path: Path) -> list[str]:
-    """Return the names beside a path that are similar to its own."""
     names = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
     return difflib.get_close_matches(path.name, names, n=3, cutoff=0.7)

@@ -58,7 +58,7 @@ def open_table(
     flag: str = "--data",
     say: Say | None = None,
 ) -> Table:
-    """Open a data file, check its bytes and index its rows.
+    """Open a data file, check its bytes and index its rows; any problem is an InputError.
 
     Args:
         path: A csv, tsv, json, jsonl, txt, conll or parquet file, all but the last also as .gz, or the id of a Hub
@@ -67,16 +67,12 @@ def open_table(
         delimiter: Of a csv file; sniffed by default.
         quoting: "minimal", or "none" for a csv file in which quotes are ordinary characters; sniffed by default.
         text_unit: "line" or "paragraph": the row of a txt file.
-        split: The split of a Hub dataset.
         image_dir: The location of the images: a sub-folder, or for a file the base folder of its paths, relative to it.
             It turns a csv, json, jsonl or parquet file into a table of images.
         annotation_dir: The sub-folder of masks or text files of objects.
         names_file: A file of class names by number, relative to the folder or the file.
         flag: The option that named the file, for error messages.
         say: Receives the progress every few megabytes.
-
-    Raises:
-        InputError: Any problem with the file.
     """
     local = Path(path).expanduser()
     if kind == "hub" and split is not None:
@@ -133,7 +129,6 @@ def _open_images(
 
 
 def kind_of(path: Path, flag: str) -> str:
-    """Return the kind of a file by its ending."""
     ending = ending_of(path)
     if ending in KINDS_BY_ENDING:
         return KINDS_BY_ENDING[ending]

@@ -88,7 +88,6 @@ def _class_names(feature: Any) -> tuple[str, ...]:
 
 
 def open_parquet(path: Path) -> DatasetTable:
-    """Return the table of a parquet file."""
     datasets = _import_datasets(f"{path.name}: reading parquet files")
     sha256 = sha256_of(path)
     columns: list[str] = []
@@ -112,7 +111,6 @@ def open_parquet(path: Path) -> DatasetTable:
 
 
 def _parquet_head(path: Path) -> tuple[list[str], int]:
-    """Return the columns and the number of rows of a parquet file; pyarrow comes with datasets."""
     parquet: Any = importlib.import_module("pyarrow.parquet")
     with parquet.ParquetFile(str(path)) as file:
         return list(file.schema_arrow.names), int(file.metadata.num_rows)

@@ -132,7 +132,6 @@ def load_json(source: FileBytes, say: Say | None, fix_if_large: str) -> Any:
 
 
 def _conversion(source: FileBytes) -> str:
-    """Return a command that writes the list of a file as JSON lines."""
     key = _LIST_KEY.search(source.read(source.start, _HEAD_BYTES).decode("utf-8", "replace"))
     is_list = source.read(source.start, 64).lstrip().startswith(b"[")
     rows = "json.load(sys.stdin)" + ("" if is_list or key is None else f'["{key[1]}"]')
@@ -222,7 +221,6 @@ def _surrogate_note(table: Table, index: int) -> str:
 
 
 def columns_of(rows: Iterable[Row]) -> tuple[str, ...]:
-    """Return the names of all columns of these rows, in the order of first appearance."""
     return tuple(dict.fromkeys(name for row in rows for name in row))
 
 

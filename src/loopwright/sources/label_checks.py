@@ -65,12 +65,7 @@ def unknown_labels(
 ) -> InputError:
     """Return the error about labels of a table that are not among the names, which the table `lead` defines.
 
-    Args:
-        noun: "label" or "class".
-        number: Of unknown labels.
-        first: The first of them, each with its frequency and first place in words.
-        saw: The first lines of evidence.
-        fix: By default the labels that were probably meant, or to drop the rows.
+    `first` has the first unknown labels, each with its frequency and place; `saw` the first lines of evidence.
     """
     pairs = []
     for text, place in first.items():
@@ -87,12 +82,10 @@ def unknown_labels(
 
 
 def known_names(names: Sequence[str]) -> str:
-    """Return the known labels as a line of evidence."""
     return f"known: {', '.join(names[:20])}" + (" ..." if len(names) > 20 else "")
 
 
 def unique_labels(scan: LabelScan, num_rows: int) -> InputError:
-    """Return the error about labels that hardly repeat, so that no class can be learnt and validated."""
     fix = f"{scan.role.flag} with another column, or rows with labels that repeat"
     if all(_DECIMAL_COMMA.fullmatch(label_text(text)) for text in scan.texts if text.strip()):
         fix = "write the numbers with a decimal point: 3.5 instead of 3,5"
@@ -132,7 +125,6 @@ def odd_classes(counts: Mapping[str, int], column: str, is_guessed: bool) -> Ite
 
 
 def listing(names: Sequence[str]) -> str:
-    """Return the first of some labels, and the number of the others."""
     more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
     return ", ".join(map(shortened, names[:MOST_NAMED])) + more
 
@@ -153,15 +145,11 @@ def did_you_mean(text: str, names: Sequence[str]) -> str | None:
 
 
 def map_flag(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return renamed labels as a command line option."""
     return " ".join(["--label_map", *(shlex.quote(f"{old}={new}") for old, new in pairs)])
 
 
 def never_renamed(label_map: Mapping[str, str], found: Iterable[str], what: str = "row has the label") -> Iterator[str]:
-    """Yield a warning for each renamed label that does not occur in any split; called before training.
-
-    Not an error, as a complete map may be used for a part of the data. `what` is the subject of the sentence.
-    """
+    """Yield a warning for each renamed label that no split has; not an error, as the map may cover more data."""
     names = list(dict.fromkeys(found))
     for old, new in label_map.items() if names else ():
         if old in names:
@@ -181,7 +169,6 @@ def shown_counts(counts: Mapping[str, int]) -> str:
 
 
 def shortened(name: str) -> str:
-    """Return a label for display: on one line, truncated if very long."""
     name = " ".join(name.split())
     return name if len(name) <= _LONGEST_SHOWN else name[: _LONGEST_SHOWN - 1] + "…"
 

@@ -73,10 +73,7 @@ def label_text(value: Any) -> str:
 
 
 def label_list(value: Any, kind: str, separator: str) -> list[str]:
-    """Return the labels of a multi-label row: a list, or one text with separators (spaces for tags).
-
-    A list may also be a text, as in a csv file: "['B-PER', 'O']".
-    """
+    """Return the labels of a row: a list, a list written as text, or a text with separators (spaces for tags)."""
     if isinstance(value, str):
         written = written_list(value) if kind == "tags" and value.lstrip().startswith("[") else listed(value)
         if written is None:
@@ -94,7 +91,6 @@ def ordered(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_whole(text: str) -> bool:
-    """Whether a text is a whole number."""
     return text.removeprefix("-").isdecimal() and text.isascii()
 
 
@@ -129,23 +125,19 @@ class LabelScan:
 
     @property
     def name(self) -> str:
-        """The column in words, for messages."""
         return f"the label column {self.column!r} of {self.table.name}"
 
     @property
     def texts(self) -> list[str]:
-        """All labels, in the order of first appearance."""
         return list(self._codes_by_text)
 
     @property
     def codes(self) -> Codes:
-        """The label of each row of kind class, as an index in `texts`."""
         if len(self._codes) != 1:
             self._codes = [np.concatenate([np.zeros(0, np.int32), *self._codes])]
         return self._codes[0]
 
     def place(self, text_index: int) -> str:
-        """Return the first place of a text."""
         return self.table.place(self.first_rows[text_index])
 
     def add(self, start: int, values: list[Any]) -> None:
@@ -200,7 +192,6 @@ class LabelScan:
             self.types.setdefault(names.get(type(value), "text"), row)
 
     def counts(self, labels: Labels, rows: npt.NDArray[np.int64] | None = None) -> Counter[str]:
-        """Return the frequency of each class, renamed, in some or all rows."""
         found: Counter[str] = Counter()
         if self.kind == "class":
             codes = self.codes if rows is None else self.codes[rows]
@@ -217,7 +208,6 @@ class LabelScan:
         return found
 
     def rows_with(self, text_indexes: list[int], labels: Labels) -> npt.NDArray[np.bool_]:
-        """Return which rows have one of these texts."""
         if self.kind == "class":
             return np.isin(self.codes, text_indexes)
         wanted = {label_text(self.texts[index]) for index in text_indexes}

@@ -61,7 +61,6 @@ def locate(data: str | Path | None, files: Given, settings: Settings) -> dict[st
 
 
 def open_places(places: Mapping[str, Place], say: Say | None) -> dict[str, Table]:
-    """Open the data of all splits; return the tables in the order of `SPLITS`."""
     tables: dict[str, Table] = {}
     for split, (path, flag, settings) in places.items():
         if is_hub(path):
@@ -72,7 +71,6 @@ def open_places(places: Mapping[str, Place], say: Say | None) -> dict[str, Table
 
 
 def split_of(name: str) -> str:
-    """Return the split that a name means, or ""."""
     return next((split for split, names in SPLIT_NAMES.items() if name in names), "")
 
 

@@ -43,7 +43,6 @@ class DataFile:
     settings: Mapping[str, Any]  # settings for `open_table`
 
     def open(self, say: Say | None = None) -> Table:
-        """Open it again."""
         return open_table(self.path, say=say, **self.settings)
 
 
@@ -68,7 +67,6 @@ class Part:
 
     @classmethod
     def unpacked(cls, content: Mapping[str, Any], files: Sequence[DataFile]) -> Part:
-        """Return the part that `packed` wrote."""
         num_rows = files[content["file"]].num_rows
         if "bitmap" in content:
             bits = np.frombuffer(zlib.decompress(base64.b64decode(content["bitmap"])), np.uint8)
@@ -93,18 +91,12 @@ class DataPlan:
     """Everything a run needs to know about its data.
 
     Attributes:
-        task: The task whose schema was used.
-        files: The data files with their sha256.
         splits: By name: train, validation, test, as far as they exist.
-        columns: The column, or columns, of each role.
-        kinds: The kind of each role, as in `Role.kind`.
-        labels: The labels, if the task has any.
         counts: The frequency of each label, by split; empty for numbers.
         lengths: By role: {"characters": {"p50", "p95", "max"}, "words": {...}} over all files.
         label_range: Smallest and largest label of a task that predicts a number.
         duplicates: Rows of a split that are also in training, by split, before deduplication.
         dropped: Dropped rows, by reason.
-        guessed: The guessed columns and settings.
         warnings: Suspicious findings, in sentences to print.
         images: For image tasks: sizes; bad images; objects, empty scenes, clipped or dropped boxes; "class_ids": the
             number of each label in the file; "ignore_index" and "reduce_labels" of masks.
@@ -294,13 +286,7 @@ class SplitRows:
 
 
 def check_unchanged(plan: DataPlan, say: Say | None = None) -> None:
-    """Refuse a changed file of the plan: resume, evaluate and predict call this before anything else.
-
-    It reads all images of an image task; `say` receives the progress.
-
-    Raises:
-        InputError: resume.data, naming the file and both hashes.
-    """
+    """Refuse a changed file of the plan (InputError, resume.data); for an image task this reads all images."""
     for file in plan.files:
         name = Path(file.path).name
         if file.kind != "hub" and not Path(file.path).exists():

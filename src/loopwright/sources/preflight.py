@@ -42,14 +42,11 @@ def preflight(
     options: DataOptions | None = None,
     say: Say | None = None,
 ) -> DataPlan:
-    """Open the data of a task, check all of it, and return the plan.
+    """Open the data of a task, check all of it, and return the plan; any problem is an InputError.
 
     `data` is a file, a folder with train, validation and test files, or the id of a Hub dataset. Without a validation
     file rows are held out by a hash of their content. With only a validation or test file nothing is split, to evaluate
     a trained model on other data. For image tasks all of these may be folders of images.
-
-    Raises:
-        InputError: Any problem; nothing was written.
     """
     options = options or DataOptions()
     files = {"train": train_file, "validation": validation_file, "test": test_file}
@@ -178,7 +175,6 @@ class _Check:
         return found
 
     def _scan(self, split: str, columns: Columns, label_kind: str | None) -> None:
-        """Scan a file, and refuse or drop its rows that lack a value or have a bad image."""
         table, role = self.tables[split], self.schema.label_role
         if isinstance(table, TableOfImages):
             table.find_images(str(columns["image"]))

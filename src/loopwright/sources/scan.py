@@ -37,7 +37,6 @@ class LengthHistogram:
         self._longest = 0
 
     def add(self, lengths: Iterable[int]) -> None:
-        """Count some lengths."""
         array = lengths if isinstance(lengths, np.ndarray) else np.fromiter(lengths, np.int64)
         if not len(array):
             return
@@ -47,7 +46,6 @@ class LengthHistogram:
         self._counts = counts
 
     def summary(self) -> dict[str, int]:
-        """Return the median, the 95th percentile and the maximum."""
         total = np.cumsum(self._counts)
         places = {name: int(np.searchsorted(total, share * total[-1])) for name, share in (("p50", 0.5), ("p95", 0.95))}
         return {name: min(place, self._longest) for name, place in places.items()} | {"max": self._longest}
@@ -64,8 +62,6 @@ class Scan:
         content: A hash of the model's inputs, per row: equal rows are duplicates.
         split_key: The hash that splits rows; the same array as `content` unless the schema has `split_by`.
         missing: Which rows lack the value of a required role, by role.
-        labels: The findings in the label column, if there is one.
-        scenes: The findings in the images, if there are any.
     """
 
     content: Hashes
@@ -84,12 +80,7 @@ def scan_table(
     lengths: Lengths,
     say: Say | None,
 ) -> Scan:
-    """Read all rows of a table once, and count their lengths.
-
-    Raises:
-        InputError: A value has the wrong type (data.value), an answer is not in its context (data.answers), tags and
-            tokens differ in number (data.tags), labels have mixed types (data.label_type); for images see `SceneScan`.
-    """
+    """Read all rows of a table once, count their lengths, and refuse unusable values with an InputError."""
     roles = [role for role in schema.roles if role.name in columns]
     names = {role.name: column_names(columns[role.name]) for role in roles}
     missing = {role.name: np.zeros(len(table), np.bool_) for role in roles if not role.may_be_empty}
@@ -139,7 +130,6 @@ def _gather(columns: list[list[Any]]) -> list[Any]:
 
 
 def _convert(role: Role, raw: list[Any], others: dict[str, list[Any]], table: Table, start: int) -> list[Any]:
-    """Return the values in the format of their role; refuse unusable ones."""
     if role.kind == "text" and set(map(type, raw)) == {str}:
         return raw
     contexts = others["context"] if role.kind == "answers" else [""] * len(raw)

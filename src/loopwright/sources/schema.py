@@ -72,7 +72,6 @@ class Schema:
 
     @property
     def label_role(self) -> Role | None:
-        """The role whose values are labels, if there is one."""
         return next((role for role in self.roles if role.is_label), None)
 
     @property

@@ -45,7 +45,6 @@ def keep_classes_in_training(held_back: Mask, codes: npt.NDArray[np.int32]) -> l
 
 
 def duplicated_in(content: Hashes, training: Hashes) -> Mask:
-    """Return which rows have the same content as a training row."""
     ordered = np.unique(training)
     places = np.minimum(np.searchsorted(ordered, content), max(len(ordered) - 1, 0))
     found: Mask = ordered[places] == content if len(ordered) else np.zeros(len(content), np.bool_)

@@ -141,7 +141,6 @@ class IndexedTable(Table):
 
 
 def as_block(start: int, rows: list[Row], columns: Sequence[str]) -> Block:
-    """Return rows column by column."""
     return Block(start, {name: [value_at(row, name) for row in rows] for name in columns})
 
 

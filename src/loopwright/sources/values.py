@@ -57,7 +57,6 @@ def as_tokens(value: Any) -> list[str]:
 
 
 def as_texts(value: Any) -> list[str]:
-    """Return a list of texts, from a list or from one value per column."""
     if isinstance(value, dict) and isinstance(value.get("text"), list):  # the format of ARC and OpenBookQA
         value = value["text"]
     if isinstance(value, str):
@@ -68,15 +67,11 @@ def as_texts(value: Any) -> list[str]:
 
 
 def listed(text: str) -> list[Any] | None:
-    """Return the list of texts written in one text, in Python or JSON; None if it is not a list.
-
-    Lists in csv cells look like this: "['Anna', 'lives']". Words in brackets without quotes are words.
-    """
+    """Return the list of texts written in a csv cell; None for any other text, such as words in brackets."""
     return written_list(text) if _LIST_OF_TEXTS.fullmatch(text) else None
 
 
 def written_list(text: str) -> list[Any] | None:
-    """Return the list of texts or numbers written in a text; None if it is not one."""
     value = written_value(text)
     return value if isinstance(value, list) else None
 
@@ -94,7 +89,6 @@ def written_value(text: str) -> Any:
 
 
 def without_empty_end(parts: list[Any]) -> list[Any]:
-    """Return the values of several columns without trailing empty ones."""
     end = len(parts)
     while end > 2 and (parts[end - 1] is None or (isinstance(parts[end - 1], str) and not parts[end - 1].strip())):
         end -= 1

@@ -81,7 +81,6 @@ def decode_mask(source: Source | PillowImage) -> NDArray[np.int32]:
 
 
 def _read(source: Source | PillowImage) -> PillowImage:
-    """Return the loaded, upright image in the mode of its file."""
     try:
         if isinstance(source, bytes):
             return _upright(pillow().open(io.BytesIO(source)))
@@ -124,10 +123,7 @@ def _to_rgb(image: PillowImage) -> PillowImage:
 
 
 def _narrowed(image: PillowImage) -> NDArray[np.uint8]:
-    """Return 16-bit, 32-bit or float values as 8 bits.
-
-    16-bit formats are scaled by their range. Others have no known range: the smallest usual one that fits is assumed.
-    """
+    """Return values as 8 bits, scaled by the range of a 16-bit format, else by the smallest usual range that fits."""
     values = np.asarray(image).astype(np.float64)
     largest = float(values.max(initial=0.0))
     if image.mode.startswith("I;16") or image.format == "PNG":

@@ -115,7 +115,6 @@ def rasterize(
     Args:
         segments: each a list of polygons (flat lists of x, y), a run-length encoding {"size": [height, width],
             "counts": a string or a list}, or None.
-        size: height and width.
         boxes: fill a segment that is None; without them it stays empty.
     """
     masks = np.zeros((len(segments), *size), dtype=np.bool_)

@@ -84,7 +84,6 @@ def collate_images(
         is_padded: images may differ in size: images and masks are padded with zeros at the right and bottom, labels
             with `ignore_index`. The batch then has "pixel_mask": int64, 1 for real pixels.
         multiple: sides of padded images are rounded up to it.
-        ignore_index: the label of padding.
     """
     sizes = [tuple(sample["pixel_values"].shape[-2:]) for sample in samples]
     batch: dict[str, Any] = {}

@@ -69,7 +69,6 @@ def confusion_picture(matrix: npt.ArrayLike, names: Sequence[str]) -> Image:
 def _write_counts(
     picture: Image, counts: npt.NDArray[Any], colors: npt.NDArray[np.uint8], cell: int, corner: tuple[int, int]
 ) -> None:
-    """Write each nonzero count into its square, in place, if it fits."""
     for row, column in np.argwhere(counts):
         text = str(counts[row, column])
         width = text_width(text, _COUNT_SIZE)
@@ -81,7 +80,6 @@ def _write_counts(
 
 
 def _colors(counts: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Return the color of each square, shape (n, n, 3): white for 0."""
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     strength = (share**_GAMMA)[:, :, None]
     full = np.where(np.eye(len(counts), dtype=np.bool_)[:, :, None], _RIGHT, _WRONG)
@@ -90,7 +88,6 @@ def _colors(counts: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def _squares(colors: npt.NDArray[np.uint8], cell: int) -> npt.NDArray[np.uint8]:
-    """Return all squares as one image, with a border, and lines between them if they are large enough."""
     pixels = np.repeat(np.repeat(colors, cell, axis=0), cell, axis=1)
     pixels = np.pad(pixels, ((0, 1), (0, 1), (0, 0)))
     lines = np.arange(0, len(pixels), cell if cell >= _LEAST_CELL_WITH_LINES else len(pixels) - 1)

@@ -29,7 +29,6 @@ def draw_boxes(
     Args:
         boxes: x0, y0, x1, y1 of each in pixels of `image`, shape (n, 4): from the left edge of its first pixel to the
             right edge of its last one. Lines are inside the box, clipped to the image.
-        names: the text of each label.
         scores: shown after the names, with two digits; the highest is drawn last.
         colors: one per box; None cycles through the palette.
         scale: the whole factor to enlarge by first; None uses `scale_for`.
@@ -94,7 +93,6 @@ def draw_semantic(
     Args:
         semantic: class ids, shape (H, W).
         colors: one per class id; None uses `color_of`.
-        alpha: the opacity of the color, 0 to 1.
         unpainted: ids whose pixels stay unchanged: the ignored id, and any background. Ids below 0 always do.
     """
     picture = as_image(image)

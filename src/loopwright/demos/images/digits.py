@@ -22,7 +22,6 @@ _FONT_SIZES, _STROKES, _MOST_SHIFT, _MOST_DEGREES = (60, 76), (2, 4), 5, 15
 
 
 def has_scikit_learn() -> bool:
-    """Return whether scikit-learn is installed; otherwise digits and backgrounds are generated."""
     return find_spec("sklearn") is not None
 
 
@@ -32,7 +31,6 @@ def load_digits() -> LabelledImages:
 
 
 def written_digits() -> LabelledImages:
-    """Return scikit-learn's handwritten digits; requires scikit-learn."""
     found = import_module("sklearn.datasets").load_digits()
     # Their ink ranges from 0 to 16.
     images = np.rint(found.images * (255 / 16)).astype(np.uint8)

@@ -51,10 +51,7 @@ def class_folders(variant: str | None, source: str | Path | None) -> DemoFiles:
 
 
 def mask_folders(num_train: int) -> DemoFiles:
-    """Return `train/images`, `train/masks`, the same for validation, and `id2label.json`.
-
-    Mask values are class ids, with a palette that shows them in color.
-    """
+    """Return `train/images`, `train/masks` of class ids with a palette, both for validation, and `id2label.json`."""
     pillow(purpose=_PURPOSE)
     parts, num_scenes = load_parts(), {"train": num_train, "validation": NUM_VALIDATION}
     names = ("background", *NAMES)
@@ -68,10 +65,7 @@ def mask_folders(num_train: int) -> DemoFiles:
 
 
 def coco_files(num_train: int, has_masks: bool) -> DemoFiles:
-    """Return `train.json` and `validation.json` in COCO's format, and all images in `images`.
-
-    A category's id is its digit. Masks are uncompressed counts.
-    """
+    """Return `train.json` and `validation.json` in COCO's format, with digits as category ids, and `images`."""
     pillow(purpose=_PURPOSE)
     parts, num_scenes = load_parts(), {"train": num_train, "validation": NUM_VALIDATION}
     files: dict[str, bytes] = {}

@@ -20,5 +20,4 @@ class LabelledImages:
     licence: str
 
     def positions(self, split: str) -> range:
-        """Return the indexes of the images of "train" or "validation"."""
         return range(self.num_train) if split == "train" else range(self.num_train, len(self.images))

@@ -98,7 +98,6 @@ def load_parts() -> SceneParts:
 
 
 def digit_scenes(parts: SceneParts, split: str, num_scenes: int) -> Iterator[DigitScene]:
-    """Yield the first scenes of "train" or "validation"."""
     for index in range(num_scenes):
         yield make_scene(parts, split, np.random.default_rng(key(0, f"scene {split}", index)))
 
@@ -137,7 +136,6 @@ def _crop(backgrounds: list[Pixels], rng: np.random.Generator) -> Shares:
 
 
 def _free_place(shape: tuple[int, ...], taken: list[Rectangle], rng: np.random.Generator) -> Rectangle | None:
-    """Return a free place for this shape that touches nothing; None if none was found."""
     height, width = shape
     for top, left in rng.integers((SIDE - height + 1, SIDE - width + 1), size=(_NUM_TRIES, 2)).tolist():
         bottom, right = top + height, left + width

@@ -129,7 +129,6 @@ class CocoTable(ListedTable):
         self._objects = [json.dumps(found).encode() for found in objects]
 
     def _find_images(self, folder: str) -> str:
-        """Return the folder of the first images, relative to the file; "." if none is found."""
         stem = self.name.partition(".")[0]
         split = stem.rpartition("_")[2]
         candidates = [".", "images", split, stem, f"images/{split}", f"{split}/images"]

@@ -58,7 +58,6 @@ def images_of(path: Path, folder: str = ".", what: str = "images") -> tuple[list
 
 
 def no_images(folder: Path, what: str = "images") -> InputError:
-    """Return the error about a folder without images."""
     fix = "give a folder with .jpg or .png files (also .bmp .gif .webp .tif .ppm)"
     return InputError("data.folder", f"{folder} holds no {what}", saw=folder_listing(folder), fix=fix)
 

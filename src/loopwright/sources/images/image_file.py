@@ -47,7 +47,6 @@ class BadImageError(ValueError):
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file name has the ending of an image."""
     return os.path.splitext(name)[1].lower() in IMAGE_ENDINGS
 
 
@@ -61,12 +60,10 @@ def import_pillow(module: str = "Image") -> Any:
 
 
 def shown_source(source: Source) -> str:
-    """Return the name of an image for messages."""
     return f"an image of {len(source):,} bytes" if isinstance(source, bytes) else source
 
 
 def read_bytes(source: Source) -> bytes:
-    """Return the bytes of an image; raise a BadImageError if it is missing, unreadable or empty."""
     if isinstance(source, bytes):
         return source
     if "\0" in source:
@@ -85,7 +82,6 @@ def read_bytes(source: Source) -> bytes:
 
 
 def inspect_image(source: Source) -> ImageFacts:
-    """Return the properties of an image; raise a BadImageError if it is missing, truncated or invalid."""
     data = read_bytes(source)
     with open_image(data) as image:
         width, height = image.size
@@ -157,11 +153,7 @@ def path_of(folder: str, name: str) -> str:
 
 
 def as_source(value: Any, folder: str) -> Source | None:
-    """Return the image of a row as an absolute path or bytes; None if it is empty.
-
-    It accepts a path relative to `folder`, bytes, and the format of `datasets`: {"bytes": ..., "path": ...};
-    UnusableValueError otherwise.
-    """
+    """Return an image (a path in `folder`, bytes, or the dict of `datasets`) as a full path or bytes; None if empty."""
     if isinstance(value, dict) and ("bytes" in value or "path" in value):
         value = value.get("bytes") or value.get("path")
     if value is None or value == "":

@@ -37,7 +37,6 @@ class Layout:
         self.settings = settings
 
     def open_all(self, data: str | Path | None, files: Given, say: Say | None) -> dict[str, Table]:
-        """Return the tables by split."""
         names = str(self.names_file) if self.names_file is not None else None
         return {
             split: TableOfImages(table, ".", names) if table.kind == "hub" else table
@@ -45,7 +44,6 @@ class Layout:
         }
 
     def locate(self, data: str | Path | None, files: Given) -> dict[str, Place]:
-        """Return the location of each split."""
         locations.check_given(data, files)
         given = {split: Path(file).expanduser() for split, file in files.items() if file is not None}
         places = {split: self._locate_one(path, f"--{split}_file") for split, path in given.items()}
@@ -57,8 +55,6 @@ class Layout:
         if path.suffix in (".yaml", ".yml") and path.is_file():
             return self._yaml_splits(path) | places
         return {"train": self._locate_one(path, "--data")} | places
-
-    # ------------------------------------------------------------------------------------------- one file or folder
 
     def _locate_one(self, path: Path, flag: str) -> Place:
         if path.is_dir():
@@ -124,15 +120,12 @@ class Layout:
         return Place(str(folder), flag, {"kind": kind} | folders | names)
 
     def _pair(self, folder: Path, flag: str, images: str, annotations: str) -> Place:
-        """Return how to read two folders, one of images and one of masks or text files."""
         is_text = self.wants == "objects" and any(_texts(folder / annotations))
         if self.wants == "objects" and not is_text and not self.has_outlines:
             what = f"{flag} {folder}: {annotations} holds no text file of objects"
             fix = "write one .txt per image: class x_center y_center width height"
             raise InputError("data.annotations", what, saw=folder_listing(folder / annotations), fix=fix)
         return self._place(folder, flag, "yolo" if is_text else "mask-folder", images, annotations)
-
-    # ----------------------------------------------------------------------------------------- a folder with splits
 
     def _splits(self, folder: Path) -> dict[str, Place]:
         if self.wants == "objects" and (found := self._coco_splits(folder)):
@@ -220,7 +213,6 @@ def _only_coco(folder: Path) -> Path | None:
 
 
 def _texts(folder: Path) -> Iterator[Path]:
-    """Yield the text files of a folder, recursively, that could contain objects."""
     return (path for path in folder.rglob("*.txt") if path.name not in ("classes.txt", "labels.txt", "README.txt"))
 
 

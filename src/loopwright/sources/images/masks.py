@@ -22,10 +22,7 @@ def _decode(source: Source) -> tuple[Any, str, str]:
 
 
 def decode_ids(source: Source) -> Ids:
-    """Return the class ids of a mask, (height, width): grey values, or palette indexes.
-
-    UnusableValueError for colours or lossy compression; BadImageError if it cannot be decoded.
-    """
+    """Return a mask's grey values or palette indexes; UnusableValueError for colours and lossy compression."""
     pixels, mode, kind = _decode(source)
     if mode not in _ID_MODES:
         raise UnusableValueError(f"it is a colour picture (mode {mode})")
@@ -36,7 +33,6 @@ def decode_ids(source: Source) -> Ids:
 
 
 def count_ids(ids: Ids) -> dict[int, int]:
-    """Return the number of pixels of each id."""
     if ids.size and int(ids.min()) >= 0 and int(ids.max()) < 1 << 16:
         counts = np.bincount(ids.ravel())
         return {int(number): int(counts[number]) for number in np.flatnonzero(counts)}
@@ -54,7 +50,6 @@ def class_of(number: int, ignore_index: int, has_reduced_labels: bool) -> int | 
 
 
 def count_classes(ids: Ids, num_classes: int, ignore_index: int, has_reduced_labels: bool) -> list[int]:
-    """Return the number of pixels of each class; other ids are ignored."""
     counts = [0] * num_classes
     for number, pixels in count_ids(ids).items():
         place = class_of(number, ignore_index, has_reduced_labels)
@@ -64,10 +59,7 @@ def count_classes(ids: Ids, num_classes: int, ignore_index: int, has_reduced_lab
 
 
 def objects_of_mask(source: Source, ignore_index: int, has_reduced_labels: bool) -> dict[str, list[Any]]:
-    """Return the objects of a picture with class ids in the first channel and instance ids in the second, 0 for none.
-
-    UnusableValueError if it has one channel only; BadImageError if it cannot be decoded.
-    """
+    """Return the objects of a picture with class ids in the first channel and instance ids, or 0, in the second."""
     pixels, mode, _ = _decode(source)
     if pixels.ndim != 3 or mode not in ("RGB", "RGBA", "LA"):
         raise UnusableValueError(f"a picture with class ids and instance ids as channels is needed, not mode {mode}")

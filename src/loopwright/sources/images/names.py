@@ -65,7 +65,6 @@ def read_names(path: Path) -> Names:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the content of a data.yaml."""
     yaml = importlib.import_module("yaml")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))

@@ -34,7 +34,6 @@ class Objects:
         crowd: Whether each represents a group.
         dropped: (reason, what) of each dropped object: "zero_size" or "outside".
         num_clipped: The number of boxes clipped by more than a pixel.
-        problem: The problem with the stated sizes, if any.
     """
 
     boxes: list[list[float]] = field(default_factory=list)
@@ -78,7 +77,6 @@ def by_column(value: Any) -> dict[str, Any]:
 
 
 def stated_size(value: Any) -> tuple[int, int] | None:
-    """Return the (width, height) stated by annotations, if any."""
     size = value.get("size") if isinstance(value, dict) else None
     is_pair = isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(side, int) for side in size)
     return (size[0], size[1]) if size is not None and is_pair else None

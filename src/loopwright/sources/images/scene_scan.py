@@ -58,10 +58,7 @@ def picture_of(value: Any, folder: str) -> Source | None:
 
 
 def read_scene(value: Any, folder: str, size: tuple[int, int], is_turned: bool, options: SceneOptions) -> Objects:
-    """Return the objects of an image from lists, JSON, or a picture of class and instance ids.
-
-    UnusableValueError for anything else; BadImageError for a picture that cannot be decoded.
-    """
+    """Return the objects of an image from lists, JSON, or a picture of class and instance ids."""
     picture = picture_of(value, folder)
     if picture is not None:
         value = objects_of_mask(picture, options.ignore_index, options.reduce_labels)
@@ -74,7 +71,6 @@ class SceneScan:
     Attributes:
         is_bad: Which rows have an image or mask that is missing, truncated or invalid; `bad` has the reasons.
         sizes: Width and height of each upright image; 0 for a bad one.
-        num_turned: The number of images that EXIF rotates by 90 degrees.
         counts: The frequency of each class, by name or id, by scanned row.
         first_with: The first row with each class, and the frequency.
         num_objects: By row; without dropped boxes. Clipped ones are inside the image again.
@@ -109,7 +105,6 @@ class SceneScan:
 
     @property
     def warnings(self) -> list[str]:
-        """The warnings about the images, in sentences."""
         images = f"{self._num_turned_annotations:,} images of {self.table.name}"
         note = "are turned by their EXIF orientation, and their annotations state the size before that"
         known = f"{images} {note}: boxes are taken to be in the upright image"
@@ -276,7 +271,6 @@ def _file_line(source: Source, value: Any, sha256: str, num_bytes: int) -> bytes
 
 
 def _hexdigest(digest: Any) -> str:
-    """Return a digest in hex; "" if it is of nothing."""
     return "" if digest.digest() == hashlib.sha256().digest() else str(digest.hexdigest())
 
 
@@ -290,5 +284,4 @@ def _content(path: str) -> tuple[str, int]:
 
 
 def joined(sha256: str, of_files: str) -> str:
-    """Return the combined sha256 of a table and its images."""
     return hashlib.sha256(f"{sha256} {of_files}".encode()).hexdigest() if of_files else sha256

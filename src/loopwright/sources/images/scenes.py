@@ -26,13 +26,7 @@ Parts = Mapping[str, Sequence[tuple[str, Any]]]  # by split: (split of the file,
 
 
 class Scenes:
-    """The content of the images of a run: classes of objects, or of pixels.
-
-    Args:
-        role: The role of the objects or masks.
-        scans: By split; the first decides the classes.
-        is_training: Whether the first split is trained on.
-    """
+    """The content of the images of a run: classes of objects, or of pixels. The first of the `scans` decides them."""
 
     def __init__(
         self, role: Role, column: str, scans: Mapping[str, SceneScan], options: DataOptions, is_training: bool
@@ -46,8 +40,6 @@ class Scenes:
         self._lead = next(iter(scans.values()))
         self._is_training = is_training
         self.labels = self._mask_labels() if role.kind == "mask" else self._object_labels()
-
-    # ----------------------------------------------------------------------------------------------------- objects
 
     def _object_labels(self) -> Labels:
         lead, options = self._lead, self.options
@@ -81,7 +73,6 @@ class Scenes:
         self.warnings.append(f"{number:,} objects of {scan.table.name} are of an unknown class and are left out")
 
     def note_boxes(self) -> None:
-        """Count and report the boxes that were dropped or clipped."""
         for scan in self.scans.values():
             for reason, found in scan.dropped.items():
                 self.dropped[f"boxes_{reason}"] += found.number
@@ -93,8 +84,6 @@ class Scenes:
                 is_doubtful = number > max(scan.num_objects.sum() // 2, MOST_CLIPPED)
                 doubt = ": boxes are x, y, width, height; are these corners?" if is_doubtful else ""
                 self.warnings.append(f"{number:,} boxes of {scan.table.name} are clipped at the image's edge{doubt}")
-
-    # ------------------------------------------------------------------------------------------------------- masks
 
     def _mask_labels(self) -> Labels:
         lead, options = self._lead, self.options
@@ -171,10 +160,7 @@ class Scenes:
         what = f"all pixels in the masks of {self._lead.table.name} are of one class"
         return InputError("data.one_class", what, saw=[f"pixels by id: {dict(sorted(totals.items()))}"], fix=fix)
 
-    # ----------------------------------------------------------------------------------------------------- numbers
-
     def count(self, parts: Parts) -> dict[str, dict[str, int]]:
-        """Return the number of objects, or of pixels in scanned masks, of each class, by split."""
         counts = {}
         for split, pieces in parts.items():
             total: Counter[Any] = Counter()
@@ -207,7 +193,6 @@ class Scenes:
 
 
 def describe_images(scans: Mapping[str, SceneScan], scenes: Scenes | None, parts: Parts) -> dict[str, Any]:
-    """Return the image section of data.json: sizes, objects, dropped boxes, and the reading of masks."""
     sizes = np.concatenate([scan.sizes[~scan.is_bad] for scan in scans.values()])
     found: dict[str, Any] = {
         "sizes": {

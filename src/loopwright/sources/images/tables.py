@@ -95,7 +95,6 @@ class TableOfImages(ImageTable):
         return self._table.class_names(column)
 
     def id_names(self, column: str) -> Names:
-        """Return the names by number: from a file, the column, or a column `semantic_class_to_id`."""
         if not self.names:
             found = (self.class_names(f"{column}.{entry}") for entry in ("category", "categories"))
             self.names = dict(enumerate(next(filter(None, found), ())))
