@@ -50,8 +50,6 @@ class BufferShadow:
 
 @dataclass
 class _Kept:
-    """One buffer and its saved values."""
-
     holder: dict[str, Tensor | None]  # the module's buffers by name
     name: str
     copy: Tensor = field(default_factory=lambda: torch.empty(0))

@@ -191,7 +191,6 @@ class Agreement:
             self._begun = tensor, work
 
     def end(self) -> list[int]:
-        """Return the maximum over all processes of each value passed to `begin`."""
         assert self._begun is not None
         (tensor, work), self._begun = self._begun, None
         if work is not None:

@@ -51,8 +51,6 @@ class Core(CoreTrainer):
         super().__init__(owner.model, None, None, callbacks=[self.hf_run])
         run_of(self).seed = owner.args.seed
 
-    # --- what the owner calls -----------------------------------------------------------------------------------
-
     @property
     def accelerator(self) -> Any:
         return run_of(self).engine.accelerator
@@ -116,8 +114,6 @@ class Core(CoreTrainer):
         if callable(switch):
             switch()
 
-    # --- the core's hooks ---------------------------------------------------------------------------------------
-
     def create_train_dataloader(self, batch_size: int, train_dl_kwargs: dict[str, Any] | None = None) -> Any:
         return self.owner.callback_handler.train_dataloader
 
@@ -141,8 +137,6 @@ class Core(CoreTrainer):
             self.notify("epoch.empty", text, epoch=epoch, update=update)
             self.owner.control.should_training_stop = True
 
-    # --- the contract's underscore methods ----------------------------------------------------------------------
-
     def _create_accelerator(self) -> Any:
         args = self.owner.args
         sharding = Sharding.parse(args.fsdp, args.fsdp_config)
@@ -163,8 +157,6 @@ class Core(CoreTrainer):
     def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
         self.hf_run.evaluate()
         self.hf_run.take_requests()
-
-    # --- advice in errors ---------------------------------------------------------------------------------------
 
     def remedy_of_policy(self) -> str:
         return "auto_find_batch_size=True"

@@ -52,8 +52,6 @@ class HfStep(MicroBatchStep):
         given = torch.tensor(num_rows(batch)) if items is None else items
         return {"loss": LossCall(owner.compute_loss)(owner.core.model, batch, given)}
 
-    # --- forward and backward -----------------------------------------------------------------------------------
-
     def perform(self, model: Any, batch: Any) -> None:
         run = self.run
         index, rows = run.losses.index, run.current_rows or 0
@@ -110,8 +108,6 @@ class HfStep(MicroBatchStep):
         mean: Tensor = loss if self._num_shares == 1 else loss * self._num_shares
         return mean
 
-    # --- graphs -------------------------------------------------------------------------------------------------
-
     def graph_inputs(self, batch: Any, index: int) -> Any:
         items = self._items[index]
         return {**super().graph_inputs(batch, index), "items": float(num_rows(batch) if items is None else items)}
@@ -134,8 +130,6 @@ class HfStep(MicroBatchStep):
             if not getattr(callback, "graph_safe", False):
                 found += [f"{type(callback).__name__}.{name}" for name in STEP_EVENTS if _listens(callback, name)]
         return found
-
-    # --- the end of an update -----------------------------------------------------------------------------------
 
     def discard(self) -> None:
         super().discard()

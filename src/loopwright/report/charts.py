@@ -107,7 +107,6 @@ class _Frame:
         return f'<line class="{kind}" x1="{_short(_LEFT)}" x2="{_short(self.width - _RIGHT)}" y1="{at}" y2="{at}"/>'
 
     def level(self, value: float, text: str) -> str:
-        """Return a grid line with its value at the axis."""
         return self.across("grid", value) + _text("tick y", _LEFT - 6, self.y(value) + 3.5, text)
 
 

@@ -106,7 +106,7 @@ class RunView:
 
 
 def open_run(name: str | Path) -> RunFolder:
-    """Return the run with this name; runs of the Trainer itself have no run.json. An InputError names the nearest."""
+    """Return the run with this name, even without run.json, as a Trainer leaves it; an InputError names the nearest."""
     folder = Path(name)
     if any((folder / file).is_file() for file in (METRICS, STATUS)):
         return RunFolder(folder)

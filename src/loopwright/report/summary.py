@@ -19,7 +19,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Bar:
-    """A value in a bar chart; `share`, the length of the bar, and `low` and `high`, its interval, are from 0 to 1."""
+    """A value in a bar chart; `share` is the length of the bar, and `low` to `high` its interval, all from 0 to 1."""
 
     name: str
     value: float

@@ -79,8 +79,6 @@ class MicroBatchStep:
         """Count the losses of an update whose weights are in the model."""
         self.run.losses.count_update()
 
-    # --- as a CUDA graph ----------------------------------------------------------------------------------------
-
     def graph_inputs(self, batch: Any, index: int) -> Any:
         """Return everything that changes from one replay of this micro-batch to the next."""
         return {"batch": batch, "weight": self.run.losses.weight_of(index)}
@@ -98,6 +96,7 @@ class MicroBatchStep:
         return map_tensors(read, Tensor.detach)  # or the whole backward graph would be kept alive
 
     def take_graphed(self, output: Any, index: int) -> None:
+        """Take the loss of a replayed micro-batch."""
         self.run.losses.note(index, output["loss"].clone(), output)
 
     def watchers(self) -> list[str]:

@@ -92,7 +92,6 @@ class GraphStepper:
         return len(self._graphs)
 
     def step(self, window: Window) -> None:
-        """Replay an update, or run it eagerly if it is not planned or cannot be recorded."""
         if self.run.progress.update == 0 or not self._is_planned(window) or not self._replay(window):
             self.run.trainer._run_update(window)
 
@@ -139,7 +138,6 @@ class GraphStepper:
 
 
 def _apply(run: TrainingRun) -> Tensor | None:
-    """Clip the gradients and step the optimizer; return the gradient norm, if there is one."""
     if run.settings.clips:
         run.trainer._clip_gradients()
     run.trainer.optimizer_step()

@@ -51,8 +51,6 @@ class MemoryGuard:
         self.run = run
         self._failure: Any = None  # the error of the last attempt, or None
 
-    # --- training -----------------------------------------------------------------------------------------------
-
     def attempts(self, window: Window) -> Iterator[MemoryGuard]:
         """Yield a context for every attempt at an update: one, and one more each time its parts do not fit."""
         self.window, self._failure = window, None
@@ -154,8 +152,6 @@ class MemoryGuard:
         run.trainer.notify("resume.guarantee", f"Resume guarantee {guarantee}", tier="T2", guarantee=guarantee)
         run.logbook.record.write("tier", update=found["update"], tier="T2", reason="out of memory: run in parts")
 
-    # --- errors and warnings ------------------------------------------------------------------------------------
-
     def _training_error(self, window: Window, error: Exception, reason: str, free: int) -> MemoryLimitError:
         run, trainer = self.run, self.run.trainer
         piece = max(window.pieces, key=lambda each: each.rows)
@@ -184,8 +180,6 @@ class MemoryGuard:
             "with each other, return a reason from why_not_cut."
         )
         self.run.trainer.notify("memory.loss_changed", text, whole=comparison.whole, parts=comparison.parts)
-
-    # --- evaluation ---------------------------------------------------------------------------------------------
 
     def cut_evaluation(self, piece: MicroBatch, error: Exception, has_loss: bool) -> None:
         """Run evaluation batches in smaller parts from here on, after a batch or a part of one did not fit.

@@ -39,7 +39,6 @@ class Comparison:
         weighed_by: how a part is weighted, "its items" or "its samples"; None if unknown.
         rows: rows compared; 0 if none were, because items are counted or it could not be done.
         whole: their loss at once; nan if it differs each time.
-        parts: the mean of their losses one by one.
     """
 
     weighed_by: str | None = None

@@ -73,7 +73,6 @@ class Boundary:
             raise StopTrainingError(stop)
 
     def serve_stop(self) -> None:
-        """Stop the run if any process requested it."""
         self.heed_signals()
         requests = self.run.requests
         self._stop_with_others(*self.run.engine.agreement.largest(*self._stop_requests()))
@@ -96,8 +95,6 @@ class Boundary:
             is_requested = is_agreed
         if is_requested:
             self.serve_stop()
-
-    # --- limits -------------------------------------------------------------------------------------------------
 
     def has_reached_limit(self) -> bool:
         limit = self.run.settings.max_num_train_steps
@@ -123,8 +120,6 @@ class Boundary:
         is_last = epoch >= settings.num_epochs or self.has_reached_limit()
         is_due = every.unit == "update" or every.is_due(epoch, "epoch") or is_last
         return self.run.eval_loader is not None and is_due
-
-    # --- signals and agreement ----------------------------------------------------------------------------------
 
     def heed_signals(self) -> None:
         """Turn a signal, or a stop file in the run folder, into a request to stop."""

@@ -41,8 +41,6 @@ class Logbook:
         self._num_graphed_logged = 0
         self._throughput: Throughput | None = None
 
-    # --- the run ------------------------------------------------------------------------------------------------
-
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Own the run folder while the block runs, and record how the run ended."""
@@ -95,8 +93,6 @@ class Logbook:
         """Append everything that was recorded in the history since the last time to metrics.jsonl."""
         self.record.write_metrics(event, self.run.trainer.run_history, **self._position())
 
-    # --- logs ---------------------------------------------------------------------------------------------------
-
     def log(self) -> None:
         """Bring the losses since the last log to the host and hand them to the callbacks."""
         run, trainer = self.run, self.run.trainer
@@ -125,8 +121,6 @@ class Logbook:
         self._num_graphed_logged = self.num_graphed_updates
         return {"graphed_updates": graphed} if graphed or self.run.stepper.rounds_rates else {}
 
-    # --- speed --------------------------------------------------------------------------------------------------
-
     def start_clock(self) -> None:
         engine = self.run.engine
         peak = peak_flops(engine.device, engine.accelerator.mixed_precision)
@@ -148,8 +142,6 @@ class Logbook:
     @property
     def data_wait_seconds(self) -> float:
         return 0.0 if self._throughput is None else self._throughput.waited_seconds
-
-    # --- losses that are not finite -----------------------------------------------------------------------------
 
     def find_nonfinite(self) -> tuple[int | None, list[int] | None]:
         """Return the first update of the epoch with a loss that was not finite, if there is one, and its samples."""

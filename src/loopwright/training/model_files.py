@@ -207,7 +207,6 @@ def _read(path: str | Path, read: Callable[[str | Path], Any]) -> Any:
 
 
 def check_class(what: str, saved: str, current: Any, fix: str) -> None:
-    """Refuse the state of an optimizer or a scheduler of another class."""
     if saved != type(current).__name__:
         raise CheckpointError(
             f"the state was saved with a {saved}, the trainer has a {type(current).__name__} as its {what}: "
