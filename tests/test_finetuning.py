@@ -183,16 +183,6 @@ def test_unfreeze_returns_what_was_frozen_by_group():
     assert frozen_names(model) == set()
 
 
-def test_unfrozen_parameters_go_straight_into_an_optimizer():
-    model, freezer = freezable(Network())
-    freezer.freeze()
-    optimizer = torch.optim.SGD(freezer.get_trainable_parameters(), lr=0.1)
-    for group in freezer.unfreeze().values():
-        optimizer.add_param_group(group)
-    in_optimizer = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    assert sorted(names_of(model, in_optimizer)) == sorted(name for name, _ in model.named_parameters())
-
-
 def test_parameters_of_modules_with_children_are_frozen():
     model, freezer = freezable(VisionTransformer())
     freezer.freeze(1, 1)
@@ -217,12 +207,20 @@ def test_parameters_of_the_model_itself_belong_to_group_0():
     assert freezer.get_trainable_parameters() == []
 
 
-def test_every_parameter_of_a_transformer_is_frozen_and_unfrozen_once():
-    model, freezer = freezable(nn.Transformer(8, 2, 1, 1, 16))
-    freezer.freeze(0, -1)
-    assert len(frozen_names(model)) == len(list(model.parameters()))
+@pytest.mark.parametrize("make", [Network, lambda: nn.Transformer(8, 2, 1, 1, 16)], ids=["network", "transformer"])
+def test_every_parameter_is_frozen_and_unfrozen_once_and_goes_straight_into_an_optimizer(make):
+    model, freezer = freezable(make())
+    names = [name for name, _ in model.named_parameters()]
+    ModelFreezer(model, freeze_batch_norms=True).freeze(0, -1)
+    assert len(frozen_names(model)) == len(names)
     unfrozen = [parameter for group in freezer.unfreeze().values() for parameter in group["params"]]
-    assert sorted(names_of(model, unfrozen)) == sorted(name for name, _ in model.named_parameters())
+    assert sorted(names_of(model, unfrozen)) == sorted(names)
+    freezer.freeze()
+    optimizer = torch.optim.SGD(freezer.get_trainable_parameters(), lr=0.1)
+    for group in freezer.unfreeze().values():
+        optimizer.add_param_group(group)
+    in_optimizer = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert sorted(names_of(model, in_optimizer)) == sorted(names)
 
 
 def test_a_tied_parameter_is_returned_once_and_unfrozen_with_either_group():

@@ -140,36 +140,17 @@ def test_links_that_leave_the_folder_lead_to_the_generated_pages(path, before, a
 
 def test_a_docstring_becomes_lists_and_code():
     text = "Do it.\n\nArgs:\n    one: the first,\n        of <two>.\n    **more: rest.\n\nExample:\n    >>> 1\n    1"
-    assert generate.docstring_lines(text) == [
-        "Do it.",
-        "",
-        "",
-        "**Arguments**",
-        "",
-        "- `one`: the first,",
-        "  of &lt;two>.",
-        "- `**more`: rest.",
-        "",
-        "",
-        "**Example**",
-        "",
-        "```pycon",
-        ">>> 1\n1",
-        "```",
-        "",
-    ]
+    arguments = ["**Arguments**", "", "- `one`: the first,", "  of &lt;two>.", "- `**more`: rest."]
+    example = ["**Example**", "", "```pycon", ">>> 1\n1", "```", ""]
+    assert generate.docstring_lines(text) == ["Do it.", "", "", *arguments, "", "", *example]
 
 
-def test_pictures_are_small():
+def test_pictures_are_small_and_nothing_is_loaded_from_elsewhere():
     sizes = {path.name: path.stat().st_size for path in (DOCS / "images").iterdir()}
     assert "report.png" in sizes
     assert {name: size for name, size in sizes.items() if size > 200_000} == {}
-
-
-def test_nothing_is_loaded_from_elsewhere():
     stated = settings()
-    assert stated["theme"]["font"] is False
-    assert stated["strict"] is True
+    assert stated["theme"]["font"] is False and stated["strict"] is True
     assert not any("://" in str(value) for key, value in stated.items() if key.startswith("extra"))
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -15,14 +14,14 @@ from .tiny import SIZES, VOCABULARY, Classifier, bert, fit, losses
 
 
 @pytest.fixture(autouse=True)
-def _compiles_anew() -> Any:
+def _compiles_anew():
     torch._dynamo.reset()
     counters.clear()
     yield
     torch._dynamo.reset()
 
 
-def albert(labels: int) -> Any:
+def albert(labels):
     """Return a tiny classifier of transformers whose own forward sets it, not its loss function."""
     from transformers import AlbertConfig, AlbertForSequenceClassification
 
@@ -32,7 +31,7 @@ def albert(labels: int) -> Any:
     return AlbertForSequenceClassification(config)
 
 
-def trained(model: Any, label: Any, folder: Any, **options: Any) -> list[float]:
+def trained(model, label, folder, **options):
     """Train two updates and return their losses."""
     rows = [{"input_ids": [1 + number % 9] * 6, "labels": label(number)} for number in range(8)]
     return losses(fit(folder, model=model, data=rows, use_cpu=True, learning_rate=5e-5, **options))
@@ -68,7 +67,7 @@ def test_labels_have_the_problem_type_that_transformers_infers(num_labels, dtype
     assert config.problem_type == problem_type_of(num_labels, labels)
 
 
-def tagger() -> Any:
+def tagger():
     """Return a tiny model of transformers that does not read the problem type."""
     from transformers import BertConfig, BertForTokenClassification
 

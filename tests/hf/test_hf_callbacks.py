@@ -4,14 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from loopwright.hf import (
-    CallbackHandler,
-    ExportableState,
-    ProgressCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-)
+from loopwright.hf import CallbackHandler, ExportableState, ProgressCallback, TrainerControl, TrainerState
 
 from .tiny import assert_refused, fit, losses, made, on, rows
 
@@ -85,19 +78,16 @@ def test_the_early_stopping_of_transformers_ends_our_run_and_keeps_its_counter(t
 def test_flags_that_are_set_while_serving_are_served_too(tmp_path):
     seen = []
 
-    class Chained(TrainerCallback):
-        def on_log(self, args, state, control, logs=None, **kwargs):
-            seen.append("log")
-            control.should_evaluate = "loss" in logs and state.global_step == 2
+    def log(args, state, control, logs=None, **kwargs):
+        seen.append("log")
+        control.should_evaluate = "loss" in logs and state.global_step == 2
 
-        def on_evaluate(self, args, state, control, **kwargs):
-            seen.append("evaluate")
-            control.should_save = True
+    def evaluate(args, state, control, **kwargs):
+        seen.append("evaluate")
+        control.should_save = True
 
-        def on_save(self, args, state, control, **kwargs):
-            seen.append("save")
-
-    fit(tmp_path, Chained(), eval_dataset=rows(8), max_steps=3)
+    chained = on(log=log, evaluate=evaluate, save=lambda *given, **kwargs: seen.append("save"))
+    fit(tmp_path, chained, eval_dataset=rows(8), max_steps=3)
     assert seen == ["log", "log", "log", "evaluate", "save", "log", "log"]
 
 
@@ -114,13 +104,7 @@ def test_evaluating_and_predicting_inside_a_callback_changes_nothing(tmp_path):
     assert probed[0] != probed[-1]
 
 
-def test_a_callback_without_events_and_a_wrong_return_value_are_refused(tmp_path):
-    assert_refused("object is not a callback", CallbackHandler, [object()])
-    wrong = on(step_end=lambda *given, **kwargs: True)
-    assert_refused("Functions.on_step_end returned a bool", fit, tmp_path, wrong)
-
-
-def test_the_handler_can_be_called_by_event():
+def test_the_handler_can_be_called_by_event_and_what_is_no_callback_or_returns_a_flag_is_refused(tmp_path):
     seen = []
     handler = CallbackHandler([on(log=lambda args, state, control, logs=None, **kwargs: seen.append(logs))])
     control = TrainerControl(should_log=True)
@@ -128,6 +112,9 @@ def test_the_handler_can_be_called_by_event():
     assert seen == [{"a": 1}] and not control.should_log
     assert handler.callback_list == "Functions"
     assert_refused("on_nothing", getattr, handler, "on_nothing", error=AttributeError)
+    assert_refused("object is not a callback", CallbackHandler, [object()])
+    wrong = on(step_end=lambda *given, **kwargs: True)
+    assert_refused("Functions.on_step_end returned a bool", fit, tmp_path, wrong)
 
 
 def test_the_states_of_several_callbacks_of_one_class_are_restored_in_order():

@@ -76,16 +76,12 @@ def test_the_group_of_a_parameter_is_found_by_the_parameter_or_its_name(tmp_path
     assert_refused("no group with 'linear.wait'", trainer.get_optimizer_group, "linear.wait")
 
 
-def test_optimizers_must_be_a_pair(tmp_path):
+def test_optimizers_must_be_a_pair_and_a_given_plateau_schedule_follows_the_loss(tmp_path):
     assert made(tmp_path, optimizers=None).optimizer is None
-    optimizer = torch.optim.SGD(Classifier().parameters(), lr=0.1)
-    for wrong, text in ((optimizer, "got a SGD"), ((optimizer,), "got 1 objects")):
-        assert_refused(rf"{text}: write \(optimizer, None\)", made, tmp_path, optimizers=wrong)
-
-
-def test_a_given_plateau_schedule_follows_the_loss(tmp_path):
     model = Classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for wrong, text in ((optimizer, "got a SGD"), ((optimizer,), "got 1 objects")):
+        assert_refused(rf"{text}: write \(optimizer, None\)", made, tmp_path, optimizers=wrong)
     options = {"factor": 0.5, "patience": 0, "threshold": 10.0, "threshold_mode": "abs"}
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, **options)
     plan = {"data": rows(12), "eval_dataset": rows(4), "eval_strategy": "steps", "eval_steps": 1}
@@ -111,7 +107,7 @@ def test_subclasses_of_transformers_arguments_keep_their_own_attributes(tmp_path
         assert (trainer.args.alpha, trainer.args.learning_rate) == (2.0, 0.5)
 
 
-def test_an_image_processor_does_not_pad_samples_and_a_processor_has_the_tokens_of_its_tokenizer(tmp_path):
+def test_an_image_processor_does_not_pad_samples_and_a_text_is_neither_a_collator_nor_data(tmp_path):
     class ImageProcessor:
         model_input_names = ("pixel_values",)
 
@@ -119,14 +115,11 @@ def test_an_image_processor_does_not_pad_samples_and_a_processor_has_the_tokens_
             raise AssertionError("it pads images, not samples")
 
     assert fit(tmp_path, processing_class=ImageProcessor(), max_steps=1).output.global_step == 1
+    assert_refused("data_collator must be .*, got a str", made, tmp_path, data_collator="padding", error=TypeError)
+    assert_refused("a dataset must have .* got a str", fit, tmp_path, data="train.csv")
     model = SimpleNamespace(config=SimpleNamespace(pad_token_id=7, eos_token_id=[2, 5]))
     align_special_tokens(model, SimpleNamespace(tokenizer=tiny.CharacterTokenizer()))
     assert (model.config.pad_token_id, model.config.eos_token_id) == (0, [2, 5])
-
-
-def test_a_collator_that_is_not_callable_and_a_text_instead_of_data_are_refused(tmp_path):
-    assert_refused("data_collator must be .*, got a str", made, tmp_path, data_collator="padding", error=TypeError)
-    assert_refused("a dataset must have .* got a str", fit, tmp_path, data="train.csv")
 
 
 def test_gradient_checkpointing_may_recompute_every_second_layer(tmp_path):
@@ -185,16 +178,12 @@ def test_parameters_that_a_loss_does_not_use_are_found_or_named_in_an_error_on_t
         assert "unused.weight, unused.bias. With several processes, set ddp_find_unused_parameters=True" in text
 
 
-def test_the_arguments_set_the_options_of_ddp(tmp_path):
-    args = arguments(tmp_path, ddp_bucket_cap_mb=5, ddp_broadcast_buffers=False)
-    assert args.ddp_options == {"bucket_cap_mb": 5, "broadcast_buffers": False}
-    trainer = Trainer(Classifier(), args)
-    assert trainer.accelerator.ddp_handler.to_kwargs() == {"bucket_cap_mb": 5, "broadcast_buffers": False}
+def test_the_arguments_set_the_options_of_ddp_and_a_configuration_that_would_not_share_gradients_is_refused(tmp_path):
+    options = {"bucket_cap_mb": 5, "broadcast_buffers": False}
+    args = arguments(tmp_path, **{f"ddp_{name}": value for name, value in options.items()})
+    assert args.ddp_options == options == Trainer(Classifier(), args).accelerator.ddp_handler.to_kwargs()
     text = "ddp_bucket_cap_mb must be a whole number of at least 1, or None, got 0"
     assert_refused(text, arguments, tmp_path, ddp_bucket_cap_mb=0)
-
-
-def test_a_configuration_of_accelerate_that_would_not_share_gradients_is_refused():
     kind = pytest.importorskip("accelerate.utils").DistributedType.DEEPSPEED
     one = SimpleNamespace(distributed_type=kind, device=torch.device("cpu"), num_processes=2, process_index=0)
     assert_refused("configured for DEEPSPEED, which is not supported", Engine, one)

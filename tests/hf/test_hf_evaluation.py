@@ -41,12 +41,8 @@ def test_the_last_weights_are_kept_and_reported_if_no_metric_is_a_number(tmp_pat
 
 
 def test_metrics_may_be_arrays_which_are_written_as_lists_or_replace_the_loss(tmp_path):
-    given = {
-        "each": np.array([0.5, math.nan]),
-        "counts": torch.tensor([1, 2]),
-        "pair": (np.float32(0.5), 2),
-        "kind": {1},
-    }
+    given = {"each": np.array([0.5, math.nan]), "counts": torch.tensor([1, 2]), "pair": (np.float32(0.5), 2)}
+    given["kind"] = {1}
     options = {"eval_strategy": "epoch", "save_strategy": "epoch", "data": rows(8), "eval_dataset": rows(4)}
     trainer = fit(tmp_path, compute_metrics=lambda _: given, **options)
     metrics = trainer.evaluate()

@@ -31,15 +31,12 @@ def test_a_missing_loss_is_explained(tmp_path):
     assert_refused(text, fit, tmp_path, data=data, error=BatchLossError)
 
 
-def test_an_error_inside_the_model_is_not_replaced(tmp_path):
+def test_labels_that_are_text_are_explained_and_an_error_inside_the_model_is_not_replaced(tmp_path):
     class Broken(Classifier):
         def forward(self, x, labels=None):
             return len(None)
 
     assert_refused("NoneType", fit, tmp_path, model=Broken(), error=TypeError)
-
-
-def test_labels_that_are_text_are_explained(tmp_path):
     data = [{"input_ids": torch.arange(3, 9), "label": "yes"}] * 8
     text = r"The column label holds text \('yes'\).*class_encode_column\('label'\)"
     assert_refused(text, fit, tmp_path, model=bert(), data=data, error=BatchLossError)
