@@ -74,9 +74,6 @@ def part(*names):
     return register
 
 
-# ---------------------------------------------------------------------------------------------------- the guard
-
-
 def is_private(name):
     return isinstance(name, str) and name.startswith("_") and not name.startswith(("__", "_loopwright")) and name != "_"
 
@@ -156,9 +153,6 @@ def test_every_private_part_has_a_comment_that_says_why(trees):
 
 def has_comment(lines, line):
     return any("#" in each for each in lines[max(line - 4, 0) : line])
-
-
-# --------------------------------------------------------------------------------------------------- the checks
 
 
 @part("_foreach_add_", "_foreach_copy_", "_foreach_mul_", "_foreach_zero_")

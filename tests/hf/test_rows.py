@@ -59,9 +59,6 @@ def differ(one, other):
     return tiny.largest_difference(weights(one), weights(other)) > 0
 
 
-# --------------------------------------------------------------------------------------------------------- the loop
-
-
 @row(1)
 def test_train_returns_steps_loss_and_metrics(plain):
     steps, loss, metrics = plain.output
@@ -152,9 +149,6 @@ def test_model_init_creates_a_fresh_model_for_every_run(tmp_path):
     trainer.train()
     assert trainer.model is not model and tiny.largest_difference(first, weights(trainer)) == 0
     assert_refused("model or model_init", Trainer, Classifier(), arguments(tmp_path), model_init=Classifier)
-
-
-# ------------------------------------------------------------------------------------------------------------- data
 
 
 @row(23, 24)
@@ -282,9 +276,6 @@ def test_collators_create_the_inputs_of_a_decoder_and_mask_or_copy_for_language_
     assert (masked["input_ids"] == tokenizer.mask_token_id).any()
 
 
-# ------------------------------------------------------------------------------------------ optimizer and schedule
-
-
 @row(54, 55, 56, 57)
 def test_the_arguments_select_the_optimizer_and_its_options(tmp_path, plain):
     kinds = {"adamw_torch": "AdamW", "sgd": "SGD", "adagrad": "Adagrad", "rmsprop": "RMSprop", "NAdam": "NAdam"}
@@ -346,9 +337,6 @@ def test_the_schedule_waits_for_a_skipped_update(tmp_path):
     assert trainer.lr_scheduler.last_epoch == 1 and trainer.state.global_step == 2
 
 
-# --------------------------------------------------------------------------------------------- precision and memory
-
-
 @row(72)
 def test_forward_passes_run_in_bfloat16(tmp_path):
     class Looks(Classifier):
@@ -384,9 +372,6 @@ def test_predictions_are_on_the_host_and_logits_are_reduced_before_they_are_stor
     options = {"preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1)}
     trainer = made(tmp_path, compute_metrics=lambda prediction: {"dims": prediction.predictions.ndim}, **options)
     assert trainer.evaluate(rows(8))["eval_dims"] == 1
-
-
-# ------------------------------------------------------------------------------------------------------- processes
 
 
 def on_two_processes():
@@ -425,9 +410,6 @@ def test_the_arguments_know_device_and_process(tmp_path, monkeypatch):
     for name, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("LOCAL_RANK", "1")):
         monkeypatch.setenv(name, value)
     assert (args.world_size, args.process_index, args.should_save) == (2, 1, False)
-
-
-# ------------------------------------------------------------------------------------------------------ checkpoints
 
 
 @row(98, 114)
@@ -525,9 +507,6 @@ def test_the_model_is_saved_as_transformers_reads_it(tmp_path):
     trainer.save_model(tmp_path / "model")
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
     assert tiny.largest_difference(loaded.state_dict(), weights(trainer)) == 0
-
-
-# ------------------------------------------------------------------------------------------------------ evaluation
 
 
 @row(115, 121)
@@ -629,9 +608,6 @@ def test_metrics_are_printed_and_written(tmp_path, capsys):
         assert json.loads((tmp_path / f"{split}_results.json").read_text()) == values
 
 
-# ------------------------------------------------------------------------------------------- callbacks and logging
-
-
 @row(135)
 def test_callbacks_are_added_and_removed(tmp_path):
     class Counting(TrainerCallback):
@@ -730,9 +706,6 @@ def test_trackers_are_callbacks_of_transformers(tmp_path):
     assert_refused("nonsense", made, tmp_path, report_to="nonsense")
 
 
-# ------------------------------------------------------------------------------------------------------ the parser
-
-
 class Color(Enum):
     RED = "red"
     BLUE = "blue"
@@ -768,9 +741,6 @@ def test_flags_and_files_become_dataclasses(tmp_path):
     assert (options.name, args.learning_rate) == ("from_file", 0.5)
     options, args = parse("--config", str(tmp_path / "run.yaml"), "--name", "from_flag")
     assert (options.name, args.learning_rate) == ("from_flag", 0.5)
-
-
-# ------------------------------------------------------------------------------------------------------------ rest
 
 
 @row(157)
