@@ -10,6 +10,7 @@ import sys
 import time
 import tracemalloc
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -30,16 +31,29 @@ POINTS = ["mid_write", "pre_fsync", "pre_rename", "after_rename"]
 OLD, NEW = "old " * 1000, "new content " * 2000
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(toys.names_in(folder))
+def assert_holds(path, text):
+    """The file has this content, and nothing lies beside it."""
+    assert path.read_text() == text
+    assert toys.names_in(path.parent) == {path.name}
 
 
-def write_in_child(path: Path, spec: str, data: str = NEW) -> int:
-    """Write the file in another process that is armed with this fault, and return its exit status."""
+def refuse(*args):
+    raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A file in a folder of its own, with the old content."""
+    write_atomically(tmp_path / "file", OLD)
+    return tmp_path / "file"
+
+
+def write_in_child(path, spec):
+    """Write the new content in another process that is armed with this fault, and return its exit status."""
     code = f"""
 import sys
 from loopwright.run_folder.files import write_atomically
-write_atomically(sys.argv[1], {data!r}, faults=True)
+write_atomically(sys.argv[1], {NEW!r}, faults=True)
 """
     return toys.python("-c", code, path, LW_FAILPOINT=spec).returncode
 
@@ -48,24 +62,12 @@ write_atomically(sys.argv[1], {data!r}, faults=True)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00\xff" * 3, "", "text ü", b"x" * 3_000_000])
-def test_a_file_holds_what_was_written(tmp_path, data):
-    write_atomically(tmp_path / "file", data)
-    expected = data.encode() if isinstance(data, str) else data
-    assert (tmp_path / "file").read_bytes() == expected
-    assert names(tmp_path) == ["file"]
-
-
-def test_writing_again_replaces_all_of_it(tmp_path):
-    write_atomically(tmp_path / "file", "long " * 100)
-    write_atomically(tmp_path / "file", "short")
-    assert (tmp_path / "file").read_text() == "short"
-
-
-def test_a_reader_that_has_the_old_file_open_keeps_it(tmp_path):
-    write_atomically(tmp_path / "file", OLD)
-    with open(tmp_path / "file") as reader:
-        write_atomically(tmp_path / "file", NEW)
+def test_a_file_holds_what_was_written_and_a_reader_of_the_old_one_keeps_it(file, data):
+    with open(file) as reader:
+        write_atomically(file, data)
         assert reader.read() == OLD
+    expected = data.encode() if isinstance(data, str) else data
+    assert toys.contents(file.parent) == {"file": expected}
 
 
 def test_a_link_is_replaced_and_not_followed(tmp_path):
@@ -77,19 +79,14 @@ def test_a_link_is_replaced_and_not_followed(tmp_path):
 
 
 def test_the_file_is_synced_before_it_is_renamed_and_the_folder_after(tmp_path, monkeypatch):
-    calls = []
-    real_fsync, real_replace = os.fsync, os.replace
+    calls, real_fsync, real_replace = [], os.fsync, os.replace
 
     def fsync(descriptor):
         calls.append("fsync " + Path(os.readlink(f"/proc/self/fd/{descriptor}")).name[:9])
         real_fsync(descriptor)
 
-    def replace(source, target):
-        calls.append("rename")
-        real_replace(source, target)
-
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(os, "replace", lambda *args: calls.append("rename") or real_replace(*args))
     (tmp_path / "folder").mkdir()
     write_atomically(tmp_path / "folder" / "file", "data")
     assert calls == ["fsync .tmp-file", "rename", "fsync folder"]
@@ -127,30 +124,19 @@ def test_a_system_that_takes_no_bytes_is_an_error_and_no_endless_loop(tmp_path, 
     monkeypatch.setattr(os, "write", lambda descriptor, data: 0)
     with pytest.raises(OSError, match="accepts no more bytes, 2 are left"):
         write_atomically(tmp_path / "file", "data")
-    assert names(tmp_path) == []
+    assert toys.names_in(tmp_path) == set()
 
 
 # ---------------------------------------------------------------------------------------------------- failures
 
 
-@pytest.mark.parametrize("point", POINTS[:3])
+@pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("action", ["raise:ENOSPC", "raise:EIO", "raise"])
-def test_a_failure_leaves_the_old_content_and_no_temporary_file(tmp_path, point, action):
-    write_atomically(tmp_path / "file", OLD)
+def test_a_failure_leaves_the_old_content_until_the_rename_and_no_temporary_file(file, point, action):
     arm(f"{point}:1:{action}")
     with pytest.raises((OSError, RuntimeError), match=f"failpoint {point}"):
-        write_atomically(tmp_path / "file", NEW, faults=True)
-    assert (tmp_path / "file").read_text() == OLD
-    assert names(tmp_path) == ["file"]
-
-
-def test_a_failure_after_the_rename_is_reported_and_the_new_content_is_there(tmp_path):
-    write_atomically(tmp_path / "file", OLD)
-    arm("after_rename:1:raise:EIO")
-    with pytest.raises(OSError):
-        write_atomically(tmp_path / "file", NEW, faults=True)
-    assert (tmp_path / "file").read_text() == NEW
-    assert names(tmp_path) == ["file"]
+        write_atomically(file, NEW, faults=True)
+    assert_holds(file, NEW if point == "after_rename" else OLD)
 
 
 def test_faults_are_passed_only_when_asked_for(tmp_path):
@@ -162,20 +148,13 @@ def test_faults_are_passed_only_when_asked_for(tmp_path):
     assert read_json(tmp_path / "file") == 1
 
 
-def test_a_failed_fsync_is_not_tried_again_and_the_file_is_thrown_away(tmp_path, monkeypatch):
-    write_atomically(tmp_path / "file", OLD)
-    synced = []
-
-    def fsync(descriptor):
-        synced.append(descriptor)
-        raise OSError(errno.EIO, "Input/output error")
-
+def test_a_failed_fsync_is_not_tried_again_and_the_file_is_thrown_away(file, monkeypatch):
+    fsync = Mock(side_effect=refuse)
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(OSError, match="Input/output error"):
-        write_atomically(tmp_path / "file", NEW)
-    assert len(synced) == 1
-    assert (tmp_path / "file").read_text() == OLD
-    assert names(tmp_path) == ["file"]
+        write_atomically(file, NEW)
+    assert fsync.call_count == 1
+    assert_holds(file, OLD)
 
 
 def test_no_descriptor_is_left_open_by_failures(tmp_path):
@@ -192,7 +171,7 @@ def test_no_descriptor_is_left_open_by_failures(tmp_path):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_full_disk_is_an_error_that_leaves_the_old_content(tmp_path):
+def test_a_full_disk_is_an_error_that_leaves_the_old_content(file):
     code = """
 import errno, resource, sys
 from loopwright.run_folder.files import write_atomically
@@ -202,20 +181,14 @@ try:
 except OSError as error:
     sys.exit(3 if error.errno == errno.EFBIG else 4)
 """
-    write_atomically(tmp_path / "file", OLD)
-    assert toys.python("-c", code, tmp_path / "file").returncode == 3
-    assert (tmp_path / "file").read_text() == OLD
-    assert names(tmp_path) == ["file"]
+    assert toys.python("-c", code, file).returncode == 3
+    assert_holds(file, OLD)
 
 
 def test_a_folder_that_cannot_be_synced_on_principle_is_tolerated_and_a_broken_one_is_not(tmp_path, monkeypatch):
-    def fsync(descriptor):
-        raise OSError(code, "no")
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    code = errno.EINVAL
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EINVAL, "no")))
     fsync_folder(tmp_path)
-    code = errno.EIO
+    monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(OSError):
         fsync_folder(tmp_path)
 
@@ -225,14 +198,16 @@ def test_a_folder_that_cannot_be_synced_on_principle_is_tolerated_and_a_broken_o
 
 @pytest.mark.parametrize("is_there", [True, False])
 @pytest.mark.parametrize("point", POINTS)
-def test_a_process_killed_while_writing_leaves_what_was_there_or_the_new_content(tmp_path, point, is_there):
-    if is_there:
-        write_atomically(tmp_path / "file", OLD)
-    assert write_in_child(tmp_path / "file", f"{point}:1:kill") == -signal.SIGKILL
+def test_a_process_killed_while_writing_leaves_what_was_there_or_the_new_content(file, point, is_there):
+    if not is_there:
+        file.unlink()
+    assert write_in_child(file, f"{point}:1:kill") == -signal.SIGKILL
     is_new = point == "after_rename"
-    assert len(remove_leftovers(tmp_path)) == (0 if is_new else 1)
-    assert names(tmp_path) == (["file"] if is_there or is_new else [])
-    assert not (is_there or is_new) or (tmp_path / "file").read_text() == (NEW if is_new else OLD)
+    assert len(remove_leftovers(file.parent)) == (0 if is_new else 1)
+    if is_there or is_new:
+        assert_holds(file, NEW if is_new else OLD)
+    else:
+        assert toys.names_in(file.parent) == set()
 
 
 def test_kills_at_random_moments_never_leave_a_torn_file(tmp_path):
@@ -248,17 +223,15 @@ while True:
 """
     draw, seen = random.Random(0), []
     for _ in range(8):
-        child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "file")], stdout=subprocess.PIPE)
-        child.stdout.readline()
-        time.sleep(draw.uniform(0, 0.08))
-        child.kill()
-        child.wait()
-        child.stdout.close()
+        with subprocess.Popen([sys.executable, "-c", code, tmp_path / "file"], stdout=subprocess.PIPE) as child:
+            child.stdout.readline()
+            time.sleep(draw.uniform(0, 0.08))
+            child.kill()
         content = read_json(tmp_path / "file")
         assert content["padding"] == [content["number"]] * 5000
         seen.append(content["number"])
     remove_leftovers(tmp_path)
-    assert names(tmp_path) == ["file"]
+    assert toys.names_in(tmp_path) == {"file"}
     assert len(set(seen)) > 1
 
 
@@ -268,23 +241,20 @@ def test_leftovers_are_only_temporary_files_and_never_folders_or_links(tmp_path)
     (tmp_path / ".tmp-0000000100-abc").mkdir()
     (tmp_path / ".tmp-link").symlink_to(tmp_path / "file")
     assert remove_leftovers(tmp_path) == [tmp_path / ".tmp-status.json-00ff"]
-    assert names(tmp_path) == [".tmp", ".tmp-0000000100-abc", ".tmp-link", "file"]
+    assert toys.names_in(tmp_path) == {".tmp", ".tmp-0000000100-abc", ".tmp-link", "file"}
 
 
 # --------------------------------------------------------------------------------------------------------- JSON
 
 
-def test_json_comes_back_as_it_was_written(tmp_path):
+def test_json_comes_back_as_it_was_written_and_a_missing_file_reads_as_the_default(tmp_path):
     value = {"a": [1, 2.5, None, True, "ü\n"], "b": {}}
-    write_json(tmp_path / "file", value)
-    assert read_json(tmp_path / "file") == value
-    assert (tmp_path / "file").read_text().endswith("}\n")
-
-
-def test_a_missing_file_reads_as_the_default(tmp_path):
     assert read_json(tmp_path / "file") is None
     assert read_json(tmp_path / "file", default={}) == {}
     assert read_json(tmp_path / "no folder" / "file", default=3) == 3
+    write_json(tmp_path / "file", value)
+    assert read_json(tmp_path / "file") == value
+    assert (tmp_path / "file").read_text().endswith("}\n")
 
 
 @pytest.mark.parametrize("value", [float("nan"), {"x": float("inf")}, {1, 2}, b"bytes"])
@@ -292,8 +262,7 @@ def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path, v
     write_json(tmp_path / "file", "old")
     with pytest.raises((TypeError, ValueError)):
         write_json(tmp_path / "file", value)
-    assert read_json(tmp_path / "file") == "old"
-    assert names(tmp_path) == ["file"]
+    assert_holds(tmp_path / "file", '"old"\n')
 
 
 @pytest.mark.parametrize(
@@ -306,21 +275,23 @@ def test_a_damaged_file_is_an_error_that_names_it_whatever_the_default(tmp_path,
         read_json(tmp_path / "status.json", default={})
 
 
-def test_a_link_a_folder_or_a_pipe_in_place_of_a_file_is_refused_at_once(tmp_path):
-    (tmp_path / "real").write_text("{}")
+def test_what_is_no_file_of_a_plausible_size_is_refused_without_being_read(tmp_path):
+    (tmp_path / "real").write_text("[1]")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    for name, complaint in (("link", "is a link"), ("folder", "not a plain file"), ("pipe", "not a plain file")):
+    with open(tmp_path / "huge", "wb") as file:
+        file.truncate(1 << 40)
+    for name, complaint in {
+        "link": "is a link",
+        "folder": "not a plain file",
+        "pipe": "not a plain file",
+        "huge": "1099511627776 bytes, expected at most",
+    }.items():
         with pytest.raises(DamagedFileError, match=complaint):
             read_json(tmp_path / name)
-
-
-def test_a_huge_file_is_refused_without_being_read(tmp_path):
-    with open(tmp_path / "file", "wb") as file:
-        file.truncate(1 << 40)
-    with pytest.raises(DamagedFileError, match="1099511627776 bytes, expected at most"):
-        read_json(tmp_path / "file")
+    with pytest.raises(DamagedFileError, match="holds a list, expected an object"):
+        read_json(tmp_path / "real", default={})
 
 
 def test_a_small_file_is_read_in_little_memory(tmp_path):
@@ -337,10 +308,7 @@ def test_a_small_file_is_read_in_little_memory(tmp_path):
 
 
 def test_a_file_that_may_not_be_read_is_not_a_missing_file(tmp_path, monkeypatch):
-    def refuse(path, *arguments):
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "open", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
     with pytest.raises(PermissionError):
         read_json(tmp_path / "file", default={})
 
@@ -349,12 +317,6 @@ def test_the_run_folder_and_the_failpoints_need_no_torch():
     modules = "import sys, loopwright.failpoints, loopwright.run_folder"
     done = toys.python("-c", f"{modules}; print(sorted({{'torch', 'numpy'}} & set(sys.modules)))")
     assert done.stdout == "[]\n", done.stderr
-
-
-def test_a_file_that_should_hold_names_with_values_is_damaged_if_it_holds_something_else(tmp_path):
-    (tmp_path / "file").write_text("[1]")
-    with pytest.raises(DamagedFileError, match="holds a list, expected an object"):
-        read_json(tmp_path / "file", default={})
 
 
 def test_a_private_file_gets_the_mode_of_a_new_file_and_others_keep_theirs(tmp_path):
@@ -369,4 +331,4 @@ def test_a_private_file_gets_the_mode_of_a_new_file_and_others_keep_theirs(tmp_p
     assert [path.stat().st_mode & 0o777 for path in (shared, note)] == [0o640, 0o600]
     give_usual_mode(note)
     assert note.stat().st_mode == new.stat().st_mode
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "b.safetensors", "new", "note.txt"]
+    assert toys.names_in(tmp_path) == {"a.safetensors", "b.safetensors", "new", "note.txt"}

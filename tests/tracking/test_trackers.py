@@ -4,7 +4,9 @@ import json
 import logging
 import os
 import time
+from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -44,11 +46,7 @@ class Recorded(Trainer):
 
 def crash(update):
     """End the process, as far as the run can tell, after an update."""
-
-    def gone(trainer):
-        raise RuntimeError("the machine is gone")
-
-    return toys.at_update(update, gone)
+    return toys.at_update(update, Mock(side_effect=RuntimeError("the machine is gone")))
 
 
 def trained(folder, *callbacks, num_epochs=2, resume_from=None):
@@ -67,13 +65,6 @@ def averaging(folder):
 def fake(**raising):
     """Return a class of accelerate's shape that raises where it is told to, and counts its calls."""
 
-    class Fake:
-        calls: list = []
-        tracker = None
-
-        def __init__(self, *args, **kwargs):
-            pass
-
     def called(name):
         def method(self, *args, **kwargs):
             self.calls.append(name)
@@ -82,22 +73,22 @@ def fake(**raising):
 
         return method
 
-    for method, name in {
-        "store_init_configuration": "config",
-        "start": "start",
-        "log": "log",
-        "finish": "finish",
-    }.items():
-        setattr(Fake, method, called(name))
-    return Fake
+    stages = {"store_init_configuration": "config", "start": "start", "log": "log", "finish": "finish"}
+    methods = {method: called(name) for method, name in stages.items()}
+    return type("Fake", (), {"calls": [], "tracker": None, "__init__": lambda self, *args, **kwargs: None, **methods})
+
+
+def reporting(folder, *names):
+    return TrackerCallback(list(names) or "tensorboard", folder / "trackers")
 
 
 @pytest.fixture
 def use(monkeypatch):
-    """Return a function that puts a class in the place of accelerate's for TensorBoard."""
+    """Return a function that puts a class in the place of accelerate's for TensorBoard, and returns it."""
     from accelerate import tracking
 
-    return lambda kind: monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "tensorboard", kind)
+    pytest.importorskip("tensorboard")
+    return lambda kind: monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "tensorboard", kind) or kind
 
 
 @pytest.fixture(scope="module")
@@ -190,11 +181,10 @@ def test_all_stands_for_what_is_installed(monkeypatch):
 
 @pytest.mark.parametrize("stage", ["start", "config", "log", "finish"])
 def test_a_failing_tracker_neither_stops_a_run_nor_changes_it(tmp_path, use, capsys, stage):
-    pytest.importorskip("tensorboard")
     expected = trained(tmp_path / "plain")
     use(fake(**{stage: OSError("no network")}))
     capsys.readouterr()
-    trainer = trained(tmp_path / "run", TrackerCallback("tensorboard", tmp_path / "run" / "trackers"))
+    trainer = trained(tmp_path / "run", reporting(tmp_path / "run"))
     told = capsys.readouterr().out
     assert torch.equal(toys.weights(trainer), toys.weights(expected))
     (first, *more) = records(tmp_path / "run", "tracker_failed")
@@ -204,35 +194,24 @@ def test_a_failing_tracker_neither_stops_a_run_nor_changes_it(tmp_path, use, cap
 
 
 def test_a_tracker_that_keeps_failing_is_given_up(tmp_path, use, capsys):
-    pytest.importorskip("tensorboard")
-    kind = fake(log=TimeoutError())
-    use(kind)
-    trained(tmp_path, TrackerCallback("tensorboard", tmp_path / "trackers"))
+    kind = use(fake(log=TimeoutError()))
+    trained(tmp_path, reporting(tmp_path))
     assert kind.calls == ["start", "config", "log", "log", "log", "finish"]
     assert "tensorboard has failed 3 times in a row" in capsys.readouterr().out
 
 
 def test_a_tracker_that_started_and_failed_to_name_its_run_is_finished(tmp_path, use, capsys, monkeypatch):
-    pytest.importorskip("tensorboard")
-    kind = fake()
-    use(kind)
-
-    def refuse(name, inner):
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr(trackers, "_identity", refuse)
-    trained(tmp_path, TrackerCallback("tensorboard", tmp_path / "trackers"))
+    kind = use(fake())
+    monkeypatch.setattr(trackers, "_identity", Mock(side_effect=ConnectionError("no network")))
+    trained(tmp_path, reporting(tmp_path))
     assert kind.calls == ["start", "finish"]
     assert "failed at start (ConnectionError: no network): the run continues" in capsys.readouterr().out
 
 
 def test_a_run_that_fails_closes_its_trackers_and_its_journal(tmp_path, use):
-    kind = fake()
-    use(kind)
-    callback = TrackerCallback("tensorboard", tmp_path / "trackers")
-
+    kind = use(fake())
     with pytest.raises(RuntimeError, match="broken"):
-        trained(tmp_path, callback, toys.raising("on_log", RuntimeError("broken")))
+        trained(tmp_path, reporting(tmp_path), toys.raising("on_log", RuntimeError("broken")))
     assert kind.calls == ["start", "config", "log", "finish"]
     journal = tmp_path / "trackers" / "trackers.jsonl"
     held = [os.path.realpath(entry.path) for entry in os.scandir("/proc/self/fd")]
@@ -242,7 +221,7 @@ def test_a_run_that_fails_closes_its_trackers_and_its_journal(tmp_path, use):
 def test_a_folder_that_cannot_be_written_does_not_stop_a_run(tmp_path, capsys):
     pytest.importorskip("tensorboard")
     (tmp_path / "trackers").write_text("a file", encoding="utf-8")
-    trained(tmp_path, TrackerCallback("tensorboard", tmp_path / "trackers"))
+    trained(tmp_path, reporting(tmp_path))
     assert "nothing is reported to trackers, but the run continues" in capsys.readouterr().out
 
 
@@ -280,10 +259,10 @@ def test_what_a_tracker_calls_the_run_is_kept_also_if_it_joins_later(tmp_path, m
     monkeypatch.setitem(trackers.PACKAGES, "aim", ("json",))
     monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "aim", Named)
     folder = tmp_path / "trackers"
-    trained(tmp_path, TrackerCallback("tensorboard", folder), num_epochs=1)
+    trained(tmp_path, reporting(tmp_path), num_epochs=1)
     for number in (2, 3, 4):  # it joins in the second epoch
         last = max((tmp_path / f"states-{number - 1}").glob("step-*"))
-        trained(tmp_path, TrackerCallback(["tensorboard", "aim"], folder), num_epochs=number, resume_from=last)
+        trained(tmp_path, reporting(tmp_path, "tensorboard", "aim"), num_epochs=number, resume_from=last)
     assert given == [None, "abc", "abc"]
     journal = [json.loads(line) for line in (folder / "trackers.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [record["identities"] for record in journal if "identities" in record] == [{}, {"aim": "abc"}]
@@ -298,31 +277,24 @@ late = toys.callback(
 
 
 def test_a_metric_that_came_right_before_a_save_is_reported_by_the_resumed_run(tmp_path, use):
-    pytest.importorskip("tensorboard")
+    class Noting(fake()):
+        def log(self, values, step=None):
+            points.extend((step, values[name]) for name in values if name == "late")
 
-    def reporting(points):
-        class Noting(fake()):
-            def log(self, values, step=None):
-                points.extend((step, values[name]) for name in values if name == "late")
-
-        return Noting
-
-    whole, broken, resumed = [], [], []
-    use(reporting(whole))
-    trained(tmp_path / "whole", TrackerCallback("tensorboard", tmp_path / "whole" / "trackers"), late)
-    use(reporting(broken))
-    folder = tmp_path / "run"
+    use(Noting)
+    points, folder = [], tmp_path / "run"
+    trained(tmp_path / "whole", reporting(tmp_path / "whole"), late)
+    whole, points = points, []
     with pytest.raises(RuntimeError, match="the machine is gone"):
-        trained(folder, TrackerCallback("tensorboard", folder / "trackers"), late, crash(5))
-    use(reporting(resumed))
-    trained(folder, TrackerCallback("tensorboard", folder / "trackers"), late, resume_from="auto")
+        trained(folder, reporting(folder), late, crash(5))
+    trained(folder, reporting(folder), late, resume_from="auto")
     assert len(whole) == 2 and whole[0][1] == 4.0
-    assert broken + resumed == whole
+    assert points == whole
 
 
 def test_a_new_run_in_the_folder_takes_the_place_of_the_old_one(tmp_path):
     pytest.importorskip("tensorboard")
-    callback = TrackerCallback("tensorboard", tmp_path / "trackers")
+    callback = reporting(tmp_path)
     trained(tmp_path, callback)
     time.sleep(1.1)  # TensorBoard reads files in the order of their names, which have the second
     trained(tmp_path, callback, num_epochs=1)
@@ -333,9 +305,6 @@ def test_a_new_run_in_the_folder_takes_the_place_of_the_old_one(tmp_path):
 
 
 def report_from_all(results):
-    """Train on several processes, each with the callback."""
-    from pathlib import Path
-
     trained(Path.cwd(), TrackerCallback("tensorboard", "trackers"))
 
 
@@ -362,12 +331,9 @@ def test_a_failing_callback_of_transformers_does_not_stop_training(tmp_path, mon
     pytest.importorskip("tensorboard")
     integrations = pytest.importorskip("transformers.integrations")
 
-    def refuse(self, *args, **kwargs):
-        raise ConnectionError("no network")
-
     expected = hf_trainer(tmp_path / "plain")
     expected.train()
-    monkeypatch.setattr(integrations.TensorBoardCallback, "on_log", refuse)
+    monkeypatch.setattr(integrations.TensorBoardCallback, "on_log", Mock(side_effect=ConnectionError("no network")))
     trainer = hf_trainer(tmp_path / "run", report_to="tensorboard")
     with caplog.at_level(logging.WARNING, logger="loopwright.hf"):
         assert trainer.train().global_step == 4
