@@ -1,8 +1,6 @@
 """Samples of like length together: a pure order, lengths to pad to, and what they save."""
 
 import ast
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +11,12 @@ from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler
 
 import toys
+from data.loaders import adopted
 from graphs.recorder import GraphedTrainer
 from loopwright import Trainer
 from loopwright.checkpoint import Checkpointing
-from loopwright.data import Permutation, Share, Shuffled, adopt
+from loopwright.config import TrainingArguments
+from loopwright.data import Permutation, Shuffled
 from loopwright.data.buckets import (
     Bucketed,
     LengthGroupedSampler,
@@ -36,8 +36,6 @@ from loopwright.data.collators import (
 )
 from loopwright.errors import ConfigError, DataError
 
-CPU = torch.device("cpu")
-
 
 class Pads:
     """A tokenizer, as far as padding goes."""
@@ -47,12 +45,12 @@ class Pads:
     all_special_ids = (0, 1)
     model_input_names = ("input_ids", "attention_mask")
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 50
 
 
 @st.composite
-def orders(draw: Any) -> Bucketed:
+def orders(draw):
     size = draw(st.integers(1, 400))
     lengths = np.random.default_rng(draw(st.integers(0, 99))).integers(1, 60, size)
     return Bucketed(Shuffled(size, draw(st.integers(0, 2**32))), lengths, draw(st.integers(1, 40)))
@@ -62,7 +60,7 @@ def orders(draw: Any) -> Bucketed:
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 5000))
-def test_the_positions_of_a_permutation_are_its_inverse(permutation_key: int, size: int) -> None:
+def test_the_positions_of_a_permutation_are_its_inverse(permutation_key, size):
     permutation = Permutation(permutation_key, size)
     everything = np.arange(size)
     assert np.array_equal(permutation.positions_of(permutation(everything)), everything)
@@ -71,13 +69,13 @@ def test_the_positions_of_a_permutation_are_its_inverse(permutation_key: int, si
 
 @given(orders(), st.integers(0, 3))
 @settings(max_examples=25)
-def test_an_epoch_has_every_sample_once(order: Bucketed, epoch: int) -> None:
+def test_an_epoch_has_every_sample_once(order, epoch):
     assert sorted(order.ids(epoch, 0, order.size).tolist()) == list(range(order.size))
 
 
 @given(orders(), st.integers(0, 2), st.data())
 @settings(max_examples=25)
-def test_a_part_from_any_position_is_what_reading_in_order_gives(order: Bucketed, epoch: int, data: Any) -> None:
+def test_a_part_from_any_position_is_what_reading_in_order_gives(order, epoch, data):
     whole = order.ids(epoch, 0, order.size)
     start, count = data.draw(st.integers(0, order.size)), data.draw(st.integers(0, order.size))
     assert np.array_equal(order.ids(epoch, start, count), whole[start : start + count])
@@ -85,7 +83,7 @@ def test_a_part_from_any_position_is_what_reading_in_order_gives(order: Bucketed
 
 @given(orders())
 @settings(max_examples=25)
-def test_epochs_and_seeds_have_orders_of_their_own_and_the_same_ones_again(order: Bucketed) -> None:
+def test_epochs_and_seeds_have_orders_of_their_own_which_begin_with_a_longest_sample_if_a_batch_is_full(order):
     again = Bucketed(Shuffled(order.size, order.order.seed), order.lengths.copy(), order.batch_size)
     other = Bucketed(Shuffled(order.size, order.order.seed + 1), order.lengths, order.batch_size)
     first, second = order.ids(0, 0, order.size), order.ids(1, 0, order.size)
@@ -93,16 +91,11 @@ def test_epochs_and_seeds_have_orders_of_their_own_and_the_same_ones_again(order
     if order.size > 50:
         assert not np.array_equal(first, second)
         assert not np.array_equal(second, other.ids(1, 0, order.size))
-
-
-@given(orders())
-@settings(max_examples=25)
-def test_the_first_batch_of_a_run_holds_a_longest_sample_if_a_batch_is_full(order: Bucketed) -> None:
     if order.size >= order.batch_size:
-        assert order.lengths[order.ids(0, 0, order.batch_size)].max() == order.lengths.max()
+        assert order.lengths[first[: order.batch_size]].max() == order.lengths.max()
 
 
-def test_batches_hold_samples_of_like_length_and_come_in_a_random_order() -> None:
+def test_batches_hold_samples_of_like_length_and_come_in_a_random_order():
     lengths = np.random.default_rng(0).integers(1, 200, 4000)
     order = Bucketed(Shuffled(4000, 3), lengths, 8)
     batches = lengths[order.ids(1, 0, 4000)].reshape(-1, 8)
@@ -111,45 +104,43 @@ def test_batches_hold_samples_of_like_length_and_come_in_a_random_order() -> Non
     assert abs(np.corrcoef(batches[:-1, 0], batches[1:, 0])[0, 1]) < 0.15
 
 
-def test_what_a_short_last_batch_holds_is_not_chosen_by_length() -> None:
+def test_what_a_short_last_batch_holds_is_not_chosen_by_length():
     lengths = np.arange(23)
     lasts = np.concatenate([Bucketed(Shuffled(23, 0), lengths, 10).ids(epoch, 20, 3) for epoch in range(1, 200)])
     assert 9 < lengths[lasts].mean() < 13
 
 
-def test_an_order_begins_as_it_always_did() -> None:
+def test_an_order_begins_as_it_always_did_and_finding_a_place_costs_a_window_and_not_the_epoch():
     order = Bucketed(Shuffled(20, 7), np.arange(20) % 6, 4)
     assert order.ids(0, 0, 20).tolist() == [15, 3, 10, 5, 12, 18, 1, 4, 19, 2, 14, 16, 0, 8, 9, 11, 6, 7, 13, 17]
     assert order.ids(5, 0, 20).tolist() == [0, 6, 14, 17, 7, 13, 15, 5, 18, 1, 8, 16, 12, 19, 2, 11, 9, 3, 4, 10]
-
-
-def test_finding_a_place_costs_a_window_and_not_the_epoch() -> None:
     order = Bucketed(Shuffled(10**9, 0), np.broadcast_to(np.int64(1), 10**9), 8)
     assert len(set(order.ids(3, 10**9 - 12_345, 100).tolist())) == 100
 
 
-def test_several_processes_share_the_batches_of_one() -> None:
+def test_several_processes_share_the_batches_of_one():
     lengths = np.random.default_rng(1).integers(1, 60, 101)
     source = DataLoader(list(range(101)), batch_size=4, sampler=LengthGroupedSampler(lengths, 4))
-    alone = adopt(source, seed=5, share=Share(0, 1, 6), device=CPU)
-    windows = [[piece.batch.tolist() for piece in window.pieces] for window in alone.windows(2)]
-    parts = []
-    for rank in range(3):
-        loader = adopt(source, seed=5, share=Share(rank, 3, 2), device=CPU)
-        parts.append([[piece.batch.tolist() for piece in each.pieces if piece.rows] for each in loader.windows(2)])
-    assert [sum(each, []) for each in zip(*parts, strict=True)] == windows
+
+    def windows(loader):
+        return [[piece.batch.tolist() for piece in window.pieces if piece.rows] for window in loader.windows(2)]
+
+    alone = adopted(source, seed=5, accumulation=6)
+    parts = [windows(adopted(source, seed=5, rank=rank, processes=3, accumulation=2)) for rank in range(3)]
+    assert [sum(each, []) for each in zip(*parts, strict=True)] == windows(alone)
     assert alone.guarantee.resume == "computed; nothing is read twice"
 
 
-def test_the_loader_takes_the_seed_of_the_run_and_its_own_batch_size() -> None:
-    lengths = list(range(40))
-    source = DataLoader(list(range(40)), batch_size=5, sampler=LengthGroupedSampler(lengths, 99))
-    loader = adopt(source, seed=11, share=Share(), device=CPU)
-    seen = [int(each) for window in loader.windows(1, 10) for each in window.pieces[0].batch]
+def test_the_loader_takes_the_seed_of_the_run_and_its_own_batch_size():
+    source = DataLoader(list(range(40)), batch_size=5, sampler=LengthGroupedSampler(list(range(40)), 99))
+    seen = [int(each) for window in adopted(source, seed=11).windows(1, 10) for each in window.pieces[0].batch]
     assert seen == Bucketed(Shuffled(40, 11), np.arange(40), 5).ids(1, 10, 30).tolist()
+    source = DataLoader(list(range(5)), batch_size=2, sampler=SequentialSampler(range(5)))
+    in_order = [window.pieces[0].batch.tolist() for window in adopted(source).windows()]
+    assert in_order == [[0, 1], [2, 3], [4]], "another sampler stays what it was"
 
 
-def test_iterated_by_anything_else_a_sampler_yields_the_epoch_that_it_was_told() -> None:
+def test_iterated_by_anything_else_a_sampler_yields_the_epoch_that_it_was_told():
     sampler = LengthGroupedSampler(list(range(40)), 5, seed=3)
     first = list(sampler)
     sampler.set_epoch(1)
@@ -160,18 +151,18 @@ def test_iterated_by_anything_else_a_sampler_yields_the_epoch_that_it_was_told()
 class Sums(nn.Module):
     """A model whose loss depends on which samples come together."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(60, 4)
         self.out = nn.Linear(4, 1)
 
-    def forward(self, input_ids: Any, attention_mask: Any = None, labels: Any = None) -> Any:
+    def forward(self, input_ids, attention_mask, labels):
         summed = (self.embedding(input_ids) * attention_mask[..., None]).sum(1)
         loss = (self.out(torch.tanh(summed))[:, 0] - labels.float()).square().mean()
         return {"loss": loss}
 
 
-def texts(count: int = 50) -> list[dict[str, Any]]:
+def texts(count=50):
     numbers = np.random.default_rng(4)
     return [
         {"input_ids": numbers.integers(2, 50, int(numbers.integers(3, 40))).tolist(), "label": index % 2}
@@ -179,10 +170,10 @@ def texts(count: int = 50) -> list[dict[str, Any]]:
     ]
 
 
-def fit(folder: Path | None, stop_at: int | None = None, kind: type[Trainer] = Trainer, **options: Any) -> Any:
+def fit(folder=None, stop_at=None, kind=Trainer, lengths=None):
     model, data = toys.seeded(Sums), texts()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
-    options = {"collate_fn": with_buckets(DataCollatorWithPadding(Pads()), options.pop("lengths", None)), **options}
+    options = {"collate_fn": with_buckets(DataCollatorWithPadding(Pads()), lengths)}
     if folder is not None:
         options |= {"checkpoints": Checkpointing(folder), "resume_from": "auto"}
     loading = {"sampler": LengthGroupedSampler(sample_lengths(data), 4)}
@@ -192,9 +183,9 @@ def fit(folder: Path | None, stop_at: int | None = None, kind: type[Trainer] = T
 
 
 @pytest.mark.parametrize("stop_at", [1, 5, 7, 9])
-def test_a_run_in_this_order_is_resumed_with_the_same_bits(tmp_path: Path, stop_at: int) -> None:
+def test_a_run_in_this_order_is_resumed_with_the_same_bits(tmp_path, stop_at):
     fit(tmp_path, stop_at)
-    toys.assert_same_weights(fit(tmp_path), fit(None))
+    toys.assert_same_weights(fit(tmp_path), fit())
 
 
 # ------------------------------------------------------------------------------------------------------- lengths
@@ -205,12 +196,12 @@ class Counting(list):
 
     num_read = 0
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index):
         type(self).num_read += 1
         return super().__getitem__(index)
 
 
-def test_lengths_come_from_a_column_or_the_main_input_or_a_function() -> None:
+def test_lengths_come_from_a_column_or_the_main_input_or_a_function():
     rows = [{"input_ids": [1] * (index + 1), "length": 7} for index in range(3)]
     assert sample_lengths(rows).tolist() == [7, 7, 7]
     assert sample_lengths(rows, column="tokens").tolist() == [1, 2, 3]
@@ -218,21 +209,21 @@ def test_lengths_come_from_a_column_or_the_main_input_or_a_function() -> None:
     assert sample_lengths([]).tolist() == []
 
 
-def test_lengths_of_a_table_are_read_without_its_other_columns() -> None:
+def test_lengths_of_a_table_are_read_without_its_other_columns():
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_dict({"input_ids": [[1], [1, 2, 3]], "length": [5, 6]})
     assert sample_lengths(table).tolist() == [5, 6]
     assert sample_lengths(table, column="none").tolist() == [1, 3]
 
 
-def test_samples_without_a_length_are_refused_with_what_they_have() -> None:
+def test_samples_without_a_length_are_refused_with_what_they_have():
     with pytest.raises(DataError, match="a column length or input_ids, and has text, label"):
         sample_lengths([{"text": "a", "label": 1}])
     with pytest.raises(DataError, match="has tuple"):
         sample_lengths([(1, 2)])
 
 
-def test_lengths_in_a_file_are_used_again_only_for_the_same_data(tmp_path: Path) -> None:
+def test_lengths_in_a_file_are_used_again_only_for_the_same_data(tmp_path):
     cache = tmp_path / "lengths.bin"
     rows = Counting({"input_ids": [1] * (index % 9)} for index in range(200))
     expected = sample_lengths(rows, cache=cache).tolist()
@@ -251,23 +242,20 @@ def test_lengths_in_a_file_are_used_again_only_for_the_same_data(tmp_path: Path)
 
 
 @given(st.integers(1, 200_000), st.integers(1, 20))
-def test_default_lengths_ascend_to_the_longest_and_are_few(longest: int, most: int) -> None:
+def test_default_lengths_ascend_to_the_longest_and_are_few(longest, most):
     lengths = default_lengths(longest, most)
     assert list(lengths) == sorted(set(lengths)) and lengths[-1] == min(longest, 1024)
     assert len(lengths) <= max(most, 2)
 
 
-def test_default_lengths_are_close_together_where_most_texts_are() -> None:
+def test_default_lengths_are_close_together_where_most_texts_are_and_a_length_goes_to_the_next_one():
     assert default_lengths(128) == (16, 32, 48, 64, 80, 96, 112, 128)
     assert default_lengths(512) == (16, 32, 48, 64, 80, 96, 112, 128, 256, 384, 512)
     assert default_lengths(77) == (16, 32, 48, 64, 77)
-
-
-def test_a_length_goes_to_the_next_bucket_and_beyond_them_stays() -> None:
     assert [bucket_length(length, (8, 16)) for length in (1, 8, 9, 16, 17)] == [8, 8, 16, 16, 17]
 
 
-def test_the_setting_is_auto_off_or_lengths() -> None:
+def test_the_setting_is_auto_off_or_lengths():
     assert chosen_lengths("auto", 64, may_graph=True) == (16, 32, 48, 64)
     assert chosen_lengths("auto", 64, may_graph=False) is None
     assert chosen_lengths("auto", None, may_graph=True) is None
@@ -275,45 +263,45 @@ def test_the_setting_is_auto_off_or_lengths() -> None:
     assert chosen_lengths([64, "32"], None, may_graph=False) == (32, 64)
     for wrong in ("on", [], [0], ["a"], 7):
         with pytest.raises(ConfigError, match="auto"):
-            chosen_lengths(wrong, 64, may_graph=True)  # type: ignore[arg-type]
+            chosen_lengths(wrong, 64, may_graph=True)
 
 
-def samples(*lengths: int, **others: Any) -> list[dict[str, Any]]:
+def samples(*lengths, **others):
     return [{"input_ids": [7] * length, **{name: make(length) for name, make in others.items()}} for length in lengths]
 
 
-def test_a_collator_pads_to_the_next_length_and_masks_what_it_adds() -> None:
+def test_a_collator_pads_to_the_next_length_and_masks_what_it_adds():
     plain = DataCollatorWithPadding(Pads())
     padded = with_buckets(plain, (8, 16))
     batch = padded(samples(3, 5, label=lambda length: length))
     assert batch["input_ids"].shape == (2, 8) and batch["attention_mask"].sum(1).tolist() == [3, 5]
     assert batch["labels"].tolist() == [3, 5]
-    assert padded(samples(9))["input_ids"].shape == (1, 16)
-    assert padded(samples(17))["input_ids"].shape == (1, 17)
+    assert [padded(samples(length))["input_ids"].shape for length in (9, 17)] == [(1, 16), (1, 17)]
     assert plain.bucket_lengths is None and plain(samples(3, 5))["input_ids"].shape == (2, 5)
-
-
-def test_a_multiple_counts_beyond_the_last_length() -> None:
+    # A multiple counts beyond the last length, and without a pad token there are batches that need none.
     padded = with_buckets(DataCollatorWithPadding(Pads(), pad_to_multiple_of=8), (10, 20))
     assert [padded(samples(length))["input_ids"].shape[1] for length in (3, 11, 21)] == [10, 20, 24]
+    bare = Pads()
+    bare.pad_token_id = None
+    assert with_buckets(DataCollatorWithPadding(bare), (8, 16))(samples(5, 5))["input_ids"].shape == (2, 5)
 
 
-def test_labels_of_tokens_are_padded_along() -> None:
-    padded = with_buckets(DataCollatorForTokenClassification(Pads()), (8,))
-    batch = padded(samples(3, 5, labels=lambda length: [2] * length))
+def test_labels_of_tokens_targets_choices_and_masked_texts_are_padded_too():
+    batch = with_buckets(DataCollatorForTokenClassification(Pads()), (8,))(samples(3, 5, labels=lambda num: [2] * num))
     assert batch["labels"].shape == (2, 8) and (batch["labels"] != -100).sum(1).tolist() == [3, 5]
-
-
-def test_targets_have_a_bucket_of_their_own() -> None:
-    padded = with_buckets(DataCollatorForSeq2Seq(Pads()), (4, 8))
-    batch = padded(samples(7, labels=lambda length: [2, 3]))
+    batch = with_buckets(DataCollatorForSeq2Seq(Pads()), (4, 8))(samples(7, labels=lambda num: [2, 3]))
     assert batch["input_ids"].shape == (1, 8) and batch["labels"].tolist() == [[2, 3, -100, -100]]
+    choices = with_buckets(DataCollatorForMultipleChoice(Pads()), (8,))
+    assert choices([{"input_ids": [[7] * 3, [7] * 5], "label": 0}])["input_ids"].shape == (1, 2, 8)
+    masked = with_buckets(DataCollatorForLanguageModeling(Pads()), (16,))(samples(9, 12))
+    assert masked["input_ids"].shape == masked["labels"].shape == (2, 16)
+    assert (masked["labels"][:, 12:] == -100).all()
 
 
-def test_a_planned_shape_has_any_number_of_rows_and_one_of_the_lengths() -> None:
+def test_a_planned_shape_has_any_number_of_rows_and_one_of_the_lengths():
     padded = with_buckets(DataCollatorForMultipleChoice(Pads()), (4, 8))
 
-    def batch(num_rows: int, num_choices: int = 3, length: int = 4) -> Any:
+    def batch(num_rows, num_choices=3, length=4):
         return padded([{"input_ids": [[7] * length] * num_choices, "labels": 0} for _ in range(num_rows)])
 
     shapes = PlannedShapes(padded, batch(3))
@@ -326,58 +314,34 @@ def test_a_planned_shape_has_any_number_of_rows_and_one_of_the_lengths() -> None
     assert {**batch(4), "matrix": torch.zeros(6, 5)} not in with_matrix
 
 
-def test_choices_and_masked_texts_are_padded_too() -> None:
-    choices = with_buckets(DataCollatorForMultipleChoice(Pads()), (8,))
-    assert choices([{"input_ids": [[7] * 3, [7] * 5], "label": 0}])["input_ids"].shape == (1, 2, 8)
-    masked = with_buckets(DataCollatorForLanguageModeling(Pads()), (16,))(samples(9, 12))
-    assert masked["input_ids"].shape == masked["labels"].shape == (2, 16)
-    assert (masked["labels"][:, 12:] == -100).all()
-
-
 @pytest.fixture
-def tokenizer() -> Any:
+def tokenizer():
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[PAD]": 0, "a": 1}, unk_token="[PAD]"))
     return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]")
 
 
-def test_a_tokenizer_of_transformers_is_asked_for_the_bucket(tokenizer: Any) -> None:
+def test_a_tokenizer_of_transformers_is_asked_for_the_bucket(tokenizer):
     batch = with_buckets(DataCollatorWithPadding(tokenizer), (8, 16))(samples(3, 9))
     assert batch["input_ids"].shape == (2, 16) and batch["attention_mask"].sum(1).tolist() == [3, 9]
     assert type(batch).__name__ == "BatchEncoding"
 
 
-def test_a_tokenizer_without_a_pad_token_still_makes_batches_that_need_none() -> None:
-    class Bare(Pads):
-        pad_token_id = None
-
-    padded = with_buckets(DataCollatorWithPadding(Bare()), (8, 16))
-    assert padded(samples(5, 5))["input_ids"].shape == (2, 5)
-
-
-def test_padding_to_lengths_changes_no_loss_beyond_rounding() -> None:
-    plain, padded = fit(None), fit(None, lengths=(8, 16, 24, 32, 40))
+def test_padding_to_lengths_changes_no_loss_beyond_rounding_and_every_full_update_at_one_is_a_graph():
+    lengths = (8, 16, 24, 32, 40)
+    plain, padded, graphed = fit(), fit(lengths=lengths), fit(kind=GraphedTrainer, lengths=lengths)
     losses = [each.run_history.get_metric_values("train_loss_epoch") for each in (plain, padded)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
-
-
-def test_every_full_update_at_a_bucket_length_is_a_graph() -> None:
-    capturer = fit(None, kind=GraphedTrainer, lengths=(8, 16, 24, 32, 40)).capturer
-    assert capturer.num_captures <= 5 + 1  # the lengths, and the optimizer
-    assert capturer.num_replays == (2 * (50 // 8) - 1) * 3  # all full windows but the first: two batches and a step
-
-
-def test_sequential_order_stays_what_it_was() -> None:
-    source = DataLoader(list(range(5)), batch_size=2, sampler=SequentialSampler(range(5)))
-    loader = adopt(source, seed=1, share=Share(), device=CPU)
-    assert [window.pieces[0].batch.tolist() for window in loader.windows()] == [[0, 1], [2, 3], [4]]
+    assert graphed.capturer.num_captures <= 5 + 1  # the lengths, and the optimizer
+    # All full windows but the first: two batches and a step.
+    assert graphed.capturer.num_replays == (2 * (50 // 8) - 1) * 3
 
 
 # ------------------------------------------------------------------------------------- arguments, hf and the tasks
 
 
-def bert_run(folder: Path, **options: Any) -> Any:
+def bert_run(folder, **options):
     pytest.importorskip("transformers")
     from hf.tiny import arguments, bert
     from loopwright import hf
@@ -385,11 +349,11 @@ def bert_run(folder: Path, **options: Any) -> Any:
     class Watching(hf.Trainer):
         graph_safe = True
 
-        def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        def training_step(self, model, inputs, *args, **kwargs):
             widths.append((inputs["input_ids"].shape[1], int(inputs["attention_mask"].sum(1).max())))
             return super().training_step(model, inputs, *args, **kwargs)
 
-    widths: list[tuple[int, int]] = []
+    widths = []
     data = [{**each, "input_ids": [token % 30 for token in each["input_ids"][:30]]} for each in texts(40)]
     collator = options.pop("collator", DataCollatorWithPadding(Pads()))
     trainer = Watching(bert(2), arguments(folder, **options), collator, data)
@@ -397,7 +361,7 @@ def bert_run(folder: Path, **options: Any) -> Any:
     return trainer, widths
 
 
-def test_group_by_length_of_the_arguments_is_this_order_and_keeps_the_lengths(tmp_path: Path) -> None:
+def test_group_by_length_of_the_arguments_is_this_order_and_keeps_the_lengths(tmp_path):
     _, random = bert_run(tmp_path / "random", max_steps=9)
     trainer, grouped = bert_run(tmp_path / "grouped", max_steps=9, train_sampling_strategy="group_by_length")
     assert isinstance(trainer.get_train_dataloader().sampler, LengthGroupedSampler)
@@ -406,14 +370,14 @@ def test_group_by_length_of_the_arguments_is_this_order_and_keeps_the_lengths(tm
     assert (tmp_path / "grouped" / "lengths.bin").stat().st_size == 40 * 8
 
 
-def test_lengths_of_the_arguments_are_padded_to_in_training_alone(tmp_path: Path) -> None:
+def test_lengths_of_the_arguments_are_padded_to_in_training_alone(tmp_path):
     trainer, widths = bert_run(tmp_path, length_buckets=[20, 32])
     assert {width for width, _ in widths} == {20, 32} and all(longest <= width for width, longest in widths)
     assert trainer.get_train_dataloader().collate_fn.bucket_lengths == (20, 32)
     assert trainer.get_eval_dataloader(trainer.train_dataset).collate_fn.bucket_lengths is None
 
 
-def test_lines_on_the_console_say_how_much_is_padding_and_the_history_does_not(tmp_path: Path, capsys: Any) -> None:
+def test_lines_on_the_console_say_how_much_is_padding_and_the_history_does_not(tmp_path, capsys):
     trainer, widths = bert_run(tmp_path, length_buckets=[32], logging_steps=1, max_steps=3)
     lines = [ast.literal_eval(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{'loss'")]
     assert len(lines) == 3 and len(widths) == 3
@@ -422,13 +386,13 @@ def test_lines_on_the_console_say_how_much_is_padding_and_the_history_does_not(t
     assert not any("padding_waste" in entry for entry in trainer.state.log_history)
 
 
-def test_collators_of_transformers_are_replaced_by_ours_that_pad_to_lengths(tmp_path: Path, tokenizer: Any) -> None:
+def test_collators_of_transformers_are_replaced_by_ours_that_pad_to_lengths(tmp_path, tokenizer):
     theirs = pytest.importorskip("transformers").DataCollatorWithPadding(tokenizer)
     _, widths = bert_run(tmp_path, length_buckets=[20, 32], collator=theirs, max_steps=3)
     assert {width for width, _ in widths} <= {20, 32}
 
 
-def test_lengths_that_a_collator_cannot_pad_to_are_refused(tmp_path: Path) -> None:
+def test_lengths_that_a_collator_cannot_pad_to_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="needs a collator that pads"):
         bert_run(tmp_path, length_buckets=[20], collator=DataCollatorWithPadding(Pads()).torch_call)
 
@@ -438,24 +402,20 @@ def test_lengths_that_a_collator_cannot_pad_to_are_refused(tmp_path: Path) -> No
     [("auto", "auto"), (["off"], "off"), (["64", "32"], [32, 64]), ([8, 8], [8]), ([], "off")],
     ids=["auto", "off in a list", "words", "twice", "nothing"],
 )
-def test_the_field_holds_a_word_or_ascending_numbers(given: Any, settled: Any) -> None:
-    from loopwright.config import TrainingArguments
-
+def test_the_field_holds_a_word_or_ascending_numbers(given, settled):
     args = TrainingArguments(length_buckets=given)
     assert args.length_buckets == settled
     assert TrainingArguments.from_dict(args.to_dict()).length_buckets == settled
 
 
-def test_a_field_that_says_something_else_is_refused() -> None:
-    from loopwright.config import TrainingArguments
-
-    for wrong in ("on", ["a"], [0], [-3]):
-        with pytest.raises(ConfigError, match="length_buckets must be"):
-            TrainingArguments(length_buckets=wrong)  # type: ignore[arg-type]
+@pytest.mark.parametrize("wrong", ["on", ["a"], [0], [-3]])
+def test_a_field_that_says_something_else_is_refused(wrong):
+    with pytest.raises(ConfigError, match="length_buckets must be"):
+        TrainingArguments(length_buckets=wrong)
 
 
 @pytest.mark.slow
-def test_a_task_trains_in_this_order_and_says_what_padding_costs(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_a_task_trains_in_this_order_and_says_what_padding_costs(tmp_path, monkeypatch, capsys):
     pytest.importorskip("transformers")
     from loopwright import api
 
@@ -463,14 +423,8 @@ def test_a_task_trains_in_this_order_and_says_what_padding_costs(tmp_path: Path,
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     rows = [f"{('good ' if index % 2 else 'bad ') * (index % 13 + 1)}{index},{index % 2}" for index in range(80)]
     (tmp_path / "data.csv").write_text("text,label\n" + "\n".join(rows) + "\n", encoding="utf-8")
-    flags = {"epochs": 1, "batch": 4, "threads": 1, "rehearsal": False, "logging_steps": 2}
-    run = api.train(
-        "text-classification",
-        data=tmp_path / "data.csv",
-        output_dir=tmp_path / "run",
-        train_sampling_strategy="group_by_length",
-        length_buckets=[16, 32],
-        **flags,
-    )
+    flags = {"epochs": 1, "batch": 4, "threads": 1, "rehearsal": False, "logging_steps": 2, "length_buckets": [16, 32]}
+    places = {"data": tmp_path / "data.csv", "output_dir": tmp_path / "run"}
+    run = api.train("text-classification", **places, train_sampling_strategy="group_by_length", **flags)
     assert (run.path / "lengths.bin").is_file()
     assert "padding " in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """Every row of the table in docs/concepts/data_order.md holds for real runs that are saved, resumed and compared."""
 
+import itertools
 import random
 import re
 from functools import partial
@@ -12,32 +13,27 @@ from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    IterableDataset,
     RandomSampler,
     Sampler,
     WeightedRandomSampler,
-    get_worker_info,
 )
 
 import toys
+from data import loaders
 from loopwright import Trainer
-from loopwright.data import Share, Shuffled, adopt
+from loopwright.data import Shuffled
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "concepts" / "data_order.md").read_text(encoding="utf-8")
 SIZE, BATCH_SIZE, ACCUMULATION, EPOCHS = 22, 4, 2, 3
 UPDATES_PER_EPOCH = 3  # 6 micro-batches, 2 to an update
 
 
-def table() -> dict[str, dict[str, str]]:
+def table():
     """The rows of the page's table of guarantees, by input."""
     lines = PAGE.splitlines()
     first = next(i for i, line in enumerate(lines) if re.match(r"\| *input *\|", line))
-    rows = []
-    for line in lines[first:]:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip() for cell in line.strip("|").split("|")])
-    header, _, *body = rows
+    found = itertools.takewhile(lambda line: line.startswith("|"), lines[first:])
+    header, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in found]
     return {row[0]: dict(zip(header, row, strict=True)) for row in body}
 
 
@@ -47,26 +43,20 @@ def table() -> dict[str, dict[str, str]]:
 Augmented = partial(toys.Augmented, SIZE)
 
 
-class AugmentedStream(IterableDataset):
+class AugmentedStream(loaders.NoisyStream):
     """The same as a stream, shuffled in a buffer, divided among workers, with another start in every epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.samples = Augmented()
         self.epoch = 0
 
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
     def __iter__(self):
-        worker = get_worker_info()
-        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
         buffer = []
-        for index in range(first, SIZE, step):
-            buffer.append((index + self.epoch) % SIZE)
+        for sample in super().__iter__():
+            buffer.append(sample)
             if len(buffer) == 5:
-                yield self.samples[buffer.pop(random.randrange(5))]
-        for index in buffer:
-            yield self.samples[index]
+                yield buffer.pop(random.randrange(5))
+        yield from buffer
 
 
 class OwnLoader(DataLoader):
@@ -86,13 +76,7 @@ class OwnBatches:
             yield x[ids] + torch.rand(4), y[ids] + random.random()
 
 
-class LazySampler(Sampler):
-    def __len__(self):
-        return SIZE
-
-    def __iter__(self):
-        for _ in range(SIZE):
-            yield random.randrange(SIZE)
+LazySampler = partial(loaders.LazySampler, SIZE, SIZE)
 
 
 class BucketSampler(Sampler):
@@ -264,29 +248,22 @@ def test_another_seed_gives_another_run():
 # The rest of the page
 
 
-def test_the_example_of_the_page_runs_and_trains():
+def test_the_example_of_the_page_trains_and_can_be_stopped_and_continued_by_its_two_integers():
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    names: dict = {}
-    exec(example, names)
-    assert (names["epoch"], names["position"]) == (2, 0)
-    x, y = names["dataset"].tensors
-    assert nn.functional.mse_loss(names["model"].eval()(x), y) < 2 * y.var()
-
-
-def test_the_example_can_be_stopped_and_continued_by_its_two_integers():
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    whole: dict = {}
+    whole, halfway = {}, {}
     torch.manual_seed(0)
     exec(example, whole)
+    assert (whole["epoch"], whole["position"]) == (2, 0)
+    x, y = whole["dataset"].tensors
+    assert nn.functional.mse_loss(whole["model"].eval()(x), y) < 2 * y.var()
 
     torch.manual_seed(0)
-    stopping = example.replace("        position += window.samples\n", "        position += window.samples\n{stop}")
-    halfway: dict = {}
+    advance = "        position += window.samples\n"
     stop = "        if (epoch, position) == (1, 32):\n            raise KeyboardInterrupt\n"
     with pytest.raises(KeyboardInterrupt):
-        exec(stopping.format(stop=stop), halfway)
+        exec(example.replace(advance, advance + stop), halfway)
     torch.manual_seed(99)
-    begin, loop = example.split("epoch, position = 0, 0")
+    _, loop = example.split("epoch, position = 0, 0")
     assert (halfway["epoch"], halfway["position"]) == (1, 32)
     exec(loop.split("\n", 1)[1], halfway)
     toys.assert_same_weights(halfway["model"], whole["model"])
@@ -295,7 +272,6 @@ def test_the_example_can_be_stopped_and_continued_by_its_two_integers():
 def test_the_order_alone_is_what_the_page_says():
     expression, names = re.search(r"`(Shuffled\(.*?\))` from `(.*?)` gives", PAGE).groups()
     assert names == "loopwright.data"
-    source = DataLoader(list(range(100)), batch_size=8, shuffle=True)
-    loader = adopt(source, seed=0, share=Share(), device=torch.device("cpu"))
+    loader = loaders.adopted(DataLoader(list(range(100)), batch_size=8, shuffle=True), seed=0)
     window = next(loader.windows(3, 40))
     assert eval(expression, {"Shuffled": Shuffled}).tolist() == window.pieces[0].batch.tolist()

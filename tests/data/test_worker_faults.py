@@ -14,13 +14,12 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, _utils, get_worker_info
 
+import toys
 from data import loaders
 from data.loaders import Noisy, NoisyStream, OwnLoader, seen
 from loopwright import Trainer
-from loopwright.callbacks import TrainerCallback
 from loopwright.data import workers
 from loopwright.errors import DataError
 
@@ -32,13 +31,18 @@ class Large(Noisy):
         return bytes([index]) * 300_000
 
 
+def undisturbed(dataset=None, epoch=0, **kwargs):
+    """What is seen of an epoch without workers."""
+    return seen(adopted(Noisy() if dataset is None else dataset, 0, **kwargs).windows(epoch))
+
+
 def adopted(dataset, num_workers: int, evaluation: bool = False, loader=DataLoader, **kwargs):
     kwargs = kwargs if num_workers else {name: kwargs[name] for name in kwargs if name in ("shuffle", "collate_fn")}
     source = loader(dataset, batch_size=4, num_workers=num_workers, **kwargs)
     return loaders.adopted(source, accumulation=2, evaluation=evaluation)
 
 
-def pids() -> list[int]:
+def pids():
     return sorted(process.pid for process in multiprocessing.active_children())
 
 
@@ -85,9 +89,9 @@ def warnings_of_loopwright(caplog):
 def test_a_killed_worker_is_replaced_and_the_batches_are_those_of_an_undisturbed_loader(
     quick, caplog, num_workers, persistent
 ):
-    expected = [seen(adopted(Noisy(), 0, shuffle=True).windows(epoch)) for epoch in range(2)]
     loader = adopted(Noisy(), num_workers, shuffle=True, persistent_workers=persistent)
-    assert [seen(loader.windows(epoch), kill) for epoch in range(2)] == expected
+    for epoch in range(2):
+        assert seen(loader.windows(epoch), kill) == undisturbed(epoch=epoch, shuffle=True)
     loader.close()
     assert pids() == []
     assert [record.name for record in caplog.records] == ["loopwright", "loopwright"]
@@ -104,62 +108,60 @@ def test_a_death_is_noticed_in_about_a_second():
     assert time.monotonic() - begun < 4
 
 
-def test_a_worker_that_is_killed_while_it_sends_is_replaced(quick, caplog):
-    expected = seen(adopted(Large(), 0, collate_fn=list).windows())
+def test_a_worker_that_is_killed_or_hangs_while_it_sends_is_replaced(quick, caplog):
+    expected = undisturbed(Large(), collate_fn=list)
     for disturb in (kill, send(signal.SIGKILL, only_first=False)):
         assert seen(adopted(Large(), 2, collate_fn=list).windows(), disturb) == expected
     assert len(caplog.records) == 2
+    assert seen(adopted(Large(), 1, collate_fn=list, timeout=1).windows(), send(signal.SIGSTOP)) == expected
 
 
 def test_workers_that_are_killed_between_epochs_are_replaced(quick, caplog):
     loader = adopted(Noisy(), 2, shuffle=True, persistent_workers=True)
     seen(loader.windows())
     send(signal.SIGKILL, only_first=False)()
-    assert seen(loader.windows(1)) == seen(adopted(Noisy(), 0, shuffle=True).windows(1))
+    assert seen(loader.windows(1)) == undisturbed(epoch=1, shuffle=True)
     assert len(caplog.records) == 1
     loader.close()
 
 
 def test_a_killed_worker_of_an_evaluation_is_replaced(quick):
-    expected = seen(adopted(Noisy(), 0, evaluation=True).windows())
-    assert seen(adopted(Noisy(), 2, evaluation=True, prefetch_factor=3).windows(), kill) == expected
+    loader = adopted(Noisy(), 2, evaluation=True, prefetch_factor=3)
+    assert seen(loader.windows(), kill) == undisturbed(evaluation=True)
 
 
 class Leaves(Noisy):
-    """Makes its worker process end when a sample is read that it should not have survived."""
+    """Makes its worker process end when a sample is read for the first time."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file = file
 
     def __getitem__(self, index):
-        if index == 20 and not os.path.exists(self.size_file):
-            open(self.size_file, "w").close()
+        if index == 20 and not self.file.exists():
+            self.file.touch()
             os._exit(3)
         return super().__getitem__(index)
 
 
 def test_a_worker_that_ends_by_itself_is_replaced_too(quick, tmp_path, caplog):
-    dataset = Leaves()
-    dataset.size_file = str(tmp_path / "left")
-    assert seen(adopted(dataset, 2).windows()) == seen(adopted(Noisy(), 0).windows())
+    assert seen(adopted(Leaves(tmp_path / "left"), 2).windows()) == undisturbed()
     assert "ended with exit code 3" in caplog.text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_workers_that_are_not_forked_are_replaced_as_well(context):
-    expected = seen(adopted(Noisy(), 0, shuffle=True).windows())
     loader = adopted(Noisy(), 1, shuffle=True, multiprocessing_context=context)
-    assert seen(loader.windows(), kill) == expected
+    assert seen(loader.windows(), kill) == undisturbed(shuffle=True)
 
 
 def test_after_three_replacements_within_an_hour_a_death_is_an_error(quick, caplog):
-    def die_four_times(loader):
-        windows = loader.windows()
-        for _ in range(4):
+    windows = adopted(Noisy(64), 1).windows()
+    with pytest.raises(DataError, match="lost 4 times within an hour.* killed by SIGKILL.* fewer workers or smaller"):
+        for _ in range(5):
             next(windows)
             send(signal.SIGKILL, only_first=False)()
-        return list(windows)
-
-    with pytest.raises(DataError, match="lost 4 times within an hour.* killed by SIGKILL.* fewer workers or smaller"):
-        die_four_times(adopted(Noisy(64), 1))
     assert len(caplog.records) == 3
 
 
@@ -167,66 +169,51 @@ def test_replacements_of_more_than_an_hour_ago_do_not_count(quick, monkeypatch):
     monkeypatch.setattr(workers, "_REPLACEMENTS_SECONDS", 0.0)
     loader = adopted(Noisy(), 1, persistent_workers=True)
     for epoch in range(5):
-        assert seen(loader.windows(epoch), kill) == seen(adopted(Noisy(), 0).windows(epoch))
+        assert seen(loader.windows(epoch), kill) == undisturbed(epoch=epoch)
     loader.close()
 
 
 # Where the main process is
 
 
-def busy() -> None:
+def die_and_work():
+    kill()
     deadline = time.monotonic() + 0.3
     while time.monotonic() < deadline:
         pass
 
 
 def test_a_death_raises_nothing_in_the_middle_of_other_work(quick):
-    def die_and_work():
-        kill()
-        busy()
-
     before = signal.getsignal(signal.SIGCHLD)
-    loader = adopted(Noisy(), 2)
-    assert seen(loader.windows(), die_and_work) == seen(adopted(Noisy(), 0).windows())
+    assert seen(adopted(Noisy(), 2).windows(), die_and_work) == undisturbed()
     assert signal.getsignal(signal.SIGCHLD) is before
 
 
-def test_nor_does_it_where_a_loader_of_somebody_else_has_set_its_handler(quick):
-    before = signal.getsignal(signal.SIGCHLD), _utils.signal_handling._SIGCHLD_handler_set
+def test_nor_does_it_where_a_loader_of_somebody_else_has_set_its_handler(quick, monkeypatch):
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # another test may have set it
+    monkeypatch.setattr(_utils.signal_handling, "_SIGCHLD_handler_set", False)
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # another test may have set it
-        _utils.signal_handling._SIGCHLD_handler_set = False
-        loader = adopted(Noisy(), 1)
-        windows = loader.windows()
+        windows = adopted(Noisy(), 1).windows()
         first = next(windows)
         list(DataLoader(Noisy(), num_workers=1))
         assert signal.getsignal(signal.SIGCHLD) is not signal.SIG_DFL
-        kill()
-        busy()
-        expected = seen(adopted(Noisy(), 0).windows())
-        assert seen([first, *windows]) == expected
-        assert seen(adopted(Noisy(), 1).windows(), lambda: (kill(), busy())) == expected
+        die_and_work()
+        assert seen([first, *windows]) == undisturbed()
+        assert seen(adopted(Noisy(), 1).windows(), die_and_work) == undisturbed()
     finally:
-        signal.signal(signal.SIGCHLD, before[0])
-        _utils.signal_handling._SIGCHLD_handler_set = before[1]
+        signal.signal(signal.SIGCHLD, before)
 
 
 # Hung workers
 
 
 def test_hung_workers_are_replaced_after_the_timeout_of_the_loader(quick, caplog):
-    expected = seen(adopted(Noisy(), 0, shuffle=True).windows())
     loader = adopted(Noisy(), 2, shuffle=True, timeout=2)
     begun = time.monotonic()
-    assert seen(loader.windows(), send(signal.SIGSTOP, only_first=False)) == expected
+    found = seen(loader.windows(), send(signal.SIGSTOP, only_first=False))
     assert 2 <= time.monotonic() - begun < 6
+    assert found == undisturbed(shuffle=True)
     assert "for 2 s" in caplog.text
-
-
-def test_a_worker_that_hangs_while_it_sends_is_replaced(quick):
-    expected = seen(adopted(Large(), 0, collate_fn=list).windows())
-    loader = adopted(Large(), 1, collate_fn=list, timeout=1)
-    assert seen(loader.windows(), send(signal.SIGSTOP)) == expected
 
 
 def test_workers_that_hang_again_and_again_are_an_error_that_names_the_timeout(quick):
@@ -325,7 +312,7 @@ def test_workers_outlive_the_signals_that_end_a_run(caplog):
         time.sleep(0.1)
         assert pids() == before
 
-    assert seen(adopted(Noisy(), 2).windows(), disturb) == seen(adopted(Noisy(), 0).windows())
+    assert seen(adopted(Noisy(), 2).windows(), disturb) == undisturbed()
     assert caplog.records == []
 
 
@@ -337,7 +324,7 @@ def test_what_a_worker_does_first_can_be_sent_to_one_that_is_not_forked():
 # A main process that ends; it is this module, run as a program
 
 
-def wait_until_gone(all_pids: list[int], seconds: float) -> list[int]:
+def wait_until_gone(all_pids, seconds):
     """Return those of these processes that are still there after so many seconds."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in all_pids if is_alive(pid)]) and time.monotonic() < deadline:
@@ -362,7 +349,7 @@ class Sleepy(Noisy):
         return super().__getitem__(index)
 
 
-def end_by_an_exception() -> None:
+def end_by_an_exception():
     """Have the process group signalled, then raise while a worker hangs."""
     received = []
     signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
@@ -379,17 +366,16 @@ def end_by_an_exception() -> None:
     raise RuntimeError("something else went wrong")
 
 
-def end_by_a_kill() -> None:
+def end_by_a_kill():
     """Be killed while workers of each kind run."""
-    loaders = [adopted(Sleepy(), 1, multiprocessing_context=context) for context in ("fork", "forkserver")]
-    windows = [loader.windows() for loader in loaders]
+    windows = [adopted(Sleepy(), 1, multiprocessing_context=kind).windows() for kind in ("fork", "forkserver")]
     for each in windows:
         next(each)
     print(*pids(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run_as_program(name: str) -> tuple[subprocess.CompletedProcess, list[int]]:
+def run_as_program(name):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, __file__, name]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, start_new_session=True)
@@ -422,41 +408,31 @@ class Augmented(Noisy):
         return torch.full((4,), index / self.size) + 0.1 * torch.rand(4), torch.tensor([index % 3 + random.random()])
 
 
-class KillAt(TrainerCallback):
-    """Kills a worker after some updates, and in the middle of an evaluation."""
-
-    def __init__(self, updates: tuple[int, ...]) -> None:
-        self.updates = updates
-        self.killed = 0
-
-    def on_update_end(self, trainer, **kwargs):
-        if trainer.progress.update in self.updates:
-            self._kill()
-
-    def on_eval_step_end(self, trainer, **kwargs):
-        if trainer.progress.update == 6 and self.updates and self.killed == 1:
-            self._kill()
-
-    def _kill(self):
-        os.kill(pids()[-1], signal.SIGKILL)
-        self.killed += 1
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_run_whose_workers_are_killed_ends_with_the_weights_of_an_undisturbed_one(quick, persistent):
-    def weights(callback):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-        trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[callback])
-        loading = {"num_workers": 2, "persistent_workers": persistent}
-        options = {"train_dataloader_kwargs": loading, "eval_dataloader_kwargs": loading}
-        result = trainer.train(Augmented(48), 2, Augmented(24), 4, gradient_accumulation_steps=2, **options)
-        return [parameter.tolist() for parameter in model.parameters()], result.metrics
+    def kill_one():
+        os.kill(pids()[-1], signal.SIGKILL)
+        killed.append(True)
 
-    killer = KillAt((3, 8))
-    assert weights(killer) == weights(KillAt(()))
-    assert killer.killed == 3
+    def after_update(trainer, **kwargs):
+        if trainer.progress.update in (3, 8):
+            kill_one()
+
+    def in_evaluation(trainer, **kwargs):
+        if trainer.progress.update == 6 and len(killed) == 1:
+            kill_one()
+
+    def run(*callbacks):
+        loading = {"num_workers": 2, "persistent_workers": persistent}
+        options = {"train_dataloader_kwargs": loading, "eval_dataloader_kwargs": loading, "cls": Trainer}
+        options |= {"eval_dataset": Augmented(24), "gradient_accumulation_steps": 2}
+        return toys.trained(callbacks, Augmented(48), 2, model=toys.network(8, dropout=0.5), **options)
+
+    killed = []
+    disturbed, whole = run(toys.callback(on_update_end=after_update, on_eval_step_end=in_evaluation)), run()
+    toys.assert_same_weights(disturbed, whole)
+    assert disturbed.result.metrics == whole.result.metrics
+    assert len(killed) == 3
     assert pids() == []
 
 
