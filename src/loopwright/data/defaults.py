@@ -149,9 +149,7 @@ class DataLoaderSlice:
 
 
 class LimitBatches:
-    """Limit every trainer created inside the block to a few batches per epoch, for its lifetime.
-
-    Blocks may be nested; the innermost counts.
+    """Limit every trainer created inside the (innermost) block to a few batches per epoch, for its lifetime.
 
     Example:
         with LimitBatches(2): trainer = Trainer(model, loss_func, optimizer)

@@ -276,7 +276,7 @@ class OrderedLoader(Loader):
         return self._shared_out(window)
 
     def first_batch(self) -> Any:
-        """Return the first micro-batch of an epoch; if bad samples are skipped, the first complete one of a few."""
+        """Return the first micro-batch of epoch 0; if bad samples are skipped, the first complete one of a few."""
         keys, read = KeyStream(self.seed, 0, purpose=self._purpose), None
         for start, ids in itertools.islice(self._global_micro_batches(0, 0), _MOST_TRIED):
             with preserved_generators():

@@ -22,7 +22,7 @@ _MOST_NONE = 0.25
 
 
 def pair_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
-    """Return rows of a unique `anchor`, name and signature, and a unique `positive`, the first paragraph."""
+    """Return `anchor`, name and signature, and `positive`, the first paragraph, each once; held out by name."""
     rows = []
     for doc in _described_functions(found):
         owner = doc.name.rpartition(".")[0]

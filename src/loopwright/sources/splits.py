@@ -17,10 +17,7 @@ Rows = npt.NDArray[np.int64]
 
 
 def is_held_back(split_key: Hashes, ratio: float) -> Mask:
-    """Return which rows go to validation: those with the lowest hashes.
-
-    If that leaves a side empty (a few rows), the content with the smallest hash goes to validation.
-    """
+    """Return which rows go to validation: those with the lowest hashes, at least one on each side."""
     if not 0 < ratio < 1:
         what = f"--validation_ratio {ratio} is not between 0 and 1"
         raise InputError("args.value", what, fix="--validation_ratio 0.2")

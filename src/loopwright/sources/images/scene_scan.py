@@ -245,10 +245,7 @@ class SceneScan:
 
 
 def hash_files(table: ImageTable, columns: Mapping[str, str], say: Say | None) -> str:
-    """Return the current sha256 of all images and masks of a table, as in `SceneScan.sha256`.
-
-    `columns` maps each kind of role to its column, in the order of the roles.
-    """
+    """Return the current sha256 of all images and masks, as in `SceneScan.sha256`; `columns` are by kind of role."""
     digest = hashlib.sha256()
     for block in table.blocks(list(columns.values())):
         for kind, column in columns.items():
