@@ -44,8 +44,8 @@ GEOMETRIC = {
 }
 PHOTOMETRIC = {"jitter": ColorJitter(0.4, 0.4, 0.4, 0.1), "erasing": RandomErasing(1.0)}
 every_geometric = pytest.mark.parametrize("transform", GEOMETRIC.values(), ids=GEOMETRIC.keys())
+PARTS = ("image", "boxes", "classes", "masks", "semantic", "crowd")
 examples = settings(max_examples=25)
-
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -84,8 +84,8 @@ def ious(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return np.array(overlaps)
 
 
-def assert_equal(first: Scene, second: Scene) -> None:
-    for name in ("image", "boxes", "classes", "masks", "semantic", "crowd"):
+def assert_equal(first, second):
+    for name in PARTS:
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name), err_msg=name)
 
 
@@ -95,9 +95,19 @@ def assert_equal(first: Scene, second: Scene) -> None:
 @every_geometric
 @examples
 @given(seed=seeds)
-def test_the_box_of_an_object_fits_its_moved_mask(transform, seed):
-    moved = transform(random_scene(seed), np.random.default_rng(seed))
+def test_boxes_fit_the_moved_masks_nothing_leaves_the_image_and_what_goes_takes_all_its_parts_along(transform, seed):
+    scene = random_scene(seed)
+    moved = transform(scene, np.random.default_rng(seed))
+    height, width = moved.size
     assert (ious(moved.boxes, boxes_of_masks(moved.masks)) >= 0.9).all()
+    assert (moved.boxes >= 0).all() and (moved.boxes <= [width, height, width, height]).all()
+    assert (moved.boxes[:, :2] < moved.boxes[:, 2:]).all() and moved.masks.any(axis=(1, 2)).all()
+    kinds = [getattr(moved, name).dtype.name for name in PARTS]
+    assert kinds == ["uint8", "float32", "int64", "bool", "int32", "bool"]
+    assert moved.masks.shape == (len(moved.boxes), height, width) and moved.semantic.shape == (height, width)
+    assert len(moved.boxes) == len(moved.classes) == len(moved.masks) == len(moved.crowd) <= scene.num_objects
+    np.testing.assert_array_equal(moved.crowd, moved.classes % 2 == 1)
+    assert (np.diff(moved.classes) > 0).all()
 
 
 @every_geometric
@@ -144,33 +154,6 @@ def test_class_ids_and_masks_agree_after_moving(transform, seed):
     judged = (moved.semantic != 255) & ~np.isin(moved.semantic, dropped)
     assert judged.any()
     np.testing.assert_array_equal(moved.semantic[judged], painted[judged])
-
-
-@every_geometric
-@examples
-@given(seed=seeds)
-def test_nothing_leaves_the_image_and_all_parts_keep_their_kinds(transform, seed):
-    moved = transform(random_scene(seed), np.random.default_rng(seed))
-    height, width = moved.size
-    assert (moved.boxes >= 0).all() and (moved.boxes <= [width, height, width, height]).all()
-    assert (moved.boxes[:, :2] < moved.boxes[:, 2:]).all() and moved.masks.any(axis=(1, 2)).all()
-    kinds = {
-        name: getattr(moved, name).dtype.name for name in ("image", "boxes", "classes", "masks", "semantic", "crowd")
-    }
-    expected = ["uint8", "float32", "int64", "bool", "int32", "bool"]
-    assert list(kinds.values()) == expected
-    assert moved.masks.shape == (len(moved.boxes), height, width) and moved.semantic.shape == (height, width)
-
-
-@every_geometric
-@examples
-@given(seed=seeds)
-def test_an_object_that_goes_takes_its_class_mask_and_crowd_flag_along(transform, seed):
-    scene = random_scene(seed)
-    moved = transform(scene, np.random.default_rng(seed))
-    assert len(moved.boxes) == len(moved.classes) == len(moved.masks) == len(moved.crowd) <= scene.num_objects
-    np.testing.assert_array_equal(moved.crowd, moved.classes % 2 == 1)
-    assert (np.diff(moved.classes) > 0).all()
 
 
 @pytest.mark.parametrize("transform", [*GEOMETRIC.values(), *PHOTOMETRIC.values()], ids=[*GEOMETRIC, *PHOTOMETRIC])
@@ -270,7 +253,7 @@ def test_an_object_that_is_gone_is_dropped_at_any_min_visible():
     assert moved.boxes.shape == (0, 4) and moved.masks.shape == (0, 40, 20)
 
 
-def test_a_turned_object_gets_the_box_of_its_mask_and_else_that_of_its_corners():
+def test_a_turned_or_cut_object_gets_the_box_of_its_mask_and_else_that_of_its_corners():
     rows, columns = np.mgrid[0:100, 0:100] + 0.5
     disc = (rows - 50) ** 2 + (columns - 50) ** 2 <= 20**2
     scene = Scene(np.zeros((100, 100, 3), np.uint8), boxes_of_masks(disc[None]), np.array([0]), disc[None])
@@ -280,9 +263,6 @@ def test_a_turned_object_gets_the_box_of_its_mask_and_else_that_of_its_corners()
     corners = 20 * np.sqrt(2)
     expected = [[50 - corners, 50 - corners, 50 + corners, 50 + corners]]
     np.testing.assert_allclose(warped(replace(scene, masks=None), turn).boxes, expected, atol=1e-4)
-
-
-def test_a_cut_object_gets_the_box_of_what_is_left_of_its_mask():
     mask = np.tri(40, dtype=bool)[None]  # the lower left half
     scene = Scene(np.zeros((40, 40, 3), np.uint8), boxes_of_masks(mask), np.array([0]), mask)
     assert cropped(scene, 0, 20, 40, 20).boxes.tolist() == [[0, 20, 20, 40]]
