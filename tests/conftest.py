@@ -1,7 +1,5 @@
 """What every test gets: one thread, seeded generators, fixed hypothesis examples, and no hollow tests."""
 
-from __future__ import annotations
-
 import os
 
 # Read by OpenMP and MKL when torch is first imported, so set before it.

@@ -1,7 +1,5 @@
 """Where sample data lies: our own, which travels with the tests, and real data, if it is beside the checkout."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The fields of errors: how they are rendered, and what each part of loopwright fills in."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

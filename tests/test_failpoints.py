@@ -36,9 +36,6 @@ def hits_that_raise(name: str, num_hits: int, error: type[Exception]) -> list[in
     return raised
 
 
-# ------------------------------------------------------------------------------------------------------ names
-
-
 def test_every_point_has_a_name_and_a_meaning():
     assert len(FAILPOINTS) == 21
     for name, meaning in FAILPOINTS.items():
@@ -78,9 +75,6 @@ def test_all_names_used_in_the_package_are_known():
     ]
     assert len(used) >= 6
     assert set(used) - set(FAILPOINTS) == set()
-
-
-# ------------------------------------------------------------------------------------------------------- hits
 
 
 def test_only_the_nth_hit_does_something():
@@ -123,9 +117,6 @@ def test_hits_of_several_threads_are_each_counted_once():
     for thread in threads:
         thread.join()
     assert len(raised) == 1
-
-
-# ---------------------------------------------------------------------------------------------------- actions
 
 
 def test_raise_with_an_errno_raises_what_the_system_would():

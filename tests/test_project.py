@@ -1,7 +1,5 @@
 """The project's rules, as tests. Each says how many things it looked at, so that none goes blind."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -100,16 +98,11 @@ def pins() -> dict[str, Requirement]:
     return {canonicalize_name(requirement.name): requirement for requirement in requirements}
 
 
-# ------------------------------------------------------------------------------------------------------- size
-
-
 def test_no_module_is_longer_than_600_lines():
     lengths = {module: num_lines(module) for module in modules()}
     assert len(lengths) >= LEAST_MODULES
     assert {module: length for module, length in lengths.items() if length > MOST_LINES} == {}
 
-
-# ---------------------------------------------------------------------------------------------------- imports
 
 # What must be the same before and after an import. Values are compared as text.
 SNAPSHOT = """
@@ -236,9 +229,6 @@ def test_no_module_imports_through_the_lazy_package_root():
     assert wrong == []
 
 
-# --------------------------------------------------------------------------------------------- what is absent
-
-
 def test_the_package_runs_no_code_from_text_and_unpickles_nothing():
     runners = {"eval", "exec", "compile", "__import__"}
     unpicklers = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
@@ -304,9 +294,6 @@ def test_callbacks_use_only_what_is_public_of_the_trainer():
     assert [access for access in accesses if access[1].startswith("_")] == []
 
 
-# ------------------------------------------------------------------------------------------------ versions
-
-
 def test_the_version_is_told_once():
     import loopwright
 
@@ -349,9 +336,6 @@ def test_every_install_in_the_makefile_keeps_to_the_pins():
     assert f"TORCH := torch{pins()['torch'].specifier}" in recipes
 
 
-# --------------------------------------------------------------------------------------------------- tests
-
-
 def test_a_test_without_an_assertion_is_not_collected(tmp_path):
     shutil.copy(TESTS / "conftest.py", tmp_path)
     (tmp_path / "test_hollow.py").write_text(
@@ -370,9 +354,6 @@ def test_a_test_without_an_assertion_is_not_collected(tmp_path):
 def test_a_warning_fails_a_test():
     with pytest.raises(UserWarning, match="loud"):
         warnings.warn("loud", stacklevel=1)
-
-
-# ------------------------------------------------------------------------------------------------------- changelog
 
 
 def test_the_changelog_has_this_version_and_entries_of_one_line():

@@ -26,8 +26,6 @@ from loopwright.run_folder import read_metrics
 
 NO_WORKERS = {"num_workers": 0}
 
-# --------------------------------------------------------------------------------------------------------- data
-
 
 def data(num_samples: int = 16) -> TensorDataset:
     """Samples (x, y, id) of a noisy linear function of 4 features: the id tells which samples a batch holds."""
@@ -72,9 +70,6 @@ class Stream(IterableDataset):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.samples)
-
-
-# --------------------------------------------------------------------------------------------------------- nets
 
 
 def seeded(make: Callable[..., Any], *args: Any, seed: int = 0, **kwargs: Any) -> Any:
@@ -179,9 +174,6 @@ def stepped(scheduler: Any, num_steps: int) -> list[list[float]]:
     return [scheduler.step() or lrs(scheduler) for _ in range(num_steps)]
 
 
-# --------------------------------------------------------------------------------------------------- callbacks
-
-
 def callback(base: type = TrainerCallback, **events: Callable[..., Any]) -> Any:
     """A callback made of functions: callback(on_update_end=lambda trainer, **kwargs: ...)."""
     return type("Functions", (base,), {name: staticmethod(function) for name, function in events.items()})()
@@ -222,9 +214,6 @@ def raising(event: str, error: BaseException | None = None) -> TrainerCallback:
         raise StopTrainingError("enough") if error is None else error
 
     return callback(**{event: act})
-
-
-# ------------------------------------------------------------------------------------------ trainers and runs
 
 
 class Recording:
@@ -291,9 +280,6 @@ def trained(callbacks: Any = (), dataset: Any = None, num_epochs: int = 1, **kwa
     trainer = trainer_of(callbacks, **{name: kwargs.pop(name) for name in names if name in kwargs})
     trainer.result = fit(trainer, data() if dataset is None else dataset, num_epochs, **kwargs)
     return trainer
-
-
-# ------------------------------------------------------------------------------------------------------- folders
 
 
 def saving(folder: Path, **policy: Any) -> Checkpointing:

@@ -1,7 +1,5 @@
 """What scripts read of a command line, and a standard output that interrupts what writes to it."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Bad data, models and machines by command line: each ends with a code, what was seen, the fix, and leaves nothing."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -191,9 +189,6 @@ def test_a_model_that_does_not_fit_into_memory_ends_with_3(capsys, reviews, tmp_
     (folder / "config.json").write_text(json.dumps({**settings, "vocab_size": 10**13}))
     told = ["error[memory.train]", "out of memory", "half the --batch"]
     check_refused(capsys, told, "train", "text-classification", "--data", reviews, "--model", folder, code=3)
-
-
-# ---------------------------------------------------------------------------------------------- codes and tests
 
 
 def codes_in_tests(folder: Path) -> set[str]:

@@ -1,7 +1,5 @@
 """The command line in this process: verbs, flags, files, errors and exit codes."""
 
-from __future__ import annotations
-
 import ast
 import errno
 import io

@@ -1,7 +1,5 @@
 """`lw find-lr`, and `--lr auto`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a newcomer meets in the first hour: a reader that goes away, Ctrl-C, resumes, typing errors, first results."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -39,9 +37,6 @@ def refused(capsys, *words):
     return told
 
 
-# --------------------------------------------------------------------------------------------------------- a pipe
-
-
 @pytest.mark.slow
 def test_a_run_whose_reader_goes_away_trains_to_its_end_with_log_txt(reviews, tmp_path):
     words = ["train", "text-classification", "--data", str(reviews), "--epochs", "4", *FLAGS, "--logging_steps", "1"]
@@ -56,9 +51,6 @@ def test_a_run_whose_reader_goes_away_trains_to_its_end_with_log_txt(reviews, tm
     assert process.wait(timeout=60) == 0 and err == ""
     log = (tmp_path / "run" / "log.txt").read_text()
     assert log.startswith(first) and "\ndone in " in log and log.count("\neval ") == 4
-
-
-# --------------------------------------------------------------------------------------------------------- Ctrl-C
 
 
 def interrupted_by(error):
@@ -123,9 +115,6 @@ def test_a_run_that_is_ended_at_once_says_which_state_there_is_and_that_it_can_g
     assert capsys.readouterr() == (f"{path}\n", "")
 
 
-# -------------------------------------------------------------------------------------------------------- resuming
-
-
 def test_more_epochs_are_a_change_and_the_schedule_is_said_to_end_later(capsys, reviews):
     assert "lw resume run --epochs 2\n" in train(capsys, reviews, "--epochs", "1", "--out", "run")
     assert main(["resume", "run", "--epochs", "2"]) == 0
@@ -167,9 +156,6 @@ def test_of_equal_evaluations_the_first_is_the_best_also_after_a_resume(capsys, 
     assert main(["resume", "run", "--epochs", "5"]) == 0
     rows = [row for row in capsys.readouterr().out.splitlines() if row.startswith("eval ")]
     assert [row.rstrip().endswith("best") for row in rows] == [False, False]
-
-
-# ---------------------------------------------------------------------------------------------------------- errors
 
 
 def test_words_alone_are_missing_and_help_is_asked_for(capsys):
@@ -224,9 +210,6 @@ def test_a_folder_that_is_taken_is_refused_before_the_data_is_read(capsys, finis
     with pytest.raises(InputError, match=r"output_dir='") as caught:
         api.train("text-classification", data="absent.csv", out=finished.path)
     assert caught.value.code == "run.exists" and "--" not in str(caught.value)
-
-
-# ------------------------------------------------------------------------------------------------- a trained model
 
 
 def test_a_run_shows_itself_by_its_id_task_state_and_best_metric(finished):

@@ -1,7 +1,5 @@
 """`--json`: standard output for scripts, whatever happens."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """Odd things that a command line is given to predict, or to train on: each ends with a sentence and a way out."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

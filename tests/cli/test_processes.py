@@ -1,7 +1,5 @@
 """The command line in processes of its own: what it imports, and what a kill, a signal and a stop leave behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`--profile N`: what a run says of its updates, and what it leaves."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

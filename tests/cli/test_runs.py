@@ -1,7 +1,5 @@
 """The list of runs: what it says of each, also of those that died, were moved away or are damaged."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

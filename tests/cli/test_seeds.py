@@ -1,7 +1,5 @@
 """`--seeds 3`: the same run with several seeds, bit for bit as if each were alone, and their spread."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What a person sees: on a terminal, in a pipe, with --quiet, after Ctrl-C and a resume, with several processes."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import json

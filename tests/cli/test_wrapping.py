@@ -1,7 +1,5 @@
 """Long texts in narrow terminals, and what is said of guessed columns and of where a mistake stands."""
 
-from __future__ import annotations
-
 import csv
 import json
 

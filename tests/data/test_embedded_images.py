@@ -55,9 +55,6 @@ def read_png(path: Path) -> np.ndarray:
         return np.asarray(image)
 
 
-# ----------------------------------------------------------------------------------------------------------- digits
-
-
 def test_the_digits_are_those_of_scikit_learn_in_folders_by_class(written):
     datasets = pytest.importorskip("sklearn.datasets")
     paths = written("image-classification")
@@ -91,9 +88,6 @@ def test_no_two_digits_are_alike_written_or_drawn_and_drawn_ones_can_be_told_apa
     # Squared distances, less what is the same for all images of training.
     distances = (train**2).sum(axis=1) - 2 * validation @ train.T
     assert (digits.labels[:1437][distances.argmin(axis=1)] == digits.labels[1437:]).mean() >= 0.95
-
-
-# ----------------------------------------------------------------------------------------------------------- scenes
 
 
 def test_masks_are_apart_boxes_fit_them_and_digits_can_be_seen():
@@ -199,9 +193,6 @@ def test_mask_files_hold_class_ids_and_show_them_in_color(written):
         assert (colors[scene.masks[0]] == color_of(scene.classes[0])).all()
 
 
-# ------------------------------------------------------------------------------------------------------------ files
-
-
 @pytest.mark.parametrize("task", sorted(SIZES))
 def test_notes_say_what_images_there_are_and_preflight_finds_nothing_wrong(written, task):
     paths = written(task)
@@ -295,9 +286,6 @@ def test_the_modules_of_images_import_numpy_and_nothing_heavier():
     assert set(SIZES) == {name for name, schema in SCHEMAS.items() if schema.has_images}
 
 
-# ---------------------------------------------------------------------------------------- what may not be installed
-
-
 def test_without_scikit_learn_digits_are_drawn_on_gradients(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     found = load_parts()
@@ -318,9 +306,6 @@ def test_without_pillow_the_line_that_installs_it_is_reported_and_no_folder_made
     with pytest.raises(InputError, match=r"demo data of images needs the package pillow\n.*pip install"):
         write_demo("object-detection", tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
-
-
-# ---------------------------------------------------------------------------------------------------- fashion-mnist
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -376,9 +361,6 @@ def test_missing_and_damaged_files_of_fashion_mnist_are_named(tmp_path):
             load_fashion(tmp_path)
     path.write_bytes(sound)
     assert read_idx(path).tolist() == [*range(10)] * 2
-
-
-# ------------------------------------------------------------------------------------------------------ wrong words
 
 
 def test_wrong_variants_sources_and_tasks_are_reported_before_anything_is_written(tmp_path):

@@ -19,9 +19,6 @@ def sequences():
     return [{"input_ids": numbers.integers(3, 50, length).tolist()} for length in LENGTHS]
 
 
-# ------------------------------------------------------------------------------------------------ what goes together
-
-
 @given(st.lists(st.integers(0, 40), max_size=80), st.integers(1, 32))
 def test_every_sample_is_in_one_row_and_no_row_is_too_long(lengths, capacity):
     groups = packed_groups(lengths, capacity)
@@ -46,9 +43,6 @@ def test_rows_without_room_and_lengths_of_other_data_are_refused():
         PackedDataset(sequences(), [1, 2], 8)
     with pytest.raises(DataError, match="12 tokens, and it has room for 8"):
         joined([{"input_ids": [1] * 6}, {"input_ids": [2] * 6}], 8)
-
-
-# -------------------------------------------------------------------------------------------------------- rows
 
 
 def test_a_row_has_positions_that_begin_again_and_no_label_for_a_first_token():
@@ -81,9 +75,6 @@ def test_the_mask_lets_a_token_see_itself_and_earlier_ones_of_its_sequence():
     expected = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]
     assert (mask[0, 0] == 0).int().tolist() == expected
     assert block_diagonal_mask(torch.zeros(1, 2, dtype=torch.long), torch.bfloat16).dtype == torch.bfloat16
-
-
-# ------------------------------------------------------------------------------------------------------- models
 
 
 def model(name, attention):

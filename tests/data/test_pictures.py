@@ -47,9 +47,6 @@ def is_color(image: Image.Image, color: tuple[int, int, int]) -> np.ndarray:
     return (pixels(image) == color).all(axis=-1)
 
 
-# ------------------------------------------------------------------------------------------------------ the images
-
-
 def test_arrays_of_every_kind_become_the_pixels_they_stand_for():
     grey = np.array([[0, 128], [200, 255]], np.uint8)
     expected = np.repeat(grey[:, :, None], 3, axis=2)
@@ -126,9 +123,6 @@ def test_the_package_imports_numpy_and_pillow_only_when_something_is_drawn():
     assert toys.imported_by(files) == {"loopwright", "numpy"}
 
 
-# ----------------------------------------------------------------------------------------------------- the palette
-
-
 def to_lab(colors):
     """Return sRGB colors of shape (n, 3) as CIELAB, by IEC 61966-2-1 and the white point of D65."""
     share = colors / 255
@@ -158,9 +152,6 @@ def test_text_on_every_color_of_the_palette_can_be_read():
     for color in [*map(tuple, palette().tolist()), (0, 0, 0), (255, 255, 255)]:
         lightness = to_lab(np.array([color, readable_on(color)]))[:, 0]
         assert abs(lightness[0] - lightness[1]) > 45, color
-
-
-# --------------------------------------------------------------------------------------------------- boxes and masks
 
 
 def test_a_box_runs_along_the_inside_of_its_edges():
@@ -280,9 +271,6 @@ def test_what_does_not_fit_together_is_refused():
         confusion_picture(np.zeros((2, 3)), ["a", "b"])
 
 
-# ----------------------------------------------------------------------------------------------------------- sheets
-
-
 def test_a_sheet_has_a_place_for_each_image_and_a_line_for_each_caption():
     images = [np.full((8, 8), 10 * index, np.uint8) for index in range(5)]
     plain = sheet(images, columns=3, size=80)
@@ -340,9 +328,6 @@ def test_a_reconstruction_shows_the_image_what_was_seen_of_it_and_what_was_made_
     assert np.array_equal(whole, image) and np.array_equal(made, rebuilt)
     assert np.array_equal(seen[~hidden], image[~hidden])
     assert len(np.unique(seen[hidden], axis=0)) == 1 and seen[0, 0].max() - seen[0, 0].min() > 50
-
-
-# -------------------------------------------------------------------------------------------------------- confusion
 
 
 def square_colors(picture: Image.Image, num: int, cell: int) -> np.ndarray:

@@ -118,9 +118,6 @@ def test_batches_that_move_themselves_are_left_to_do_so():
     assert not _moves_itself(transformers.BatchEncoding({"x": torch.ones(1)}))
 
 
-# ------------------------------------------------------------------------------------------------------- in a run
-
-
 class CopyingAhead(Logbook):
     """Takes the CPU for a device that copies ahead."""
 
@@ -164,9 +161,6 @@ def test_a_run_says_how_fast_it_was_at_every_log(tmp_path):
     assert speed["update"] == records[0]["update"] and speed["samples_per_second"] > 0
     assert 0 <= speed["data_wait"] <= 1 and speed["peak_memory_bytes"] > 1e6
     assert "tokens_per_second" not in speed and trainer.speed["samples_per_second"] > 0
-
-
-# ------------------------------------------------------------------------------------------------------- counting
 
 
 def test_tokens_are_counted_without_padding():

@@ -4,8 +4,6 @@ The blocks of a page run in order, in one namespace, in an empty folder unless i
 sketch are fenced as text.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -4,8 +4,6 @@ A command is a line of a shell block, or of one without a language, that begins 
 a span of code in the text. Words in capitals, such as RUN, and `...` stand for something.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

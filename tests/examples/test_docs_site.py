@@ -1,7 +1,5 @@
 """The documentation site: what is generated is complete, every page is in the menu, and it builds without a warning."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from functools import cache

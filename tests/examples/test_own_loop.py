@@ -3,8 +3,6 @@
 Most trials are processes forked from a server that has torch imported; one runs the script as a person would.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.util

@@ -1,7 +1,5 @@
 """TrainingArguments: transformers' fields and defaults, old names, no side effects, exact round trips."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Samples for each metric of a task."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from loopwright import metrics

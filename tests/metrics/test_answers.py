@@ -1,7 +1,5 @@
 """Answers to questions: the numbers of SQuAD's own rules, of torchmetrics, and worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tests.metrics.samples import columns_of

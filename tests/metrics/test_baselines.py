@@ -1,7 +1,5 @@
 """Baselines: closed forms, scikit-learn's naive Bayes, and the same predictions for every batch size."""
 
-from __future__ import annotations
-
 import gzip
 import lzma
 

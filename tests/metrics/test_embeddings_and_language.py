@@ -1,7 +1,5 @@
 """Retrieval, cosines against scores, and language models."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Entities and tokens: nervaluate's numbers, every way to write tags, indices with places that are left out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

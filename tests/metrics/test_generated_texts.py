@@ -1,7 +1,5 @@
 """ROUGE, BLEU and chrF: the numbers of rouge-score and sacrebleu over the whole corpus, and by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import sacrebleu

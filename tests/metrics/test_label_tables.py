@@ -1,7 +1,5 @@
 """Several labels per sample, and what is confused with what."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import sklearn.metrics

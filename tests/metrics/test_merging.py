@@ -1,7 +1,5 @@
 """Every metric of a task and of images: batches, order and processes change no bit; JSON states; intervals; errors."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

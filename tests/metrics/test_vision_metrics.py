@@ -1,7 +1,5 @@
 """Metrics of images: against numpy, scikit-learn and numbers worked out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -22,9 +20,6 @@ def test_tensors_and_arrays_are_the_same_to_metrics_of_images(name):
 
     columns = columns_of(name)
     assert create(name).compute(**as_tensors(columns)) == create(name).compute(**columns)
-
-
-# ------------------------------------------------------------------------------------------------ top k accuracy
 
 
 def test_top_k_accuracy_has_the_numbers_of_scikit_learn():
@@ -51,9 +46,6 @@ def test_top_k_accuracy_has_the_numbers_of_scikit_learn():
 def test_k_is_capped_by_the_classes_and_nan_is_never_right(row, label, expected):
     result = metrics.load("top_k_accuracy").compute(predictions=[row], references=[label])
     assert list(result.values()) == expected
-
-
-# ------------------------------------------------------------------------------------------------------ mean iou
 
 
 def test_mean_iou_has_the_numbers_of_scikit_learn():
@@ -86,9 +78,6 @@ def test_classes_that_never_occur_are_left_out_and_ignored_pixels_do_not_count()
         ("moon", None, None),  # predicted only where nothing counts
     ]
     assert metric.compute() == {"mean_iou": 0.5, "mean_accuracy": 0.75, "overall_accuracy": 0.75}
-
-
-# ------------------------------------------------------------------------------------------------------- coco ap
 
 
 def average_precision(found, reference, **options):
@@ -182,9 +171,6 @@ def test_the_table_of_classes_has_the_mean_of_the_result():
     assert [row["label"] for row in rows] == [0, 1, 2]
     assert np.mean([row["map"] for row in rows]) == pytest.approx(result["map"], rel=1e-12)
     assert np.mean([row["mask_map_50"] for row in rows]) == pytest.approx(result["mask_map_50"], rel=1e-12)
-
-
-# ------------------------------------------------------------------------------------------ reconstruction error
 
 
 def test_reconstruction_error_is_a_mean_over_hidden_pixels_next_to_the_mean_image():

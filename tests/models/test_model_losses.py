@@ -1,7 +1,5 @@
 """Losses of images: against torch and plain loops; means with counts that add up to the mean of the whole."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The small models: what they return, how they are saved, and that they learn."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -153,9 +151,6 @@ def test_images_of_any_size_can_be_trained_on(size):
             assert output.logits.shape == (3, 3, *size) and output.num_items == 2
 
 
-# --------------------------------------------------------------------------------------------------- centre point
-
-
 def test_the_heatmap_has_a_peak_per_object_and_the_higher_of_two_counts():
     images, classes = torch.tensor([0, 0, 1]), torch.tensor([1, 1, 0])
     row, column = torch.tensor([2, 2, 5]), torch.tensor([3, 4, 0])
@@ -242,9 +237,6 @@ def test_masks_of_another_size_than_their_image_are_refused():
     model = models.create("center_point", **SMALL["center_point"])
     with pytest.raises(DataError, match="do not fit images of shape"):
         model(torch.randn(1, 3, 16, 16), [objects((8, 8, 4, 4), size=(18, 18))])
-
-
-# ---------------------------------------------------------------------------------------------------- masked vit
 
 
 def test_hidden_patches_are_not_seen_and_only_they_count():

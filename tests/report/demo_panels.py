@@ -1,7 +1,5 @@
 """What the report of each demo has to show; the tests that train the shortened demos ask for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

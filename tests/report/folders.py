@@ -1,7 +1,5 @@
 """Run folders as the tasks leave them, small enough to be worked out by hand."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """The page in a real browser: it is drawn, it is hovered over and zoomed into, light and dark."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import threading

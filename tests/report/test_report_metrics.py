@@ -1,7 +1,5 @@
 """metrics.jsonl as the report reads it: curves, marks, time, damage, growth."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """The tests in tests/tasks that train the demos check their reports; these tests check that none is left out."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page: its result and notices for each state of a run; it is complete, small and safe."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The panels of the tasks: what they count, against scikit-learn and against counts by hand."""
 
-from __future__ import annotations
-
 import random
 import re
 

@@ -1,7 +1,5 @@
 """report, compare and watch on the command line."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

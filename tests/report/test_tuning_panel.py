@@ -1,7 +1,5 @@
 """The panel of the learning rate search and of the profile, from files that may be missing or damaged."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

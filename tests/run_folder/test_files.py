@@ -58,9 +58,6 @@ write_atomically(sys.argv[1], {NEW!r}, faults=True)
     return toys.python("-c", code, path, LW_FAILPOINT=spec).returncode
 
 
-# --------------------------------------------------------------------------------------------------- content
-
-
 @pytest.mark.parametrize("data", [b"", b"\x00\xff" * 3, "", "text ü", b"x" * 3_000_000])
 def test_a_file_holds_what_was_written_and_a_reader_of_the_old_one_keeps_it(file, data):
     with open(file) as reader:
@@ -90,9 +87,6 @@ def test_the_file_is_synced_before_it_is_renamed_and_the_folder_after(tmp_path, 
     (tmp_path / "folder").mkdir()
     write_atomically(tmp_path / "folder" / "file", "data")
     assert calls == ["fsync .tmp-file", "rename", "fsync folder"]
-
-
-# ----------------------------------------------------------------------------------------- short writes, EINTR
 
 
 def test_short_and_interrupted_writes_are_continued_to_the_end(tmp_path, monkeypatch):
@@ -125,9 +119,6 @@ def test_a_system_that_takes_no_bytes_is_an_error_and_no_endless_loop(tmp_path, 
     with pytest.raises(OSError, match="accepts no more bytes, 2 are left"):
         write_atomically(tmp_path / "file", "data")
     assert toys.names_in(tmp_path) == set()
-
-
-# ---------------------------------------------------------------------------------------------------- failures
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -193,9 +184,6 @@ def test_a_folder_that_cannot_be_synced_on_principle_is_tolerated_and_a_broken_o
         fsync_folder(tmp_path)
 
 
-# ------------------------------------------------------------------------------------------------------ SIGKILL
-
-
 @pytest.mark.parametrize("is_there", [True, False])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_process_killed_while_writing_leaves_what_was_there_or_the_new_content(file, point, is_there):
@@ -242,9 +230,6 @@ def test_leftovers_are_only_temporary_files_and_never_folders_or_links(tmp_path)
     (tmp_path / ".tmp-link").symlink_to(tmp_path / "file")
     assert remove_leftovers(tmp_path) == [tmp_path / ".tmp-status.json-00ff"]
     assert toys.names_in(tmp_path) == {".tmp", ".tmp-0000000100-abc", ".tmp-link", "file"}
-
-
-# --------------------------------------------------------------------------------------------------------- JSON
 
 
 def test_json_comes_back_as_it_was_written_and_a_missing_file_reads_as_the_default(tmp_path):

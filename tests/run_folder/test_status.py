@@ -59,9 +59,6 @@ def test_fields_that_are_not_given_stay_and_errors_and_odd_values_become_text(tm
     assert (content["last_error"], content["message"]) == ("CheckpointError: disk full", "nan")
 
 
-# ------------------------------------------------------------------------------------------------------ how often
-
-
 def test_frequent_updates_are_written_at_most_once_per_interval_and_forced_ones_at_once(tmp_path, writes):
     status = RunStatus(tmp_path, every_seconds=NEVER)
     start = time.perf_counter()
@@ -131,9 +128,6 @@ def test_threads_may_update_at_the_same_time(tmp_path):
         thread.join()
     assert read(tmp_path)["update"] == 19
     assert sorted(path.name for path in tmp_path.iterdir()) == ["status.json"]
-
-
-# ------------------------------------------------------------------------------------------------------- failures
 
 
 def test_a_full_disk_is_kept_as_the_problem_and_not_raised(tmp_path, caplog):

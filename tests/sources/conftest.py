@@ -1,7 +1,5 @@
 """Fixtures that write the data file of a test."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Small images, masks and COCO files for the tests of images."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the tests of bad input share: writing files, and expecting an error with a code."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Files that cannot be read: each is refused with its code, its place and a way out, and nothing is left behind."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

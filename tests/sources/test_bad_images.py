@@ -1,7 +1,5 @@
 """Images and annotations that cannot be trained on: each is refused with its code, or left out and counted."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """Every error code that is raised is listed, and every listed one is raised and tested."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

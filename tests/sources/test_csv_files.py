@@ -1,7 +1,5 @@
 """csv and tsv files against Python's csv module, and by row against in order."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

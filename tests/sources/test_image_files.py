@@ -1,7 +1,5 @@
 """Images, masks and objects from folders, COCO, YOLO and tables: what the rows of a plan are."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import subprocess

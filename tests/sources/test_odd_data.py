@@ -1,7 +1,5 @@
 """Odd data: read without doubt, noted, or refused before training."""
 
-from __future__ import annotations
-
 import datetime
 import errno
 import gzip

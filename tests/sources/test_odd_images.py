@@ -1,7 +1,5 @@
 """Odd images and annotations: read without doubt, noted, or refused before training."""
 
-from __future__ import annotations
-
 import json
 import os
 

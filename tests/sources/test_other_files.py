@@ -1,7 +1,5 @@
 """JSON, text and CoNLL files, folders, gz, parquet; and reading from other processes."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

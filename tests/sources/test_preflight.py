@@ -1,7 +1,5 @@
 """Preflight: columns, labels, splits, duplicates, lengths, and what is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pickle

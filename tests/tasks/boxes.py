@@ -1,7 +1,5 @@
 """Small images with red and blue rectangles, in COCO files: objects to find."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

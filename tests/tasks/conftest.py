@@ -1,7 +1,5 @@
 """A folder of their own for the runs of each test, and a run to look at that all tests share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Importing these takes seconds of each short run; `tests/cli/test_processes.py` starts the command itself.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

@@ -1,7 +1,5 @@
 """Checks of the interval around the loss of a run, against the losses of its samples."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Small made-up phrases and articles for the tests of summarization and translation, and tiny encoder-decoders."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

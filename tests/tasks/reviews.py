@@ -1,7 +1,5 @@
 """Small made-up data for the tests of tasks and of the command line: words decide the label."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

@@ -1,7 +1,5 @@
 """Runs that several tests look at, and runs that are interrupted, moved and resumed."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small images to train on: squares of a colour on noise, in folders or in a table."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Verbs of the command line in Python that return something else than a run of your own data."""
 
-from __future__ import annotations
-
 import pytest
 
 from loopwright import api

@@ -1,7 +1,5 @@
 """causal-lm end to end: blocks, exact sums, resuming, continuing texts, bad models."""
 
-from __future__ import annotations
-
 import json
 import math
 from functools import partial
@@ -224,9 +222,6 @@ def test_embeddings_are_added_for_the_tokens_of_the_tokenizer(tmp_path, text_fil
     tokenizer.save_pretrained(folder)
     run = api.train("causal-lm", data=text_file, model=folder, **{**FLAGS, "block_size": 24, "max_steps": 2})
     assert run.model.config.vocab_size == len(tokenizer)
-
-
-# --------------------------------------------------------------------------------------------------- bad input
 
 
 refused = partial(refusal, "causal-lm", FLAGS)

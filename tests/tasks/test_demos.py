@@ -1,7 +1,5 @@
 """The demos of the text tasks: listed with their seconds, and each of them learns, here in a shortened run."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """--dropout: the same share everywhere in a model, kept by the run, refused where there is none to set."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

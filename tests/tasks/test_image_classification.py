@@ -1,7 +1,5 @@
 """image-classification end to end: small nets, transformers' models, any module; pictures, flags, bad input."""
 
-from __future__ import annotations
-
 import io
 import json
 
@@ -46,9 +44,6 @@ def vit(tmp_path_factory):
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, **sizes)).save_pretrained(folder)
     return folder
-
-
-# ------------------------------------------------------------------------------------------------------ end to end
 
 
 def test_a_small_net_learns_colours_and_is_compared_with_the_majority(trained):
@@ -122,9 +117,6 @@ def test_a_killed_moved_and_resumed_run_equals_an_uninterrupted_one(squares, tmp
     words = ["train", TASK, "--data", squares, "--epochs", 3, "--batch", 8, "--threads", 1, "--lr", 1e-3]
     words += ["--augmentation", "strong", "--ema", 0.9, "--no_rehearsal", "--save_strategy", "steps", "--save_steps", 2]
     check_kill(tmp_path, words, 7, "samples/train_batch0.png", resume=("--workers", 2))
-
-
-# ---------------------------------------------------------------------------------------------------- other models
 
 
 def test_a_vit_is_trained_evaluated_and_exported_with_its_processor(squares, vit, tmp_path):
@@ -203,9 +195,6 @@ def test_a_module_passed_in_python_has_to_be_passed_again(squares, tmp_path):
             use()
     with pytest.raises(InputError, match="takes the name of a model, got a Sequential"):
         api.train("text-classification", data="x.csv", model=module())
-
-
-# ----------------------------------------------------------------------------------------------------------- flags
 
 
 def test_the_configured_loss_is_used(squares):
@@ -319,9 +308,6 @@ def test_more_than_five_classes_have_a_top_5_accuracy(tmp_path):
     ranks = [each["rank"] for each in read_lines(run.path / "eval" / "predictions.jsonl")]
     assert run.metrics["top_5_accuracy"] == np.mean([rank < 5 for rank in ranks])
     assert run.metrics["accuracy"] == np.mean([rank == 0 for rank in ranks])
-
-
-# ------------------------------------------------------------------------------------------------------- bad input
 
 
 def test_damaged_and_missing_images_are_reported_before_training_or_dropped(tmp_path, capsys):

@@ -1,7 +1,5 @@
 """instance-segmentation end to end: masks at the size of the files, Mask2Former, resuming, bad data."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -74,9 +72,6 @@ def mask2former(tmp_path_factory) -> Path:
     return folder
 
 
-# ------------------------------------------------------------------------------------------------------ end to end
-
-
 def test_a_small_model_finds_objects_and_their_masks(trained, boxes):
     boxed, masked = {"map", "map_50"}, {"mask_map", "mask_map_50", "mask_map_75", "mask_map_small", "mask_mar_100"}
     assert set(trained.metrics) == {*boxed, *masked, "loss"}
@@ -137,9 +132,6 @@ def test_training_images_are_scored_as_the_model_sees_them(boxes):
     assert told and run.status == "done"
 
 
-# ----------------------------------------------------------------------------------------------------------- models
-
-
 @pytest.mark.slow
 def test_a_mask2former_is_trained_on_images_with_and_without_objects_resumed_and_exported(boxes, mask2former, tmp_path):
     from transformers import AutoModelForUniversalSegmentation
@@ -191,9 +183,6 @@ def test_a_model_that_cannot_be_trained_on_masks_is_refused(boxes):
     with pytest.raises(InputError, match="Linear has no known way to return the objects") as caught:
         api.train(TASK, data=boxes, model=nn.Linear(2, 2), **SHORT)
     assert "boxes, scores, classes and masks" in caught.value.fix
-
-
-# ----------------------------------------------------------------------------------------------------------- masks
 
 
 def test_masks_are_mapped_back_to_the_pixels_of_the_file():

@@ -1,7 +1,5 @@
 """A config.yaml that was cut off is noticed, and read from a checkpoint; one that was edited is taken as it is."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -3,8 +3,6 @@
 What the resumed run ends with is, bit for bit, what a run ends with that nobody killed.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 from dataclasses import dataclass, field

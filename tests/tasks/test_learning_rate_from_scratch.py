@@ -1,7 +1,5 @@
 """A model that begins with random weights has a learning rate that it can learn with, unless one is given."""
 
-from __future__ import annotations
-
 import pytest
 
 from loopwright.runs.settings import SCRATCH_LEARNING_RATE, settle

@@ -1,7 +1,5 @@
 """masked-image-modeling end to end: what is hidden, the small model, transformers' models, pictures, bad input."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

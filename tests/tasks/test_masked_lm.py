@@ -1,7 +1,5 @@
 """masked-lm end to end: masks that repeat, blocks, resuming, filling in, bad models."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a run leaves for people who did not see it: the model card, and what a notebook shows."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

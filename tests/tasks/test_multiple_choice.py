@@ -1,7 +1,5 @@
 """multiple-choice end to end: SWAG's columns, lists of choices that differ in number, resuming, bad rows."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """object-detection end to end: training, scores in pixels of the files, DETR, modules, bad data, a real sample."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -85,9 +83,6 @@ def reference_precision(annotations: Path, predictions: Path, kind: str) -> tupl
     evaluation.accumulate()
     precision = np.asarray(evaluation.eval["precision"])[..., 0, -1]
     return tuple(float(part[part > -1].mean()) for part in (precision, precision[0]))
-
-
-# ------------------------------------------------------------------------------------------------------ end to end
 
 
 def test_a_small_model_finds_objects_where_nothing_is_the_baseline(trained):
@@ -179,9 +174,6 @@ def test_a_killed_moved_and_resumed_run_equals_an_uninterrupted_one(boxes, tmp_p
     check_kill(tmp_path, words, 6, "eval/classes.json", "samples/train_batch0.png", resume=("--workers", 2))
 
 
-# ----------------------------------------------------------------------------------------------------------- models
-
-
 def test_a_detr_is_trained_evaluated_and_exported_with_its_processor(boxes, detr, tmp_path):
     from transformers import AutoImageProcessor, AutoModelForObjectDetection
 
@@ -249,9 +241,6 @@ def test_a_module_with_decode_is_trained_and_one_without_is_refused(boxes, tmp_p
     assert caught.value.code == "model.task" and "decode(outputs, threshold" in caught.value.fix
 
 
-# ---------------------------------------------------------------------------------------------------------- scoring
-
-
 def test_objects_are_mapped_back_to_the_pixels_of_the_file(boxes):
     annotations = json.loads((boxes / "validation.json").read_text())["annotations"]
     left, top, width, height = annotations[0]["bbox"]
@@ -296,9 +285,6 @@ def test_merged_scorers_of_two_processes_equal_one(trained):
     second.add(samples[1::2] + samples[:1])  # an image that was evaluated twice counts once
     first.merge_state(second.state_dict())
     assert first.compute() == whole.compute()
-
-
-# --------------------------------------------------------------------------------------------------------- bad data
 
 
 def _outside(coco) -> None:
@@ -364,9 +350,6 @@ def test_invisible_boxes_are_dropped_and_counted(damage, said, boxes, tmp_path, 
     words = ["--max_steps", "1", "--no_rehearsal", "--threads", "1", "--max_eval_samples", "2"]
     assert main(["train", TASK, "--data", str(data), "--out", str(tmp_path / "run"), *words]) == 0
     assert f"1 boxes of train.json {said}" in capsys.readouterr().out
-
-
-# ----------------------------------------------------------------------------------------------- real data and demo
 
 
 @pytest.mark.slow

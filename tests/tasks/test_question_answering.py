@@ -1,7 +1,5 @@
 """question-answering end to end: spans over several features of a row, no answers, generated answers, bad input."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import random

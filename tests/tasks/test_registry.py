@@ -1,7 +1,5 @@
 """Tasks of other packages: found by their entry points, registered in Python, and harmless when they are broken."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

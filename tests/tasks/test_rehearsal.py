@@ -1,7 +1,5 @@
 """The rehearsal leaves no trace, tells what it found, and finds what would fail later."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

@@ -1,7 +1,5 @@
 """Trackers of a task's run: `--report_to` by flags, in a file and in Python."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Where runs are, what they are called, and which one a person means."""
 
-from __future__ import annotations
-
 import json
 import re
 from datetime import datetime

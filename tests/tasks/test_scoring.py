@@ -1,7 +1,5 @@
 """What an evaluation collects: metrics that merge, bounded lists of examples, files that are whole or not there."""
 
-from __future__ import annotations
-
 import json
 import random
 

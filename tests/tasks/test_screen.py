@@ -1,7 +1,5 @@
 """What is said while a person waits: lines, the line that changes, long work, the table of evaluations, the clock."""
 
-from __future__ import annotations
-
 import io
 import threading
 import time
@@ -45,9 +43,6 @@ def at_once(monkeypatch):
     """Let long work be long from its start."""
     monkeypatch.setattr(screen, "_SILENT_SECONDS", 0.0)
     monkeypatch.setattr(screen, "_SECONDS_BETWEEN", 0.0)
-
-
-# ------------------------------------------------------------------------------------------------------------- lines
 
 
 def test_a_plain_screen_on_a_terminal_prints_what_a_pipe_gets(monkeypatch, at_once):
@@ -146,9 +141,6 @@ def test_a_notebook_has_the_bar_of_tqdm(monkeypatch, capfd):
     assert said.out == "a row\n" and "100%" in said.err and "at 4, None" in said.err
 
 
-# --------------------------------------------------------------------------------------------------------- long work
-
-
 def test_short_work_says_nothing(monkeypatch):
     terminal = in_terminal(monkeypatch)
     with Screen().waiting("tokenising", 3) as waiting:
@@ -210,9 +202,6 @@ def test_reading_hashing_and_passes_over_rows_are_long_work(at_once, reviews, ca
     assert any(line.startswith("text: words p50 ") for line in describe(plan))
 
 
-# --------------------------------------------------------------------------------------------------------- the words
-
-
 def test_a_narrow_line_leaves_out_what_matters_least():
     parts = [(9, "step 5"), (3, "epoch 1"), (8, "loss 2"), (3, "lr 1")]
     assert fitted(parts, 80) == "step 5 · epoch 1 · loss 2 · lr 1"
@@ -271,9 +260,6 @@ def test_a_long_table_in_a_pipe_repeats_its_header():
 )  # fmt: skip
 def test_a_mistake_is_told_on_one_line(sample, words):
     assert mistake_text(sample) == words
-
-
-# --------------------------------------------------------------------------------------------------------- the clock
 
 
 def test_the_course_counts_every_evaluation_that_is_to_come():

@@ -1,7 +1,5 @@
 """semantic-segmentation end to end: training, scores at the size of the masks, masks out, losses, bad data."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

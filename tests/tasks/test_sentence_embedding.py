@@ -1,7 +1,5 @@
 """sentence-embedding end to end: pairs with scores, pairs without, vectors, pools, resuming, bad settings."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 
@@ -214,9 +212,6 @@ def test_a_given_model_is_scored_before_training_and_its_unused_pooler_stays(tmp
     assert not torch.equal(after[changed], before[f"bert.{changed}"])
 
 
-# --------------------------------------------------------------------------------------------------------- pools
-
-
 def samples(count, seed=0):
     """Return samples with random vectors that are a little like those of their partners."""
     numbers = np.random.default_rng(seed)
@@ -277,9 +272,6 @@ def test_the_same_text_is_not_a_rival_in_the_loss():
     ids = torch.tensor([[[1, 2], [3, 0]], [[4, 5], [3, 9]], [[6, 7], [3, 3]]])
     mask = torch.tensor([[[1, 1], [1, 0]], [[1, 1], [1, 0]], [[1, 1], [1, 1]]])
     assert _is_no_rival(ids, mask).tolist() == [[False, True, False], [True, False, False], [False, False, False]]
-
-
-# ----------------------------------------------------------------------------------------------------- bad input
 
 
 refused = partial(refusal, "sentence-embedding", FLAGS)

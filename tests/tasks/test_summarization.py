@@ -1,7 +1,5 @@
 """summarization end to end: training, ROUGE of what is generated, lead baselines, prefixes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

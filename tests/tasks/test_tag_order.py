@@ -1,7 +1,5 @@
 """Tags in order: what is inside an entity comes after its beginning, in the data and in what is predicted."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

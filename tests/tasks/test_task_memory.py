@@ -1,7 +1,5 @@
 """Too little memory in a task: updates and evaluations in parts, the error with its flags, and `--batch auto`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -96,9 +94,6 @@ def test_an_evaluation_sample_that_does_not_fit_is_told_with_its_flags(limit, re
     with pytest.raises(MemoryLimitError, match="--per_device_eval_batch_size 16") as caught:
         api.train("text-classification", data=reviews, **SHORT)
     assert caught.value.code == "memory.eval"
-
-
-# ---------------------------------------------------------------------------------------------------- batch auto
 
 
 def test_batch_auto_takes_the_largest_power_of_two_that_fits_and_keeps_the_update(limit, reviews):

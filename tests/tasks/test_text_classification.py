@@ -1,7 +1,5 @@
 """text-classification end to end: training, scoring, predicting, other kinds of labels, bad models."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """Texts in the run folder: the first training batch, decoded, and what a model writes at its evaluations."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs with `--time`: timing leaves no trace, the number of updates is kept, the learning rate ends at zero."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

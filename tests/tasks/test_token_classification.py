@@ -1,7 +1,5 @@
 """token-classification end to end: training, scoring in whole entities, predicting, tokenizers, bad input."""
 
-from __future__ import annotations
-
 import json
 import random
 from functools import partial

@@ -1,7 +1,5 @@
 """translation end to end: training, generating, scoring, resuming, languages, bad input."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

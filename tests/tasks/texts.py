@@ -1,7 +1,5 @@
 """Small texts and small language models for the tests of causal-lm and masked-lm."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 from pathlib import Path

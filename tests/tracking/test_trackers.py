@@ -108,9 +108,6 @@ def reported(trackio, tmp_path_factory):
     return folder
 
 
-# ---------------------------------------------------------------------------------------------------- what is given
-
-
 def test_trackers_have_what_metrics_jsonl_has(reported):
     board, stored = scalars(reported / "trackers" / "tensorboard"), points("whole")
     assert set(board) == set(stored)
@@ -150,9 +147,6 @@ def test_custom_settings_are_made_plain():
     assert plain == {"lr": 0.1, "model.width": 3, "model.names": "['a']", "none": None, "kind": str(nn.Linear)}
 
 
-# ------------------------------------------------------------------------------------------------------- bad input
-
-
 def test_an_unknown_tracker_is_refused_with_the_nearest_name(tmp_path):
     with pytest.raises(ConfigError, match=r"no tracker 'tensorbord'.*Did you mean 'tensorboard'\?"):
         TrackerCallback("tensorbord", tmp_path)
@@ -174,9 +168,6 @@ def test_all_stands_for_what_is_installed(monkeypatch):
     assert trackers.resolve_trackers("all") == ["wandb", "aim"]
     assert trackers.resolve_trackers(["aim", "all", "aim"]) == ["aim", "wandb"]
     assert trackers.resolve_trackers("none") == trackers.resolve_trackers(None) == trackers.resolve_trackers([]) == []
-
-
-# ------------------------------------------------------------------------------------------------------- failing
 
 
 @pytest.mark.parametrize("stage", ["start", "config", "log", "finish"])
@@ -223,9 +214,6 @@ def test_a_folder_that_cannot_be_written_does_not_stop_a_run(tmp_path, capsys):
     (tmp_path / "trackers").write_text("a file", encoding="utf-8")
     trained(tmp_path, reporting(tmp_path))
     assert "nothing is reported to trackers, but the run continues" in capsys.readouterr().out
-
-
-# ------------------------------------------------------------------------------------------------------ going on
 
 
 def test_a_resumed_run_writes_no_point_twice(reported, tmp_path):
@@ -301,9 +289,6 @@ def test_a_new_run_in_the_folder_takes_the_place_of_the_old_one(tmp_path):
     assert [update for update, _ in scalars(tmp_path / "trackers" / "tensorboard")["train/loss"]] == [1, 2, 3, 4]
 
 
-# ------------------------------------------------------------------------------------------------ several processes
-
-
 def report_from_all(results):
     trained(Path.cwd(), TrackerCallback("tensorboard", "trackers"))
 
@@ -316,9 +301,6 @@ def test_several_processes_write_each_point_once(tmp_path, monkeypatch):
     folder = tmp_path / "trackers" / "tensorboard"
     assert len(list(folder.glob("events.out*"))) == 1
     assert [update for update, _ in scalars(folder)["train/loss"]] == [1, 2, 3, 4]
-
-
-# ------------------------------------------------------------------------------------------------------- in hf
 
 
 def hf_trainer(folder, **options):

@@ -1,7 +1,5 @@
 """Several runs that differ in their seed: the spread of their metrics, the best one, and the commands that follow."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -72,9 +72,6 @@ def seen(windows) -> list[tuple[list[int], bytes]]:
     return [(piece.batch["position"].tolist(), piece.batch["pixel_values"].numpy().tobytes()) for piece in pieces]
 
 
-# ------------------------------------------------------------------------------------------------ the same images
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_resumed_epoch_sees_the_same_images(rows, num_workers):
     dataset = dataset_of(rows)
@@ -124,9 +121,6 @@ def test_a_trainer_continues_without_a_truncated_image_when_told_to_skip(rows, c
     assert [record.message for record in caplog.records if "image07.jpg" in record.message] != []
 
 
-# ------------------------------------------------------------------------------------------------ what is broken
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_truncated_image_is_a_data_error_that_names_it_or_is_skipped_and_the_others_are_used(rows, num_workers):
     truncate(rows[5])
@@ -156,9 +150,6 @@ def test_the_error_of_a_sample_can_cross_processes(rows):
         dataset_of(rows)[0]
     assert isinstance(raised.value.__cause__, DataError)
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
-
-
-# -------------------------------------------------------------------------------------------------- transforms
 
 
 def test_a_dataset_can_be_pickled_and_gives_the_same(rows):
@@ -244,9 +235,6 @@ def test_a_function_that_returns_no_image_is_told_what_was_expected(result):
 
     with pytest.raises(DataError, match=r"own returned .* expected a Pillow image, an array .* Remove its last step"):
         as_transform(own)(small_scene(), np.random.default_rng(0))
-
-
-# ------------------------------------------------------------------------------------------- tensors and batches
 
 
 def test_pixels_are_scaled_and_normalized_as_written_out():

@@ -32,9 +32,6 @@ def pixels(source) -> np.ndarray:
     return np.asarray(image)
 
 
-# ------------------------------------------------------------------------------------------------ what is decoded
-
-
 def test_paths_bytes_and_opened_images_give_the_same_pixels(tmp_path):
     path = tmp_path / "picture.png"
     data = encoded(Image.fromarray(picture()))
@@ -113,9 +110,6 @@ def test_a_cmyk_jpeg_has_the_colours_it_was_made_of():
     assert np.abs(decoded - picture()).mean() < 6
 
 
-# ------------------------------------------------------------------------------------------------------- masks
-
-
 IDS = (np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) % 7).astype(np.uint8)
 PALETTE = Image.fromarray(IDS)
 PALETTE.putpalette([value for index in range(7) for value in (255 - index, index * 3, 90)])
@@ -145,9 +139,6 @@ def test_a_mask_of_colours_is_refused(tmp_path):
     path.write_bytes(encoded(Image.fromarray(picture())))
     with pytest.raises(DataError, match=r"colours\.png is a colour image \(RGB\), where a mask of class ids"):
         decode_mask(path)
-
-
-# ---------------------------------------------------------------------------------------------- what is broken
 
 
 def large_picture() -> Image.Image:

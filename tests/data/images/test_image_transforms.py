@@ -42,9 +42,6 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-# ------------------------------------------------------------------------------------------------------- sizes
-
-
 @pytest.mark.parametrize(
     ("transform", "expected"),
     [
@@ -153,9 +150,6 @@ def test_an_affine_stays_within_what_was_asked_for():
         assert 0.5 <= factor <= 2 and abs(angle) <= 20 and (np.abs(shift) <= [8, 5]).all()
 
 
-# ------------------------------------------------------------------------------------------------------ colours
-
-
 @pytest.mark.parametrize(
     ("setting", "kind"),
     [("brightness", ImageEnhance.Brightness), ("contrast", ImageEnhance.Contrast), ("saturation", ImageEnhance.Color)],
@@ -191,9 +185,6 @@ def test_erasing_changes_one_rectangle_of_the_share_asked_for():
     assert RandomErasing(0.0)(scene, rng()) is scene
 
 
-# ------------------------------------------------------------------------------------------------------ mistakes
-
-
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
@@ -216,8 +207,6 @@ def test_settings_that_cannot_work_are_refused_when_made(make, expected):
     with pytest.raises(ConfigError, match=expected):
         make()
 
-
-# ------------------------------------------------------------------------------------------------------- presets
 
 TRAINING = [classification_train, segmentation_train, detection_train, masked_image_train]
 

@@ -89,9 +89,6 @@ def assert_equal(first, second):
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name), err_msg=name)
 
 
-# ---------------------------------------------------------------------------------------- what moves together
-
-
 @every_geometric
 @examples
 @given(seed=seeds)
@@ -199,9 +196,6 @@ def test_the_matrix_takes_points_to_where_they_lie_now_and_back(seed):
     np.testing.assert_allclose(moved_boxes(there, np.linalg.inv(moved.matrix)), scene.boxes, atol=1e-4)
 
 
-# --------------------------------------------------------------------------------------------- what is sampled
-
-
 @pytest.mark.parametrize("size", [(31, 17), (100, 64), (64, 129)], ids=["smaller", "the same width", "larger"])
 def test_masks_take_the_nearest_pixel_and_images_are_antialiased_as_pillow_does(size):
     scene = random_scene(3)
@@ -222,9 +216,6 @@ def test_a_turn_by_a_quarter_is_numpys():
     np.testing.assert_array_equal(moved.image, np.rot90(image, -1))
     np.testing.assert_array_equal(moved.masks, np.rot90(masks, -1, axes=(1, 2)))
     np.testing.assert_array_equal(moved.semantic, np.rot90(semantic, -1))
-
-
-# ------------------------------------------------------------------------------------------------ what is dropped
 
 
 def two_boxes() -> Scene:

@@ -49,9 +49,6 @@ def compressed(counts: list[int]) -> str:
     return "".join(text)
 
 
-# ---------------------------------------------------------------------------------------------------- rasterize
-
-
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("kind", ["list", "text", "bytes"])
 def test_run_length_encodings_give_the_mask_they_were_made_of(seed, kind):
@@ -117,9 +114,6 @@ def test_boxes_of_masks_are_the_smallest_around_them():
         has = len(rows) > 0
         expected.append([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1] if has else [0, 0, 0, 0])
     np.testing.assert_array_equal(boxes_of_masks(masks), expected)
-
-
-# --------------------------------------------------------------------------------------------------- load_scene
 
 
 def test_a_row_with_objects_gives_boxes_classes_and_crowd_and_masks_only_when_asked():
