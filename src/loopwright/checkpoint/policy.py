@@ -29,6 +29,8 @@ class Checkpointing:
 
     Args:
         directory: the folder; each checkpoint is a folder `step-<update>` in it.
+        every_updates: save every N updates.
+        every_epochs: save after every N epochs.
         every_seconds: save when N seconds have passed since the last save.
         keep_last: how many to keep; the best one and the one resumed from are kept as well.
         keep_best: the metric that decides which checkpoint is best, and "min" or "max"; None keeps no best one.

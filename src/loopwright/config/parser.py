@@ -185,18 +185,21 @@ class HfArgumentParser(argparse.ArgumentParser):
         return outputs
 
     def parse_dict(self, args: Mapping[str, Any], allow_extra_keys: bool = False) -> tuple[Any, ...]:
-        """Return the dataclasses, filled from a dict; an unknown key or a bad value raises a ConfigError."""
+        """Return the dataclasses, filled from a dict; a bad value raises a ConfigError.
+
+        So does an unknown key, unless `allow_extra_keys` is True.
+        """
         values, unknown = self.read_values(args, "")
         if unknown and not allow_extra_keys:
             raise self.unknown_name(next(iter(unknown)))
         return self._fill(values, {})
 
     def parse_json_file(self, json_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
-        """Return the dataclasses, filled from a JSON file as by `parse_dict`."""
+        """Return the dataclasses, filled from a JSON file as by `parse_dict`; an unreadable file raises too."""
         return self.parse_dict(read_mapping(json_file, "JSON"), allow_extra_keys)
 
     def parse_yaml_file(self, yaml_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
-        """Return the dataclasses, filled from a YAML file as by `parse_dict`."""
+        """Return the dataclasses, filled from a YAML file as by `parse_dict`; an unreadable file raises too."""
         return self.parse_dict(read_mapping(yaml_file, "YAML"), allow_extra_keys)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

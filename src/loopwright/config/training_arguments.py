@@ -219,12 +219,12 @@ class TrainingArguments(TrainingFields):
 
     @classmethod
     def from_json(cls, path: str | os.PathLike[str]) -> Self:
-        """Create arguments from a JSON file as `from_dict` does."""
+        """Create arguments from a JSON file as `from_dict` does; an unreadable file raises a ConfigError."""
         return cls.from_dict(read_mapping(path, "JSON"))
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str]) -> Self:
-        """Create arguments from a YAML file as `from_dict` does."""
+        """Create arguments from a YAML file as `from_dict` does; an unreadable file raises a ConfigError."""
         return cls.from_dict(read_mapping(path, "YAML"))
 
     @classmethod
