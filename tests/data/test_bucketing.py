@@ -1,6 +1,7 @@
 """Samples of like length together: a pure order, lengths to pad to, and what they save."""
 
 import ast
+from itertools import product
 
 import numpy as np
 import pytest
@@ -79,6 +80,12 @@ def test_a_part_from_any_position_is_what_reading_in_order_gives(order, epoch, d
     whole = order.ids(epoch, 0, order.size)
     start, count = data.draw(st.integers(0, order.size)), data.draw(st.integers(0, order.size))
     assert np.array_equal(order.ids(epoch, start, count), whole[start : start + count])
+
+
+def test_every_sample_occurs_once_wherever_the_longest_one_is():
+    for size, seed, batch_size in product(range(1, 14), range(6), range(1, 6)):
+        lengths = np.random.default_rng(seed).integers(1, 60, size)
+        assert sorted(Bucketed(Shuffled(size, seed), lengths, batch_size).ids(0, 0, size)) == list(range(size))
 
 
 @given(orders())

@@ -72,11 +72,11 @@ class Bucketed:
     def _window_ids(self, epoch: int, first: int, window: int) -> Ids:
         ids = self.order.ids(epoch, first, window)
         num_batches = max(min(first + window, self.size - self.size % self.batch_size) - first, 0) // self.batch_size
+        is_very_first = epoch == 0 and first == 0
+        if epoch == 0 and self.size >= self.batch_size:
+            self._bring_longest(ids, first)
         if num_batches == 0:
             return ids
-        is_very_first = epoch == 0 and first == 0
-        if epoch == 0:
-            self._bring_longest(ids, first)
         num_sorted = num_batches * self.batch_size
         full, rest = ids[:num_sorted], ids[num_sorted:]
         batches = full[np.argsort(self.lengths[full], kind="stable")].reshape(num_batches, self.batch_size)

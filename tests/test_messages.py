@@ -1,0 +1,64 @@
+"""Every message of an error, a warning or a notice stands in golden/messages.txt; `make golden` writes that file anew.
+
+A change of wording shows as a diff of one file. Values in a message appear as the expression in braces.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "loopwright"
+GOLDEN = Path(__file__).resolve().parent / "golden" / "messages.txt"
+_OTHER_CALLS = {"Finding", "Preempted", "warn", "notify"}
+
+
+def name_of(call: ast.Call) -> str:
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
+def texts_in(node: ast.expr) -> str | None:
+    """Return a text with its values in braces; None for an expression without any text."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.JoinedStr):
+        parts = (
+            part.value if isinstance(part, ast.Constant) else f"{{{ast.unparse(part.value)}}}" for part in node.values
+        )
+        return "".join(parts)
+    inner = ast.unparse(node)
+    return inner if any(isinstance(each, (ast.JoinedStr, ast.Constant)) for each in ast.walk(node)) else None
+
+
+def messages(path: Path) -> Iterator[str]:
+    """Return a line for each message of a module."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call) or not (name_of(node).endswith("Error") or name_of(node) in _OTHER_CALLS):
+            continue
+        given = [(None, each) for each in node.args] + [(each.arg, each.value) for each in node.keywords]
+        texts = [(name, text) for name, each in given if (text := texts_in(each)) is not None]
+        if any(" " in text for _, text in texts):
+            shown = " | ".join(text if name is None else f"{name}: {text}" for name, text in texts)
+            yield f"{name_of(node)}: {shown}".replace("\n", "\\n")
+
+
+def all_messages() -> str:
+    lines = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        found = sorted(messages(path))
+        lines += [f"{path.relative_to(SOURCE)}", *(f"  {line}" for line in found), ""] if found else []
+    return "\n".join(lines)
+
+
+def test_every_message_is_in_the_golden_file():
+    found, golden = all_messages().splitlines(), GOLDEN.read_text(encoding="utf-8").splitlines()
+    assert len(found) >= 800
+    assert sorted(set(found) - set(golden)) == [], "run `make golden` and read the diff"
+    assert sorted(set(golden) - set(found)) == [], "run `make golden` and read the diff"
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(all_messages(), encoding="utf-8")
+    sys.stdout.write(f"{GOLDEN}: {len(all_messages().splitlines())} lines\n")
