@@ -22,7 +22,7 @@ export OMP_NUM_THREADS := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick coverage lint types layers format docs clean install install-dev
+.PHONY: help demo test quick coverage lint types layers format golden docs clean install install-dev
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -53,6 +53,9 @@ layers: install-dev ## import-linter: who may import whom
 format: install-dev ## put the sources in the one format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+golden: install-dev ## write the golden file of messages anew; read its diff
+	$(BIN)/python tests/test_messages.py
 
 docs: $(VENV)/.installed-docs ## build the documentation site into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

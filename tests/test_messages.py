@@ -3,8 +3,6 @@
 A change of wording shows as a diff of one file. Values in a message appear as the expression in braces.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterator
