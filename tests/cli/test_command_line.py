@@ -52,7 +52,7 @@ def test_each_verb_says_how_it_is_used(capsys, verb):
 def test_training_by_flags_and_using_the_model(capsys, reviews):
     code, out, _ = run(capsys, "train", "text-classification", "--data", reviews, "--out", "first", *FLAGS)
     assert code == 0
-    for word in ("data ", "model ", "batch ", "floor ", "check ", "best ", "files "):
+    for word in ("data ", "model ", "batch ", "naive ", "check ", "best ", "files "):
         assert word in out
     code, out, _ = run(capsys, "predict", "last", "great lovely film", "dull awful plot")
     assert code == 0 and [set(json.loads(line)) for line in out.splitlines()] == [{"label", "score"}] * 2

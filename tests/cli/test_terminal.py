@@ -22,7 +22,7 @@ SHORT = ["--max_train_samples", "192", "--max_eval_samples", "64", "--threads", 
 DEMO = ["demo", "image-classification", *SHORT]
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 WAITED = re.compile(r"[a-z].*: ([\d,]+ in )?[\d.]+ s$")  # work that took long, on a busy machine
-BLOCK = ["data", "model", "device", "batch", "floor", "memory", "check", "time", "run", "resume"]
+BLOCK = ["data", "model", "device", "batch", "naive", "memory", "check", "time", "run", "resume"]
 END = ["best", "worst", "files", "next"]
 
 
@@ -163,7 +163,7 @@ def test_the_end_says_where_the_time_went_how_good_it_is_and_what_to_run_next(pi
     assert {"start", "train", "eval"} <= shares.keys() and 97 <= sum(map(int, shares.values())) <= 103
     result = json.loads((folder / "run" / "result.json").read_text())
     assert f"best    step {result['update']}  accuracy {result['metrics']['accuracy']:.4f} ±" in end
-    assert "(majority " in end and "majority (" in end.splitlines()[3]  # the floor, and a sentence about it
+    assert "(majority " in end and "majority (" in end.splitlines()[3]  # the baseline, and a sentence about it
     assert re.search(r"\nworst   '\d+\.png' → \d, true \d · sure 0\.\d\d · loss ", end)
     assert "files   run/model   run/report.html" in end
     for command in re.findall(r"lw (.*)", end):

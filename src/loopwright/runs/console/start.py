@@ -52,7 +52,7 @@ def print_device(run: RunJob) -> None:
         where = f"{device.type.upper()} {platform.machine()}, {counted(torch.get_num_threads(), 'thread')}"
         where = where if num_processes == 1 else f"{num_processes} processes on {where} each"
     precision = _PRECISIONS.get(str(training.mixed_precision), str(training.mixed_precision))
-    lines = [f"{where} · {precision} · updates are run {_step_mode(training, device, num_processes)}"]
+    lines = [f"{where} · {precision} · {_step_mode(training, device, num_processes)}"]
     if device.type == "cuda" and num_processes == 1 and torch.cuda.device_count() > 1:
         lines.append(unused_devices(torch.cuda.device_count()))
     run.screen.block("device", *lines)
@@ -75,7 +75,7 @@ def print_batch(run: RunJob) -> None:
 def print_baselines(run: RunJob) -> None:
     if run.baselines:
         lines = (f"{name} {metrics_text(values, {})}" for name, values in run.baselines.items())
-        run.screen.block("floor", " · ".join(lines))
+        run.screen.block("naive", " · ".join(lines))
 
 
 def print_time(length: RunLength, screen: Screen) -> None:
@@ -127,10 +127,10 @@ def print_notice(run: RunJob, kind: str, text: str, **fields: Any) -> None:
 
 def _step_mode(training: Any, device: torch.device, num_processes: int) -> str:
     if training.torch_compile or training.step_mode == "compile":
-        return "by torch.compile"
+        return "updates compiled by torch.compile"
     if training.step_mode == "eager" or not may_be_graphs(training, device, num_processes):
-        return "one operation after the other (eager)"
-    return "as CUDA graphs" if training.step_mode == "graph" else "as CUDA graphs where that works (auto)"
+        return "eager updates"
+    return "updates as CUDA graphs" + ("" if training.step_mode == "graph" else " where possible (auto)")
 
 
 def _count(number: int) -> str:
