@@ -26,10 +26,6 @@ def with_files(folder, files=FILES, **kwargs):
     return write(folder / "step-1", MODEL, {"x": 1}, 1, files=files, **kwargs)
 
 
-def names(folder) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-
-
 def checkpoints_in(folder) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir())
 
@@ -77,39 +73,24 @@ def test_an_open_checkpoint_cannot_be_opened_by_editing_its_manifest(tmp_path):
         read(folder)
 
 
-BAD_NAMES = {
-    "parent": "../x",
-    "absolute": "/tmp/x",
-    "folder": "a/b",
-    "dots": "..",
-    "hidden": ".hidden",
-    "empty": "",
-    "the manifest": "MANIFEST.json",
-    "the weights": "model.safetensors",
-    "the state": "state.json",
-    "the other tensors": "state.safetensors",
-    "too long": "x" * 200,
-    "newline": "a\nb",
-    "trailing newline": "a\n",
-    "nul": "a\0b",
-    "option": "-rf",
-}
+HOSTILE = ["../x", "/tmp/x", "a/b", "..", ".hidden", "", "x" * 200, "a\nb", "a\n", "a\0b", "-rf"]
+TAKEN = ["MANIFEST.json", "model.safetensors", "state.json", "state.safetensors"]
 
 
-@pytest.mark.parametrize("kind", BAD_NAMES)
-def test_a_hostile_name_is_refused_on_writing_and_nothing_is_left(kind, tmp_path):
+@pytest.mark.parametrize("name", HOSTILE + TAKEN)
+def test_a_hostile_name_is_refused_on_writing_and_nothing_is_left(name, tmp_path):
     with pytest.raises(CheckpointError, match="cannot hold a further file called"):
-        with_files(tmp_path / "in", {BAD_NAMES[kind]: b"x"})
+        with_files(tmp_path / "in", {name: b"x"})
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", [kind for kind, name in BAD_NAMES.items() if "." not in name or "/" in name])
-def test_a_hostile_name_in_a_manifest_is_refused_before_anything_is_opened(kind, tmp_path):
+@pytest.mark.parametrize("name", [name for name in HOSTILE if "." not in name or "/" in name])
+def test_a_hostile_name_in_a_manifest_is_refused_before_anything_is_opened(name, tmp_path):
     folder = with_files(tmp_path)
     (tmp_path / "x").write_bytes(FILES["config.json"])
     manifest = json.loads((folder / "MANIFEST.json").read_text())
     manifest.pop("sha256")
-    manifest["files"][BAD_NAMES[kind]] = manifest["files"].pop("config.json")
+    manifest["files"][name] = manifest["files"].pop("config.json")
     (folder / "config.json").unlink()
     (folder / "MANIFEST.json").write_bytes(_canonical(manifest))
     with pytest.raises(CheckpointError, match="plain names only"):
@@ -120,23 +101,17 @@ def test_a_hostile_name_in_a_manifest_is_refused_before_anything_is_opened(kind,
 
 
 def fit(folder, cls=WithFiles, num_epochs=2, resume_from=None, **policy):
-    checkpoints = toys.saving(folder, **policy)
-    return toys.trained(
-        cls=cls, num_epochs=num_epochs, eval_dataset=toys.data(8), checkpoints=checkpoints, resume_from=resume_from
-    )
+    options = {"eval_dataset": toys.data(8), "checkpoints": toys.saving(folder, **policy), "resume_from": resume_from}
+    return toys.trained(cls=cls, num_epochs=num_epochs, **options)
 
 
-def test_the_files_of_a_trainer_are_in_every_checkpoint_as_of_its_update(tmp_path):
-    fit(tmp_path, num_epochs=1)
+def test_the_files_of_a_trainer_are_in_every_checkpoint_as_of_its_update_and_in_states_that_users_save(tmp_path):
+    fit(tmp_path, num_epochs=1).save_training_state(tmp_path / "by_hand")
     found = {path.name: (path / "note.txt").read_text() for path in tmp_path.glob("step-*")}
     assert found == {f"step-{update:010d}": f"update {update}" for update in (1, 2, 3, 4)}
     for path in tmp_path.glob("step-*"):
         assert (path / "config.json").read_bytes() == b'{"width": 4}'
         assert verify(path)["files"]["config.json"]["size"] == 12
-
-
-def test_the_files_of_a_trainer_are_in_states_that_callbacks_and_users_save(tmp_path):
-    fit(tmp_path / "run", num_epochs=1).save_training_state(tmp_path / "by_hand")
     assert (tmp_path / "by_hand" / "note.txt").read_text() == "update 4"
     assert verify(tmp_path / "by_hand")["is_open"] is False
 
@@ -148,7 +123,7 @@ def test_a_trainer_whose_files_have_a_hostile_name_ends_with_that_name(tmp_path)
 
     with pytest.raises(CheckpointError, match=r"further file called '\.\./outside'"):
         fit(tmp_path / "run", Hostile)
-    assert names(tmp_path) == ["run"] and checkpoints_in(tmp_path / "run") == []
+    assert toys.names_in(tmp_path) == {"run"} and checkpoints_in(tmp_path / "run") == []
 
 
 def test_a_run_with_open_checkpoints_continues_though_others_have_written_there(tmp_path):

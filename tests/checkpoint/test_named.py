@@ -46,20 +46,13 @@ def stepped(model, optimizer, steps=2):
 # Names
 
 
-def test_the_first_module_has_plain_names_and_the_others_a_prefix():
+def test_the_first_module_has_plain_names_and_the_others_a_prefix_and_each_parameter_has_one():
     model, loss = Net(), nn.Bilinear(1, 1, 1)
     found = names(model, loss_func=loss)
     expected = {f"{layer}.{kind}" for layer in ("inner", "outer") for kind in ("weight", "bias")}
     assert set(found.values()) == expected | {"loss_func.weight", "loss_func.bias"}
     assert found[id(model.inner.weight)] == "inner.weight" and found[id(loss.weight)] == "loss_func.weight"
-
-
-def test_what_is_not_a_module_has_no_names():
     assert names(None, loss_func=nn.functional.mse_loss) == {}
-
-
-def test_a_parameter_of_two_modules_has_one_name():
-    model = Net()
     assert len(names(model, loss_func=model.inner)) == 4
 
 
@@ -114,23 +107,14 @@ def test_the_state_goes_by_name_whatever_the_order_and_grouping_of_the_parameter
     assert_same_weights(second, third)
 
 
-def test_each_group_gets_the_options_that_its_parameters_had():
-    first = Net()
+def test_each_group_gets_the_options_that_its_parameters_had_which_must_not_differ():
+    first, second = Net(), Net()
     groups = [{"params": first.inner.parameters(), "lr": 0.5}, {"params": first.outer.parameters(), "lr": 0.25}]
     saved = optimizer_state(torch.optim.SGD(groups, lr=1.0, momentum=0.9), names(first))
-    second = Net()
     swapped = [{"params": second.outer.parameters()}, {"params": second.inner.parameters()}]
     optimizer = torch.optim.SGD(swapped, lr=1.0)
-    load_optimizer_state(optimizer, saved, names(second))
-    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.5]
-    assert [group["momentum"] for group in optimizer.param_groups] == [0.9, 0.9]
-
-
-def test_parameters_that_had_different_options_are_not_put_into_one_group():
-    first = Net()
-    groups = [{"params": first.inner.parameters(), "lr": 0.5}, {"params": first.outer.parameters(), "lr": 0.25}]
-    saved = optimizer_state(torch.optim.SGD(groups), names(first))
-    second = Net()
+    load_optimizer_state(optimizer, copy.deepcopy(saved), names(second))
+    assert [(group["lr"], group["momentum"]) for group in optimizer.param_groups] == [(0.25, 0.9), (0.5, 0.9)]
     with pytest.raises(CheckpointError, match=r"'inner\.weight'.* into one group, but .* with different options"):
         load_optimizer_state(torch.optim.SGD(second.parameters(), lr=0.1), saved, names(second))
 
@@ -201,18 +185,20 @@ def test_the_file_is_a_dict_with_the_documented_keys(tmp_path):
     assert set(torch.load(tmp_path / "weights.pt", weights_only=True)) == {"model_state_dict"}
 
 
-def test_what_was_saved_is_loaded_and_returned(tmp_path):
+@pytest.mark.parametrize("name", ["all.pt", "best"])  # a name needs no suffix
+def test_what_was_saved_is_loaded_and_returned(name, tmp_path):
     trainer = trained()
-    trainer.save_checkpoint(tmp_path / "all.pt", {"note": "hello"})
+    trainer.save_checkpoint(tmp_path / name, {"note": "hello"})
+    assert toys.names_in(tmp_path) == {name}
     other = fresh()
-    found = other.load_checkpoint(tmp_path / "all.pt")
+    found = other.load_checkpoint(tmp_path / name)
     assert found["note"] == "hello"
     assert_same_weights(trainer, other)
     assert other.optimizer.param_groups[0]["lr"] == trainer.optimizer.param_groups[0]["lr"] == 0.0125
     toys.assert_same(other.optimizer.state_dict()["state"], trainer.optimizer.state_dict()["state"])
 
 
-def test_optimizer_and_scheduler_are_left_alone_when_asked(tmp_path):
+def test_optimizer_and_scheduler_are_left_alone_when_asked_and_a_missing_optimizer_is_an_error(tmp_path):
     trainer = trained()
     trainer.save_checkpoint(tmp_path / "all.pt")
     other = trained()
@@ -223,11 +209,7 @@ def test_optimizer_and_scheduler_are_left_alone_when_asked(tmp_path):
     assert other.optimizer.param_groups[0]["lr"] == 7.0 and other.scheduler.last_epoch == 77
     other.load_checkpoint(tmp_path / "all.pt")
     assert other.optimizer.param_groups[0]["lr"] == 0.0125 and other.scheduler.last_epoch == 4
-
-
-def test_optimizer_state_for_a_trainer_without_an_optimizer_is_refused(tmp_path):
-    trainer, other = trained(), Trainer(Net(), nn.MSELoss(), None, callbacks=())
-    trainer.save_checkpoint(tmp_path / "all.pt")
+    other = Trainer(Net(), nn.MSELoss(), None, callbacks=())
     with pytest.raises(ConfigError, match=r"no optimizer\. Pass one, or load_optimizer=False"):
         other.load_checkpoint(tmp_path / "all.pt")
     other.load_checkpoint(tmp_path / "all.pt", load_optimizer=False)
@@ -282,14 +264,6 @@ def test_a_file_that_grows_too_large_for_the_disk_is_an_error_of_the_system_that
     assert error.value.filename == str(tmp_path / name)
     assert (tmp_path / name).read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == [name]
-
-
-def test_a_name_without_a_suffix_is_a_file_like_any_other(tmp_path):
-    trainer, other = trained(), fresh()
-    trainer.save_checkpoint(tmp_path / "best")
-    assert [path.name for path in tmp_path.iterdir()] == ["best"]
-    other.load_checkpoint(tmp_path / "best")
-    assert_same_weights(other, trainer)
 
 
 def test_a_file_that_is_not_there_is_an_error_that_names_it(tmp_path):

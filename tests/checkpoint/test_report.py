@@ -20,17 +20,14 @@ def folder_of_three(folder: Path) -> Path:
     return folder
 
 
-def test_every_checkpoint_is_listed_in_order_of_updates_with_what_is_wrong(tmp_path):
+def test_every_checkpoint_is_listed_in_order_of_updates_with_what_is_wrong_and_one_may_be_named(tmp_path):
     findings = verify_all(folder_of_three(tmp_path))
     found = [(finding.path.name, finding.update) for finding in findings]
     assert found == [("step-2", 2), ("step-10", 10), ("step-30", 30)]
     assert "model.safetensors is damaged" in findings[0].problem
     assert findings[1].problem is None and findings[2].problem is None
     assert all(finding.num_bytes > 500 for finding in findings)
-
-
-def test_one_checkpoint_may_be_named_itself(tmp_path):
-    (finding,) = verify_all(folder_of_three(tmp_path) / "step-30")
+    (finding,) = verify_all(tmp_path / "step-30")
     assert finding.update == 30 and finding.problem is None
 
 

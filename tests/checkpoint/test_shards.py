@@ -56,50 +56,23 @@ def test_parts_are_put_together_wherever_they_were_cut(tmp_path):
     assert checkpoint.update == 5 and checkpoint.about == {"note": "by hand"}
 
 
-def spoiled(name: str):
-    def change(table: dict) -> None:
-        parts = table[WEIGHT]["parts"]
-        if name == "a part is left out":
-            parts.pop()
-        elif name == "a part is named twice":
-            parts.append(parts[0])
-        elif name == "a tensor is left out":
-            del table[MOMENT]
-        elif name == "a part is elsewhere":
-            parts[0]["file"] = file_of(1)
-        elif name == "a file is not there":
-            parts[0]["file"] = file_of(7)
-        elif name == "another shape":
-            table[WEIGHT]["shape"] = [8, 3]
-        elif name == "another type":
-            table[WEIGHT]["dtype"] = "I32"
-        elif name == "an unknown type":
-            table["model/more"] = {"dtype": "F7", "shape": [0], "parts": []}
-        elif name == "no shape":
-            table["model/more"] = {"dtype": "F32", "shape": [0, -1], "parts": []}
-        else:
-            table["model/more"] = None
-
-    return change
-
-
-SPOILED = (
-    "a part is left out",
-    "a part is named twice",
-    "a tensor is left out",
-    "a part is elsewhere",
-    "a file is not there",
-    "another shape",
-    "another type",
-    "an unknown type",
-    "no shape",
-    "no entry",
-)
+SPOILED = {
+    "a part is left out": lambda table: table[WEIGHT]["parts"].pop(),
+    "a part is named twice": lambda table: table[WEIGHT]["parts"].append(table[WEIGHT]["parts"][0]),
+    "a tensor is left out": lambda table: table.pop(MOMENT),
+    "a part is elsewhere": lambda table: table[WEIGHT]["parts"][0].update(file=file_of(1)),
+    "a file is not there": lambda table: table[WEIGHT]["parts"][0].update(file=file_of(7)),
+    "another shape": lambda table: table[WEIGHT].update(shape=[8, 3]),
+    "another type": lambda table: table[WEIGHT].update(dtype="I32"),
+    "an unknown type": lambda table: table.update({"model/more": {"dtype": "F7", "shape": [0], "parts": []}}),
+    "no shape": lambda table: table.update({"model/more": {"dtype": "F32", "shape": [0, -1], "parts": []}}),
+    "no entry": lambda table: table.update({"model/more": None}),
+}
 
 
 @pytest.mark.parametrize("name", SPOILED)
 def test_a_table_that_does_not_cover_every_tensor_once_is_refused(tmp_path, name):
-    folder = sharded(tmp_path / "a", spoiled(name))
+    folder = sharded(tmp_path / "a", SPOILED[name])
     with pytest.raises(CheckpointError, match="shards.json"):
         verify(folder)
     with pytest.raises(CheckpointError):
@@ -107,10 +80,8 @@ def test_a_table_that_does_not_cover_every_tensor_once_is_refused(tmp_path, name
 
 
 def test_parts_that_overlap_are_refused_although_their_sizes_add_up():
-    boxes = [([0, 0], [4, 3]), ([2, 0], [3, 3])]
-    table = {"x": {"dtype": "F32", "shape": [7, 3], "parts": []}}
-    header = {}
-    for offsets, shape in boxes:
+    table, header = {"x": {"dtype": "F32", "shape": [7, 3], "parts": []}}, {}
+    for offsets, shape in (([0, 0], [4, 3]), ([2, 0], [3, 3])):
         table["x"]["parts"].append({"file": file_of(0), "offsets": offsets, "shape": shape})
         header[part_name("x", offsets)] = {"dtype": "F32", "shape": shape}
     with pytest.raises(CheckpointError, match="overlap"):
@@ -147,9 +118,8 @@ def test_processes_that_verify_a_share_find_a_fault_between_them(tmp_path):
 def test_only_names_that_a_process_gives_are_shard_files():
     assert file_of(3) == "shard-00003.safetensors" and file_of(123456) == "shard-123456.safetensors"
     assert is_shard_file(file_of(3)) and is_shard_file(file_of(123456))
-    assert not any(
-        map(is_shard_file, ("shard-3.safetensors", "shard-.safetensors", "model.safetensors", "shards.json"))
-    )
+    others = ("shard-3.safetensors", "shard-.safetensors", "model.safetensors", "shards.json")
+    assert not any(map(is_shard_file, others))
 
 
 def test_a_further_file_may_not_take_the_name_of_a_shard(tmp_path):

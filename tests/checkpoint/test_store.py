@@ -44,12 +44,24 @@ def assert_holds(folder: Path, value: float, update: int = 1) -> None:
 # Writing and reading
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_what_is_written_is_read_and_each_file_is_listed_and_hashed(tmp_path):
     folder = tmp_path / "not" / "yet" / "there"
     assert checkpoint(folder, update=7, value=2.5) == folder
     assert_holds(folder, 2.5, update=7)
     assert names_in(folder) == set(FILES)
     assert names_in(folder.parent) == {"there"}, "nothing is left beside it"
+    manifest = verify(folder)
+    assert manifest["format"] == 1 and manifest["identity"]["update"] == "7"
+    assert sorted(manifest["files"]) == sorted(FILES[:3])
+    for name, entry in manifest["files"].items():
+        content = (folder / name).read_bytes()
+        assert entry == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    # The weights open with safetensors alone, under their own names.
+    loaded = load_file(folder / "model.safetensors")
+    assert set(loaded) == set(weights())
+    assert torch.equal(loaded["layer.weight"], weights(2.5)["layer.weight"])
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        assert file.metadata()["format"] == "pt" and file.metadata()["update"] == "7"
 
 
 def test_the_folders_on_the_way_to_a_checkpoint_are_synced_before_it_is_committed(tmp_path, monkeypatch):
@@ -75,26 +87,6 @@ def test_a_folder_may_be_given_as_text(tmp_path):
     assert_holds(str(tmp_path / "a"), 1.0)
     assert verify(str(tmp_path / "a"))["identity"]["update"] == "1"
     assert find_newest(str(tmp_path))[0] == tmp_path / "a"
-
-
-def test_the_manifest_names_size_and_hash_of_every_file(tmp_path):
-    folder = checkpoint(tmp_path / "a", update=3)
-    manifest = verify(folder)
-    assert manifest["format"] == 1 and manifest["identity"]["update"] == "3"
-    assert sorted(manifest["files"]) == sorted(FILES[:3])
-    for name, entry in manifest["files"].items():
-        content = (folder / name).read_bytes()
-        assert entry == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def test_the_weights_open_with_safetensors_alone_under_their_own_names(tmp_path):
-    folder = checkpoint(tmp_path / "a", value=3.0)
-    loaded = load_file(folder / "model.safetensors")
-    assert set(loaded) == set(weights())
-    assert torch.equal(loaded["layer.weight"], weights(3.0)["layer.weight"])
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        metadata = file.metadata()
-        assert metadata["format"] == "pt" and metadata["update"] == "1"
 
 
 def test_tied_weights_are_stored_once_and_come_back_under_each_name(tmp_path):
@@ -177,13 +169,10 @@ def test_a_flipped_byte_anywhere_is_detected(name, tmp_path):
 def test_a_file_that_is_cut_emptied_grown_or_missing_is_detected(name, tmp_path):
     folder = checkpoint(tmp_path / "a")
     whole = (folder / name).read_bytes()
-    for damaged in (b"", whole[:1], whole[: len(whole) // 2], whole[:-1], whole + b"\0", whole + whole, b"[]", b"3"):
-        (folder / name).write_bytes(damaged)
+    for damaged in (b"", whole[:1], whole[: len(whole) // 2], whole[:-1], whole + b"\0", whole * 2, b"[]", b"3", None):
+        (folder / name).unlink() if damaged is None else (folder / name).write_bytes(damaged)
         reason = is_refused(folder)
-        assert reason is not None and name in reason, damaged[:20]
-    (folder / name).unlink()
-    reason = is_refused(folder)
-    assert reason is not None and name in reason
+        assert reason is not None and name in reason, damaged and damaged[:20]
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", ".hidden", "model.safetensors.bak"])
@@ -205,12 +194,16 @@ def test_files_of_two_checkpoints_do_not_mix(tmp_path):
         shutil.rmtree(tmp_path / "mixed")
 
 
-def test_a_newer_format_is_refused_with_both_versions(tmp_path):
+def test_a_newer_format_is_refused_with_both_versions_and_a_damaged_file_by_name(tmp_path):
     folder = checkpoint(tmp_path / "a")
-    manifest = verify(folder)
-    body = {**manifest, "format": 3}
+    body = {**verify(folder), "format": 3}
+    whole = (folder / "MANIFEST.json").read_text()
     (folder / "MANIFEST.json").write_text(json.dumps({**body, "sha256": store._digest_of(body)}))
     assert is_refused(folder) == f"{folder} has format 3, this version reads formats 1 and 2"
+    (folder / "MANIFEST.json").write_text(whole)
+    (folder / "state.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"state\.json is damaged: 2 bytes with sha256 "):
+        verify(folder)
 
 
 def test_a_folder_without_a_manifest_is_not_a_checkpoint(tmp_path):
@@ -220,28 +213,22 @@ def test_a_folder_without_a_manifest_is_not_a_checkpoint(tmp_path):
     assert is_refused(tmp_path / "file") is not None
 
 
-def test_the_damaged_file_is_named(tmp_path):
-    folder = checkpoint(tmp_path / "a")
-    (folder / "state.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"state\.json is damaged: 2 bytes with sha256 "):
-        verify(folder)
-
-
 # A write that fails
 
 
-def fail_at_call(monkeypatch, target, name, number):
-    """Let the n-th call of a function raise, as a full disk or a killed process would."""
+def fail_at_call(monkeypatch, target, name, number, error=OSError):
+    """Let the n-th call of a function raise, as a full disk would, or end the process where the error is None."""
     calls, function = [], getattr(target, name)
 
     def wrapper(*args, **kwargs):
         calls.append(name)
         if len(calls) == number:
-            raise OSError("no space left on device")
+            if error is None:
+                os._exit(9)
+            raise error("no space left on device")
         return function(*args, **kwargs)
 
     monkeypatch.setattr(target, name, wrapper)
-    return calls
 
 
 FAILURES = [
@@ -281,49 +268,30 @@ def test_a_write_that_fails_leaves_an_older_one_of_the_same_name_as_it_was(targe
 
 def test_an_interrupt_inside_a_write_is_raised_as_it_is_and_leaves_nothing(tmp_path, monkeypatch):
     checkpoint(tmp_path / "a")
-
-    def interrupt(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(store, "write_tensors", interrupt)
+    fail_at_call(monkeypatch, store, "write_tensors", 1, KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         checkpoint(tmp_path / "a", value=2.0)
     assert names_in(tmp_path) == {"a"}
     assert_holds(tmp_path / "a", 1.0)
 
 
-@pytest.mark.parametrize("kill_at", ["write_tensors", "manifest", "rename", "second rename"])
-def test_a_process_killed_inside_a_write_leaves_a_whole_checkpoint_to_find(kill_at, tmp_path):
+KILLS = [(store, "write_tensors", 2), (store, "_digest_of", 1), (os, "rename", 1), (os, "rename", 2)]
+
+
+@pytest.mark.parametrize(("target", "name", "number"), KILLS)
+def test_a_process_killed_inside_a_write_leaves_a_whole_checkpoint_to_find(target, name, number, tmp_path, monkeypatch):
     checkpoint(tmp_path / "a", update=1, value=1.0)
     process = os.fork()
     if process == 0:  # dies inside the write, without a chance to clean up
-        calls = []
-
-        def killed_at_call(number, function):
-            def wrapper(*args, **kwargs):
-                calls.append(number)
-                if len(calls) == number:
-                    os._exit(9)
-                return function(*args, **kwargs)
-
-            return wrapper
-
         try:
-            if kill_at == "write_tensors":
-                store.write_tensors = killed_at_call(2, store.write_tensors)
-            elif kill_at == "manifest":
-                store._digest_of = killed_at_call(1, store._digest_of)
-            else:
-                os.rename = killed_at_call(1 if kill_at == "rename" else 2, os.rename)
+            fail_at_call(monkeypatch, target, name, number, error=None)
             checkpoint(tmp_path / "a", update=2, value=2.0)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 9
-    newest, problems = find_newest(tmp_path)
-    assert problems == []
     # The rename into place is what makes it a checkpoint; until then the old one stands.
-    assert newest == tmp_path / "a"
-    assert_holds(newest, 1.0)
+    assert find_newest(tmp_path) == (tmp_path / "a", [])
+    assert_holds(tmp_path / "a", 1.0)
 
 
 # Finding and pruning
@@ -350,11 +318,7 @@ def test_bad_ones_are_passed_over_and_reported(tmp_path):
     assert newest == tmp_path / "step-2"
     assert [type(problem) for problem in problems] == [CheckpointError] * 2
     assert "step-4" in str(problems[0]) and "step-3" in str(problems[1])
-
-
-def test_where_all_are_bad_that_is_an_error_and_not_a_fresh_start(tmp_path):
-    for update in (1, 2):
-        checkpoint(tmp_path / f"step-{update}", update)
+    for update in (1, 2):  # where all are bad that is an error, and not a fresh start
         (tmp_path / f"step-{update}" / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"no checkpoint can be trusted: .*step-2.*step-1.*Move them away"):
         find_newest(tmp_path)
@@ -425,15 +389,13 @@ def test_a_policy_of_no_whole_number_above_zero_is_refused(name, value):
         Checkpointing("runs/a", **{name: value})
 
 
-@pytest.mark.parametrize(
-    "values",
-    [{"every_seconds": -1}, {"every_seconds": math.nan}, {"max_stall_seconds": -0.5}, {"max_stall_seconds": None}],
-    ids=["negative", "nan", "negative wait", "no wait"],
-)
-def test_a_policy_of_no_time_is_refused(values):
-    ((name, value),) = values.items()
+TIMES = [("every_seconds", -1), ("every_seconds", math.nan), ("max_stall_seconds", -0.5), ("max_stall_seconds", None)]
+
+
+@pytest.mark.parametrize(("name", "value"), TIMES)
+def test_a_policy_of_no_time_is_refused(name, value):
     with pytest.raises(ConfigError, match=f"{name} must be a number of at least 0, got {value!r}"):
-        Checkpointing("runs/a", **values)
+        Checkpointing("runs/a", **{name: value})
 
 
 # Safety
