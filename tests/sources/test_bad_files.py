@@ -69,12 +69,7 @@ def test_an_empty_file_is_refused(tmp_path, kind, content):
         ("data.ragged", "quote.csv", 'text,label\n"a,1\nb,0\nc",0,1\n', "is a quote left open?"),
         ("data.ragged", "a.conll", "EU B-ORG\nrejects O\n\nGerman\n", "line 4 has 1 fields where the first line has 2"),
         ("data.ragged", "b.conll", "EU\nrejects\n", "one field"),
-        (
-            "data.quote",
-            "open.csv",
-            'text,label\na,1\n"b,0\nc,1\nd,0\n',
-            "quote opened in line 3 is never closed",
-        ),
+        ("data.quote", "open.csv", 'text,label\na,1\n"b,0\nc,1\nd,0\n', "quote opened in line 3 is never closed"),
         ("data.quote", "stray.csv", 'text,label\n5" disk,1\nx,"b,0\nc,1\n', "line 3"),
     ],
 )

@@ -43,7 +43,7 @@ def test_bytes_behind_the_end_of_an_image_do_no_harm(tmp_path):
     assert sum(map(len, plan.splits.values())) == 23 and plan.dropped == {}
 
 
-def test_images_that_are_missing_are_named_with_their_lines(tmp_path):
+def test_images_that_are_missing_are_named_and_can_be_left_out(tmp_path):
     lines = ["image,label"]
     for number in range(8):
         lines.append(f"{number}.png,{number % 2}")
@@ -60,23 +60,17 @@ def test_images_that_are_missing_are_named_with_their_lines(tmp_path):
     check_unchanged(plan)
     draw(tmp_path / "2.png", 2)
     assert_refused("resume.data", check_unchanged, plan)
-
-
-def test_an_image_that_coco_lists_must_be_there(tmp_path):
-    path = coco(tmp_path / "train.json", [annotation(100)])
-    (tmp_path / "images" / "4.png").unlink()
-    refusal = assert_refused("data.image", DETECT, train_file=path)
-    assert refusal.error.saw == (f"{tmp_path / 'images' / '4.png'} does not exist",)
+    path = coco(tmp_path / "coco" / "train.json", [annotation(100)])
+    missing = tmp_path / "coco" / "images" / "4.png"
+    missing.unlink()
+    assert refused("data.image", DETECT, train_file=path).error.saw == (f"{missing} does not exist",)
     plan = plan_of(DETECT, train_file=path, bad_images="drop", validation_ratio=0)
     assert len(plan.rows("train")) == 5
 
 
-def test_a_value_that_is_no_image_is_refused(tmp_path):
+def test_values_that_are_no_images_and_unknown_choices_are_refused(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"image": 5, "label": "a"}\n{"image": 6, "label": "b"}\n')
     assert "the path or the bytes of an image are needed, not 5" in refused("data.value", CLASSIFY, path)
-
-
-def test_unknown_choices_are_refused(tmp_path):
     assert_refused("args.value", DataOptions, bad_images="ignore")
     assert_refused("args.value", CLASSIFY)
     assert_refused("args.value", CLASSIFY, class_folders(tmp_path), train_file=tmp_path)
@@ -236,7 +230,7 @@ def test_lines_of_a_yolo_file_that_are_no_objects_are_refused(tmp_path):
         assert "labels/a.txt: line 2 is not an object" in refused("data.boxes", DETECT, tmp_path)
 
 
-def test_a_category_without_a_name_is_refused(tmp_path):
+def test_annotations_of_unknown_images_or_categories_are_refused(tmp_path):
     path = coco(tmp_path / "train.json", [annotation(100), annotation(102, 9)])
     refusal = assert_refused("data.classes", DETECT, train_file=path)
     assert "1 annotations have a category without a name: 9" in refusal and "in 2.png" in refusal
@@ -248,12 +242,16 @@ def test_a_category_without_a_name_is_refused(tmp_path):
     assert "has the category 4, which has no name" in refusal and "there are 2 names, for 0 to 1" in refusal
     path = coco(tmp_path / "train.json", [], categories=[{"id": 1, "name": "a"}, {"id": 2, "name": "a"}])
     assert_refused("data.classes", DETECT, train_file=path)
-
-
-def test_annotations_of_unknown_images_are_refused(tmp_path):
     path = coco(tmp_path / "train.json", [annotation(100), annotation(999), annotation(998)])
     refusal = assert_refused("data.annotations", DETECT, train_file=path)
     assert "2 of 3 annotations are of an image that is not listed" in refusal and "image_id 999" in refusal
+    path = coco(tmp_path / "train.json", [])
+    content = json.loads(path.read_text())
+    del content["annotations"]
+    path.write_text(json.dumps(content))
+    refusal = assert_refused("data.annotations", DETECT, train_file=path)
+    assert refusal.error.saw == ("it was read as coco, which has: image, image_id",)
+    assert len(plan_of(REBUILD, train_file=path, validation_ratio=0).rows("train")) == 6
 
 
 @pytest.mark.parametrize(
@@ -272,16 +270,6 @@ def test_a_coco_file_with_gaps_is_refused(tmp_path, changed):
     assert_refused("data.annotations", DETECT, train_file=path)
 
 
-def test_a_list_of_images_alone_is_no_data_for_objects(tmp_path):
-    path = coco(tmp_path / "train.json", [])
-    content = json.loads(path.read_text())
-    del content["annotations"]
-    path.write_text(json.dumps(content))
-    refusal = assert_refused("data.annotations", DETECT, train_file=path)
-    assert refusal.error.saw == ("it was read as coco, which has: image, image_id",)
-    assert len(plan_of(REBUILD, train_file=path, validation_ratio=0).rows("train")) == 6
-
-
 def test_a_coco_file_that_is_damaged_or_too_large_is_refused(tmp_path, monkeypatch):
     text = coco(tmp_path / "train.json", [annotation(100), annotation(101)]).read_text()
     for broken in (text[:-30], text.replace('"image_id": 101', '"image_id" 101'), text.replace("}, {", "} {", 1)):
@@ -292,7 +280,7 @@ def test_a_coco_file_that_is_damaged_or_too_large_is_refused(tmp_path, monkeypat
     assert "line per image" in refused("data.json", DETECT, train_file=write(tmp_path / "train.json", text)).fix
 
 
-def test_sizes_that_differ_from_the_image_are_refused(tmp_path):
+def test_sizes_that_differ_from_the_image_and_objects_without_an_outline_are_refused(tmp_path):
     path = coco(tmp_path / "train.json", [annotation(100)])
     draw(tmp_path / "images" / "3.png", 3, (40, 20))
     refusal = assert_refused("data.size", DETECT, train_file=path)
@@ -300,9 +288,6 @@ def test_sizes_that_differ_from_the_image_are_refused(tmp_path):
     rle = {"size": [5, 5], "counts": [0, 25]}
     path = coco(tmp_path / "b" / "train.json", [annotation(100, segmentation=rle)])
     assert "a mask of 5 x 5" in refused("data.size", INSTANCES, train_file=path)
-
-
-def test_objects_without_an_outline_are_no_instances(tmp_path):
     path = coco(tmp_path / "train.json", [annotation(100), annotation(101, segmentation=[[1, 1, 5, 1, 5, 5]])])
     assert "1 objects have a box and no outline" in refused("data.outlines", INSTANCES, train_file=path)
     assert len(plan_of(DETECT, train_file=path).labels.names) == 2

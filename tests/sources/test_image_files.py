@@ -341,7 +341,7 @@ def test_the_order_of_the_parts_of_a_coco_file_does_not_matter(tmp_path):
     assert all_rows(plan_of(DETECT, train_file=path, validation_ratio=0), "train") == first
 
 
-def test_boxes_are_cut_at_the_edge_and_those_without_size_or_outside_are_left_out(tmp_path):
+def test_boxes_are_cut_at_the_edge_left_out_without_size_and_found_by_the_outline(tmp_path):
     boxes = [(-5, 2, 10, 4), (15, 5, 50, 50), (3, 3, 0, 4), (3, 3, 4, -1), (25, 2, 4, 4), (2, 2, 3, 3)]
     path = coco(tmp_path / "train.json", [annotation(100, 7, box) for box in boxes])
     plan = plan_of(DETECT, train_file=path, validation_ratio=0)
@@ -359,9 +359,6 @@ def test_boxes_are_cut_at_the_edge_and_those_without_size_or_outside_are_left_ou
     assert any("have no size and are left out: 0.png" in warning for warning in plan.warnings)
     assert "2 boxes of train.json are clipped at the image's edge" in plan.warnings
     assert json.loads(plan.to_json())["images"]["dropped_boxes"]["zero_size"]["number"] == 2
-
-
-def test_a_box_that_is_not_given_comes_from_the_outline(tmp_path):
     found = [
         annotation(100, segmentation=[[1, 2, 4, 2, 4, 6]]),
         annotation(101, segmentation={"size": [10, 20], "counts": [14, 2, 184]}),
@@ -502,7 +499,7 @@ def test_run_lengths_are_those_of_coco():
     assert run_lengths(np.ones((2, 2), bool)) == {"size": [2, 2], "counts": [0, 4]}
 
 
-def test_classes_can_be_renamed_and_joined(tmp_path):
+def test_classes_can_be_renamed_joined_and_those_of_a_trained_model(tmp_path):
     path = coco(tmp_path / "train.json", [annotation(100, 3), annotation(101, 7)])
     plan = plan_of(DETECT, train_file=path, label_map={"cat": "pet", "dog": "pet"})
     assert (
@@ -513,9 +510,6 @@ def test_classes_can_be_renamed_and_joined(tmp_path):
     misspelt = plan_of(DETECT, train_file=path, label_map={"cats": "pet"})
     seen = "--label_map cats=pet changes nothing: no object is of the class 'cats', but 'cat', 'dog'"
     assert seen in misspelt.warnings and not any("label_map" in warning for warning in plan.warnings)
-
-
-def test_other_data_is_evaluated_with_the_classes_of_a_trained_model(tmp_path):
     path = coco(tmp_path / "b" / "other.json", [annotation(100, 1)], categories=[{"id": 1, "name": "dog"}])
     plan = plan_of(DETECT, validation_file=path, label_names=("cat", "dog"))
     assert all_rows(plan, "validation")[0]["objects"]["classes"] == [1]

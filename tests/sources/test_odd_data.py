@@ -27,12 +27,20 @@ def csv_file(path, labels, names=("text", "label")):
     return write(path, ",".join(names) + "\n" + rows)
 
 
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+def test_pipes_links_to_nowhere_and_names_that_are_no_utf8_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.csv")
     assert_refused("data.file", tmp_path / "pipe.csv", seen="is a pipe", fix="write it to a file first")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "nowhere.csv")
+    refusal = assert_refused("data.file", tmp_path / "link.csv")
+    assert f"is a link to {tmp_path / 'nowhere.csv'}, which does not exist" in refusal
+    assert "--data" not in refusal.fix
+    path = os.fsencode(csv_file(tmp_path / "rows.csv", "ab" * 20))
+    os.rename(path, path.replace(b"rows", b"caf\xe9"))
+    refusal = assert_refused("data.encoding", CLASSIFY, tmp_path / os.fsdecode(b"caf\xe9.csv"))
+    assert r"caf\udce9.csv is not UTF-8" in refusal and refusal.fix == "rename it"
 
 
-def test_a_packed_file_that_is_called_csv_is_told_what_it_is(tmp_path):
+def test_a_file_of_another_kind_that_is_called_csv_is_told_what_it_is(tmp_path):
     for content, kind, fix in (
         (gzip.compress(b"text,label\n"), "gzip", "rows.csv.gz"),
         (b"PK\x03\x04" + bytes(30), "zip", "unzip /"),
@@ -40,6 +48,10 @@ def test_a_packed_file_that_is_called_csv_is_told_what_it_is(tmp_path):
         (b"ARROW1\0\0" + bytes(30), "arrow", "to_parquet"),
     ):
         assert_refused("data.ending", write(tmp_path / "rows.csv", content), seen=f"{kind} file", fix=fix)
+    content = "".join(json.dumps({"text": f"a, {k}", "label": k % 2}) + "\n" for k in range(9))
+    assert "--file_kind jsonl" in refused("data.ending", write(tmp_path / "rows.csv", content)).fix
+    assert len(open_table(tmp_path / "rows.csv", kind="jsonl")) == 9
+    assert "--file_kind csv" in refused("data.json", csv_file(tmp_path / "rows.jsonl", "ab")).fix
 
 
 @pytest.mark.parametrize(("encoding", "name"), [("utf-16-le", "UTF-16LE"), ("utf-16-be", "UTF-16BE")])
@@ -64,13 +76,6 @@ def test_a_folder_that_datasets_has_saved_is_told_how_to_become_a_file(tmp_path)
     assert_refused("data.folder", split_files, tmp_path, fix=["load_from_disk", "to_parquet"])
 
 
-def test_a_link_that_leads_nowhere_is_told_where_it_leads(tmp_path):
-    (tmp_path / "link.csv").symlink_to(tmp_path / "nowhere.csv")
-    refusal = assert_refused("data.file", tmp_path / "link.csv")
-    assert f"is a link to {tmp_path / 'nowhere.csv'}, which does not exist" in refusal
-    assert "--data" not in refusal.fix
-
-
 def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     csv_file(tmp_path / "train.csv", "ab" * 20)
@@ -89,35 +94,15 @@ def test_a_folder_that_may_not_be_looked_into_is_no_trouble_with_writing(tmp_pat
     assert_refused("data.file", SCHEMAS[task], tmp_path, seen="Permission denied", fix="permissions")
 
 
-def test_a_name_that_is_no_utf8_is_refused(tmp_path):
-    path = os.fsencode(csv_file(tmp_path / "rows.csv", "ab" * 20))
-    os.rename(path, path.replace(b"rows", b"caf\xe9"))
-    refusal = assert_refused("data.encoding", CLASSIFY, tmp_path / os.fsdecode(b"caf\xe9.csv"))
-    assert r"caf\udce9.csv is not UTF-8" in refusal and refusal.fix == "rename it"
-
-
-def test_the_line_that_spreadsheets_write_above_the_header_names_the_delimiter(tmp_path):
+def test_a_line_above_the_header_names_the_delimiter_or_is_suspected_and_a_row_as_a_header_is_noted(tmp_path):
     for content in ("sep=;\r\ntext;label\r\na, b;1\r\nc;2\r\n", '\ufeff"sep=|"\ntext|label\na, b|1\nc|2\n'):
         table = open_table(write(tmp_path / "rows.csv", content))
         assert list(table) == [{"text": "a, b", "label": "1"}, {"text": "c", "label": "2"}]
         assert table.place(0) == "line 3" and len(table.sha256) == 64
-
-
-def test_json_lines_that_are_called_csv_are_refused_and_the_other_way_round(tmp_path):
-    content = "".join(json.dumps({"text": f"a, {k}", "label": k % 2}) + "\n" for k in range(9))
-    assert "--file_kind jsonl" in refused("data.ending", write(tmp_path / "rows.csv", content)).fix
-    assert len(open_table(tmp_path / "rows.csv", kind="jsonl")) == 9
-    assert "--file_kind csv" in refused("data.json", csv_file(tmp_path / "rows.jsonl", "ab")).fix
-
-
-def test_a_line_above_the_header_is_suspected_where_all_rows_have_more_fields(tmp_path):
     path = write(tmp_path / "rows.csv", "# made by hand\ntext,label\na,1\nb,0\n")
     with assert_refused("data.ragged") as refusal:
         list(open_table(path))
     assert "line 1" in refusal.fix and "names of the columns" in refusal.fix
-
-
-def test_a_first_line_that_could_be_a_row_is_noted(tmp_path):
     plan = plan_of(CLASSIFY, csv_file(tmp_path / "rows.csv", ["pos", "neg"] * 20, ("a good film", "pos")))
     assert any("the first line" in note and "'pos'" in note for note in plan.warnings)
     assert plan_of(CLASSIFY, csv_file(tmp_path / "rows.csv", ["pos", "neg"] * 20)).warnings == ()
@@ -154,13 +139,10 @@ def test_nested_questions_of_another_form_are_refused(tmp_path):
         assert "qas" in refused("data.json", write(tmp_path / "squad.json", json.dumps({"data": articles})))
 
 
-def test_blank_cells_among_numbers_are_missing_values(tmp_path):
+def test_blank_cells_and_nan_are_missing_values_and_infinity_is_no_number_to_predict(tmp_path, jsonl):
     path = csv_file(tmp_path / "rows.csv", [" " if k == 3 else f"{k % 2}.0" for k in range(30)])
     plan = plan_of(CLASSIFY, path, missing_values="drop")
     assert plan.dropped == {"missing_values": 1} and plan.labels.kind == "float"
-
-
-def test_nan_is_a_missing_value_and_infinity_is_no_number_to_predict(jsonl):
     nan, rows = float("nan"), [{"text": f"a {k}", "label": k / 7} for k in range(30)]
     for changed in ({"label": nan}, {"text": nan}):
         assert_refused("data.missing", CLASSIFY, jsonl([*rows[:3], rows[3] | changed, *rows[4:]]), seen="line 4")
@@ -179,13 +161,10 @@ def test_a_word_for_nothing_among_numbers_is_named_with_its_line(tmp_path, word)
     assert "--missing_values drop" in refusal.fix and "--label_map" not in refusal.fix
 
 
-def test_classes_that_look_like_nothing_or_like_each_other_are_noted(tmp_path):
+def test_classes_that_look_like_nothing_or_each_other_are_noted_and_one_for_each_row_refused(tmp_path):
     plan = plan_of(CLASSIFY, csv_file(tmp_path / "rows.csv", ["yes", "no", "Yes", "yes", "nan"] * 10))
     assert any("'nan'" in note and "no value" in note for note in plan.warnings)
     assert any("'Yes' and 'yes'" in note and "--label_map Yes=yes makes" in note for note in plan.warnings)
-
-
-def test_a_label_for_each_row_is_told_from_too_few_rows(tmp_path):
     refusal = assert_refused("data.labels", CLASSIFY, csv_file(tmp_path / "rows.csv", [f"label{k}" for k in range(30)]))
     assert "30 rows" in refusal and "30 classes" in refusal and "--label_column" in refusal.fix
     path = write(tmp_path / "comma.csv", "text;label\n" + "".join(f"a {k};{k},5\n" for k in range(30)))
@@ -206,15 +185,12 @@ def test_a_file_of_which_no_row_is_left_is_told_why(tmp_path):
     assert "2 rows of other.csv lack a value and are left out" in refusal
 
 
-def test_a_row_without_any_of_several_classes_is_a_row(jsonl):
+def test_a_row_may_have_no_class_and_a_class_no_row_in_training(jsonl, tmp_path):
     rows = [{"text": f"a {k}", "label": [["x"], ["x", "y"], []][k % 3]} for k in range(30)]
     plan = plan_of(CLASSIFY, jsonl(rows))
     assert plan.labels.kind == "multi" and plan.labels.names == ("x", "y")
     assert sum(row["label"] == [] for row in all_rows(plan)) == 10
     assert_refused("data.missing", CLASSIFY, jsonl([*rows, {"text": "b", "label": None}]))
-
-
-def test_a_class_that_only_validation_has_is_noted_also_where_rows_have_several(tmp_path, jsonl):
     rows = [{"tokens": [f"a{k}"], "tags": ["O" if k % 2 else "B-PER"]} for k in range(30)]
     held_back = write_jsonl(tmp_path / "validation.jsonl", [{"tokens": ["z"], "tags": ["O"]}])
     names = ("O", "B-PER", "B-LOC")
@@ -237,12 +213,14 @@ def test_lists_that_a_csv_file_has_as_text_are_read_as_lists(tmp_path, write_lis
     assert {"context": "c 7", "choices": ["a 7", "b 7"], "label": 1} in all_rows(plan)
 
 
-def test_numbers_of_tags_in_one_text_are_a_list_and_words_in_brackets_are_words(jsonl):
+def test_tags_in_one_text_are_a_list_and_an_empty_last_field_is_refused(jsonl, tmp_path):
     rows = [{"tokens": f"[ a{k} ]", "tags": "[0, 1, 0]"} for k in range(30)]
     plan = plan_of(TAG, jsonl(rows))
     assert {"tokens": ["[", "a7", "]"], "tags": [0, 1, 0]} in all_rows(plan)
     rows[4]["tokens"] = "['a', 'b' 'c"
     assert_refused("data.tags", TAG, jsonl(rows[:4] + [{"tokens": "['a', b]", "tags": "O"}]))
+    content = "".join(f"Anna{k}\tB-PER\nlives\t{'' if k == 4 else 'O'}\n\n" for k in range(30))
+    assert "'lives'" in refused("data.tags", TAG, write(tmp_path / "tags.conll", content))
 
 
 @pytest.mark.parametrize(
@@ -259,11 +237,6 @@ def test_a_token_without_a_tag_and_a_missing_token_are_refused(jsonl, changed, c
     rows = [{"tokens": [f"a{k}", "b"], "tags": ["B-PER", "O"]} for k in range(30)]
     rows[4] |= changed
     assert_refused(code, TAG, jsonl(rows), seen=seen)
-
-
-def test_an_empty_last_field_of_a_conll_line_is_refused(tmp_path):
-    content = "".join(f"Anna{k}\tB-PER\nlives\t{'' if k == 4 else 'O'}\n\n" for k in range(30))
-    assert "'lives'" in refused("data.tags", TAG, write(tmp_path / "tags.conll", content))
 
 
 @pytest.mark.parametrize(
@@ -297,12 +270,9 @@ def test_positions_in_other_forms_come_with_the_map_that_reads_them(label, fix, 
     assert refusal.fix.startswith(fix) and "did you mean" not in refusal
 
 
-def test_a_late_row_may_have_more_choices_than_all_before_it(jsonl):
+def test_rows_may_have_more_choices_than_those_before_and_fewer_than_columns(jsonl, table):
     rows = choice_rows() * 20 + [{"context": "late", "choices": list("abcde"), "label": 4}]
     assert plan_of(CHOOSE, jsonl(rows)).labels.names == ("0", "1", "2", "3", "4")
-
-
-def test_columns_of_choices_that_a_row_leaves_empty_at_the_end_are_no_choices(table):
     header = ["context", "choice0", "choice1", "choice2", "label"]
     rows = [[f"c {k}", f"a {k}", f"b {k}", "" if k % 2 else f"d {k}", k % 2] for k in range(30)]
     assert {len(row["choices"]) for row in all_rows(plan_of(CHOOSE, table(rows, header)))} == {2, 3}
@@ -348,15 +318,12 @@ def parquet(tmp_path, monkeypatch):
     return save
 
 
-def test_bytes_and_dates_of_a_parquet_file_are_texts_and_classes(parquet):
+def test_parquet_files_have_bytes_dates_and_no_rows_or_a_name_twice(parquet, capfd):
     days = [datetime.date(2024, 1, place % 2 + 1) for place in range(30)]
     plan = plan_of(CLASSIFY, parquet(["text", "label"], [b"text %d" % place for place in range(30)], days))
     assert plan.labels.names == ("2024-01-01", "2024-01-02") and all_rows(plan)[0]["text"].startswith("text ")
     plan = plan_of(CLASSIFY, parquet(["text", "label"], [f"a {k}" for k in range(30)], [b"yes", b"no"] * 15))
     assert plan.labels.names == ("no", "yes")
-
-
-def test_parquet_files_without_rows_and_with_a_name_twice_are_told_so(parquet, capfd):
     assert_refused("data.no_rows", parquet(["text", "label"], [], []))
     assert_refused("data.duplicate_column", parquet(["text", "text"], ["a"], ["b"]))
     assert len(open_table(parquet(["text", "label"], ["a"], ["b"]))) == 1

@@ -50,15 +50,12 @@ def test_a_pipe_among_the_images_is_refused_and_not_waited_for(tmp_path):
     assert "pipe.png is not a regular file" in refused("data.image", CLASSIFY, tmp_path / "pets")
 
 
-def test_images_of_kinds_that_are_not_read_are_counted(tmp_path):
+def test_images_that_are_not_read_are_counted_and_names_that_are_no_utf8_refused(tmp_path):
     folder = class_folders(tmp_path / "pets")
     for name in ("a.heic", "b.HEIC", "c.avif", "Thumbs.db"):
         write(folder / "cat" / name, b"x")
     plan = plan_of(CLASSIFY, folder)
     assert any("3 files of pets have unsupported formats: .avif, .heic" in note for note in plan.warnings)
-
-
-def test_names_of_images_that_are_no_utf8_are_refused(tmp_path):
     folder = class_folders(tmp_path / "pets")
     for number in range(2):
         os.rename(folder / "cat" / f"{number:03}.png", os.fsencode(folder / "cat") + b"/b\xe9%d.png" % number)
@@ -102,20 +99,17 @@ def masks(folder, ids):
     return folder
 
 
-def test_ids_with_wide_gaps_between_them_are_named(tmp_path):
+def test_ids_of_masks_that_are_no_classes_are_noted_or_refused(tmp_path):
     plan = plan_of(SEGMENT, masks(tmp_path, (0, 1, 200)))
     assert any("3 different ids, the largest is 200 (first: images/0.png)" in note for note in plan.warnings)
     assert not any("different ids" in note for note in plan_of(SEGMENT, masks(tmp_path, (0, 1, 2))).warnings)
-
-
-def test_ids_that_are_no_numbers_of_classes_are_refused(tmp_path):
     refusal = assert_refused("data.classes", SEGMENT, masks(tmp_path, (0, 300, 60_000)))
     assert "0, 300, 60000" in refusal and "id2label.json" in refusal.fix
-
-
-def test_masks_of_one_id_are_not_told_of_an_id_that_they_do_not_have(tmp_path):
     assert "--ignore_index" not in refused("data.one_class", SEGMENT, masks(tmp_path, (0, 0))).fix
     assert "--ignore_index" in refused("data.one_class", SEGMENT, masks(tmp_path, (255, 255))).fix
+    folder = masks(tmp_path, (0, 1))
+    write(folder / "id2label.json", json.dumps({"0": "sky", "1": "sea", "99999999": "land"}))
+    assert_refused("data.classes", SEGMENT, folder, seen=["99,999,999", "20,000"])
 
 
 @pytest.mark.parametrize(
@@ -134,10 +128,16 @@ def test_ids_of_another_kind_are_refused_with_a_way_out_that_is_one(tmp_path, ch
     assert seen in refusal and '"id": None' not in refusal
 
 
-def test_a_category_whose_id_is_a_text_is_told_that_it_must_be_a_number(tmp_path):
+def test_names_may_hold_anything_that_json_can_and_the_id_of_a_category_is_a_number(tmp_path):
     content = coco(tmp_path)
     content["categories"][0]["id"] = "3"
     assert "whole number" in refused("data.annotations", DETECT, saved(tmp_path, content))
+    content = coco(tmp_path)
+    content["categories"][0]["name"] = "half \ud83d"
+    plan = plan_of(DETECT, saved(tmp_path, content))
+    assert plan.labels.names == ("half \ufffd", "b") and plan.to_json().encode("utf-8")
+    content["images"][0]["file_name"] = "a\0b.png"
+    assert "NUL byte" in refused("data.image", DETECT, saved(tmp_path, content))
 
 
 @pytest.mark.parametrize(
@@ -149,33 +149,18 @@ def test_lists_of_cocos_json_that_are_none_are_refused(tmp_path, name, value):
     assert f'"{name}" is not' in refusal or f"{name}[0]" in refusal
 
 
-def test_names_of_classes_and_of_images_may_hold_anything_that_json_can(tmp_path):
-    content = coco(tmp_path)
-    content["categories"][0]["name"] = "half \ud83d"
-    plan = plan_of(DETECT, saved(tmp_path, content))
-    assert plan.labels.names == ("half \ufffd", "b") and plan.to_json().encode("utf-8")
-    content["images"][0]["file_name"] = "a\0b.png"
-    assert "NUL byte" in refused("data.image", DETECT, saved(tmp_path, content))
-
-
-def test_boxes_in_shares_of_the_image_are_refused(tmp_path):
+def test_boxes_in_shares_are_refused_corners_suspected_and_outlines_outside_left_out(tmp_path):
     content = coco(tmp_path)
     for annotation in content["annotations"]:
         annotation["bbox"] = [0.1, 0.2, 0.5, 0.5]
     assert_refused("data.boxes", DETECT, saved(tmp_path, content), seen=["12 boxes", "fractions"], fix="pixels")
     content["annotations"][3]["bbox"] = [3, 3, 9, 9]
     assert plan_of(DETECT, saved(tmp_path, content)).task == "object-detection"
-
-
-def test_boxes_that_may_be_corners_are_suspected(tmp_path):
     content = coco(tmp_path)
     for annotation in content["annotations"]:
         annotation["bbox"] = [20, 15, 30, 22]
     plan = plan_of(DETECT, saved(tmp_path, content))
     assert any("x, y, width, height" in note for note in plan.warnings)
-
-
-def test_an_outline_outside_its_image_is_left_out(tmp_path):
     content = coco(tmp_path, segmentation=[[500, 500, 600, 500, 600, 600]])
     plan = plan_of(OUTLINE, saved(tmp_path, content))
     assert plan.dropped == {"boxes_outside": 1}
@@ -208,12 +193,6 @@ def test_packed_run_lengths_are_unpacked_as_the_tools_of_coco_pack_them():
         assert unpacked_run_lengths(packed).tolist() == expected
     content = {"category": [1], "segmentation": [{"size": [40, 300], "counts": packed}], "bbox": [[1, 1, 5, 5]]}
     assert read_objects(content, (300, 40)).segments == content["segmentation"]
-
-
-def test_a_number_of_a_class_that_there_cannot_be_is_refused_at_once(tmp_path):
-    folder = masks(tmp_path, (0, 1))
-    write(folder / "id2label.json", json.dumps({"0": "sky", "1": "sea", "99999999": "land"}))
-    assert_refused("data.classes", SEGMENT, folder, seen=["99,999,999", "20,000"])
 
 
 def test_a_yaml_file_that_names_no_images_is_refused(tmp_path):

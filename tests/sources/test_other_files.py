@@ -82,11 +82,17 @@ def test_the_nested_form_of_squad_is_flattened_to_questions(tmp_path):
     assert [row["context"] for row in table] == ["a b", "c", "c", "d"]
 
 
-def test_a_row_without_a_key_has_none_there(tmp_path):
+def test_a_row_without_a_key_has_none_there_and_rows_outside_are_index_errors(tmp_path):
     table = open_table(write(tmp_path / "rows.jsonl", '{"a": 1}\n{"b": {"c": 2}}\n'))
     assert table.columns == ("a", "b")
     (block,) = table.blocks(["a", "b", "b.c"])
     assert block.values == {"a": [1, None], "b": [None, {"c": 2}], "b.c": [None, 2]}
+    for name, content in {"a.csv": "text\nx\n", "a.json": '[{"text": "x"}]'}.items():
+        table = open_table(write(tmp_path / name, content))
+        assert len(table) == 1
+        for index in (1, -1):
+            with pytest.raises(IndexError):
+                table[index]
 
 
 def test_text_is_read_by_line_or_by_paragraph(tmp_path):
@@ -162,15 +168,6 @@ def test_rows_are_read_from_other_processes(tmp_path, kind, method):
     assert results.get(timeout=60) == rows
     process.join()
     assert table[4] == rows[4]
-
-
-def test_rows_outside_are_index_errors(tmp_path):
-    for name, content in {"a.csv": "text\nx\n", "a.json": '[{"text": "x"}]'}.items():
-        table = open_table(write(tmp_path / name, content))
-        assert len(table) == 1
-        for index in (1, -1):
-            with pytest.raises(IndexError):
-                table[index]
 
 
 def test_parquet_is_read_through_datasets(tmp_path, monkeypatch):

@@ -53,27 +53,28 @@ def test_a_single_file_becomes_a_plan(reviews_csv):
     assert row["label"] == int(row["text"].split()[-1]) % 2
 
 
-def test_columns_that_are_named_are_taken(table):
+def test_columns_are_taken_by_name_or_guessed_by_elimination(table):
     path = table([[f"x {k}", f"y {k}", k % 2] for k in range(20)], ["a", "b", "c"])
     plan = plan_of(CLASSIFY, path, columns={"text": "b", "label": "c"})
     assert plan.columns == {"text": "b", "label": "c"} and plan.guesses == ()
     assert plan.rows("train")[0]["text"].startswith("y ")
-
-
-def test_columns_are_guessed_by_elimination(table):
     rows = [[k, f"some words {k}", ["up", "down"][k % 2]] for k in range(20)]
     plan = plan_of(CLASSIFY, table(rows, ["nr", "satz", "urteil"]))
     assert plan.columns == {"text": "satz", "label": "urteil"}
     assert all("no other column is left that fits" in guess for guess in plan.guesses)
 
 
-def test_a_column_that_does_not_exist_is_refused_with_all_columns(reviews_csv):
+def test_columns_and_roles_that_do_not_exist_are_refused(reviews_csv, tmp_path):
     refusal = assert_refused("data.column", CLASSIFY, reviews_csv, columns={"text": "text"})
     assert refusal.error.what == "--text_column 'text': no such column"
     assert refusal.error.saw[0] == "columns in reviews.csv:"
     assert "review  e.g. 'review number 0'" in refusal.error.saw[1] and "100 distinct" in refusal.error.saw[1]
     assert "2 distinct" in refusal.error.saw[2]
     assert refusal.fix == "--text_column review"
+    assert refused("args.value", CLASSIFY, reviews_csv, columns={"lable": "stars"}).fix == "--label_column stars"
+    other = write_csv(tmp_path / "val.csv", reviews(5), ["text", "stars"])
+    refusal = assert_refused("data.column", CLASSIFY, train_file=reviews_csv, validation_file=other)
+    assert "val.csv has no column 'review'" in refusal
 
 
 @pytest.mark.parametrize(
@@ -93,16 +94,13 @@ def test_a_column_that_another_role_has_is_not_proposed(columns, named, fix, tab
     assert refusal.fix == "a file with a column for text_pair, named by --text_pair_column"
 
 
-def test_columns_that_would_both_do_are_not_guessed(table):
+def test_columns_that_would_both_do_are_not_guessed_and_the_one_with_most_words_is_proposed(table):
     rows = [[f"one {k}", f"two {k}", k % 2] for k in range(20)]
     refusal = assert_refused("data.column", CLASSIFY, table(rows, ["review", "content", "label"]))
     assert "'review' and 'content' would both do" in refusal
     assert "'one' and 'two' would both do" in refused("data.column", CLASSIFY, table(rows, ["one", "two", "label"]))
     preferred = table(rows, ["content", "text", "label"])
     assert plan_of(CLASSIFY, preferred).columns["text"] == "text"
-
-
-def test_of_several_columns_that_would_do_the_one_with_most_words_is_proposed_as_a_shell_takes_it(table):
     rows = [[f"T-{k}", f"what a nice film {k}", f"by k{k}", k % 2] for k in range(20)]
     refusal = assert_refused("data.column", CLASSIFY, table(rows, ["ticket", "what was it?", "who", "label"]))
     assert refusal.fix == "--text_column 'what was it?'"
@@ -138,16 +136,6 @@ def test_whatever_the_values_are_rows_are_planned_or_refused(task, tmp_path_fact
         assert DataPlan.from_json(plan.to_json()).to_json() == plan.to_json()
 
     check()
-
-
-def test_a_role_that_a_task_does_not_have_is_refused(reviews_csv):
-    assert refused("args.value", CLASSIFY, reviews_csv, columns={"lable": "stars"}).fix == "--label_column stars"
-
-
-def test_a_validation_file_with_other_columns_is_refused(reviews_csv, tmp_path):
-    other = write_csv(tmp_path / "val.csv", reviews(5), ["text", "stars"])
-    refusal = assert_refused("data.column", CLASSIFY, train_file=reviews_csv, validation_file=other)
-    assert "val.csv has no column 'review'" in refusal
 
 
 def test_choices_and_entries_of_objects_are_columns_too(jsonl):
@@ -194,21 +182,21 @@ def test_labels_are_sorted_numbers_by_value(values, names, jsonl):
         assert names[train[k]["label"]] == text
 
 
-def test_numbers_that_are_not_whole_are_predicted_as_numbers(tmp_path, table):
+def test_numbers_that_are_not_whole_are_predicted_as_numbers_and_a_word_among_them_is_refused(tmp_path, table):
     path = table([[f"t {k}", f"{k / 4:.2f}"] for k in range(20)], ["text", "score"])
     plan = plan_of(CLASSIFY, path)
     assert plan.labels.kind == "float" and plan.labels.names == () and plan.counts == {}
     assert plan.label_range == (0.0, 4.75)
     assert plan.rows("train")[0]["label"] == int(plan.rows("train")[0]["text"].split()[1]) / 4
-    late = write_csv(
-        tmp_path / "late.csv", [[f"t {k}", "0.5" if k == 700 else k % 3] for k in range(800)], ["text", "score"]
-    )
-    plan = plan_of(CLASSIFY, late)
+    rows = [[f"t {k}", "0.5" if k == 700 else k % 3] for k in range(800)]
+    plan = plan_of(CLASSIFY, write_csv(tmp_path / "late.csv", rows, ["text", "score"]))
     assert plan.labels.kind == "float" and plan.label_range == (0.0, 2.0)
     whole = write_csv(tmp_path / "whole.csv", [[f"t {k}", f"{k % 2}.0"] for k in range(20)])
     plan = plan_of(CLASSIFY, whole)
     assert plan.labels.kind == "float" and "--label_kind class" in plan.warnings[0]
     assert plan_of(CLASSIFY, whole, label_kind="class").labels.names == ("0.0", "1.0")
+    rows = [[f"t {k}", "n/a" if k == 8 else k / 8] for k in range(20)]
+    assert_refused("data.label_type", CLASSIFY, data=table(rows), label_kind="float", seen=["line 10", "'n/a'"])
 
 
 def test_several_labels_per_row_are_lists_or_separated(jsonl, table):
@@ -234,11 +222,6 @@ def test_labels_of_several_kinds_are_refused(values, jsonl):
     assert len(plan_of(CLASSIFY, path, label_kind="class").labels.names) >= 2
 
 
-def test_a_word_among_numbers_is_refused_with_its_line(table):
-    rows = [[f"t {k}", "n/a" if k == 8 else k / 8] for k in range(20)]
-    assert_refused("data.label_type", CLASSIFY, data=table(rows), label_kind="float", seen=["line 10", "'n/a'"])
-
-
 def test_a_label_that_training_never_sees_is_refused_with_what_was_meant(tmp_path):
     train = write_csv(tmp_path / "train.csv", reviews(60))
     val = write_csv(tmp_path / "val.csv", [["a b c", "positive"], ["d e f", "neg"]])
@@ -250,20 +233,16 @@ def test_a_label_that_training_never_sees_is_refused_with_what_was_meant(tmp_pat
         "  fix: --label_map positive=pos   or   --unknown_labels drop"
     )
     mapped = plan_of(CLASSIFY, train_file=train, validation_file=val, label_map={"positive": "pos"})
-    assert mapped.rows("validation")[0] == {"text": "a b c", "label": 1}
+    assert mapped.rows("validation")[0] == {"text": "a b c", "label": 1} and mapped.warnings == ()
     dropped = plan_of(CLASSIFY, train_file=train, validation_file=val, unknown_labels="drop")
     assert len(dropped.splits["validation"]) == 1 and dropped.dropped == {"unknown_labels": 1}
     assert dropped.rows("validation")[0] == {"text": "d e f", "label": 0}
-
-
-def test_a_map_of_several_labels_is_told_as_the_flag_takes_it(tmp_path):
-    train = write_csv(tmp_path / "train.csv", reviews(60))
     val = write_csv(tmp_path / "val.csv", [["a b c", "positive"], ["d e f", "very neg"], ["g", "POS"]])
     refusal = assert_refused("data.labels", CLASSIFY, train_file=train, validation_file=val)
     assert str(refusal.error).endswith("fix: --label_map positive=pos POS=pos   or   --unknown_labels drop")
 
 
-def test_a_renamed_label_that_never_occurs_is_told_with_those_that_do_the_nearest_first(tmp_path):
+def test_a_renamed_label_that_never_occurs_is_told_with_the_nearest_of_those_that_do(tmp_path):
     rows = [[f"a{k} b c", label] for k, label in enumerate(["pos", "neg", "neutral", "Mixed"] * 10)]
     train = write_csv(tmp_path / "train.csv", rows)
     options = DataOptions(label_map={"mixed": "neutral", "neutral": "neutral", "net": "neg"})
@@ -276,9 +255,6 @@ def test_a_renamed_label_that_never_occurs_is_told_with_those_that_do_the_neares
     # A model keeps its map; other rows need not have all of its labels.
     kept = DataOptions(label_map=options.label_map, label_names=plan.labels.names)
     assert plan_of(CLASSIFY, validation_file=train, options=kept).warnings == ()
-
-
-def test_of_many_labels_a_few_are_named_where_a_renamed_one_never_occurs(tmp_path):
     rows = [[f"a{k} b c", f"class {k % 20:02}"] for k in range(60)]
     train = write_csv(tmp_path / "train.csv", rows)
     plan = plan_of(CLASSIFY, train_file=train, label_map={"class 7": "class 07"})
@@ -287,12 +263,6 @@ def test_of_many_labels_a_few_are_named_where_a_renamed_one_never_occurs(tmp_pat
     assert begin == "--label_map 'class 7=class 07' changes nothing"
     assert set(end.split(", ")[:2]) == {"'class 17'", "'class 07'"}
     assert end.endswith(" and 12 more") and end.count("'class ") == 8
-
-
-def test_a_renamed_label_of_the_validation_rows_alone_does_occur(tmp_path):
-    train = write_csv(tmp_path / "train.csv", reviews(60))
-    val = write_csv(tmp_path / "val.csv", [["a b c", "positive"], ["d e f", "neg"]])
-    assert plan_of(CLASSIFY, train_file=train, validation_file=val, label_map={"positive": "pos"}).warnings == ()
 
 
 def test_unknown_tags_are_refused_or_their_rows_dropped(tmp_path):
@@ -313,20 +283,15 @@ def test_labels_of_a_trained_model_carry_over(tmp_path):
     assert "1 label of new.csv is unknown" in refusal
 
 
-def test_one_class_only_is_refused(table):
+def test_labels_that_cannot_be_are_refused(table, monkeypatch, jsonl, reviews_csv):
     path = table([[f"t {k}", "same"] for k in range(10)])
     assert_refused("data.one_class", CLASSIFY, path)
-
-
-def test_more_labels_than_there_can_be_are_refused(monkeypatch, table):
     monkeypatch.setattr("loopwright.sources.labels.MOST_LABELS", 50)
     path = table([[f"t {k}", f"id{k}"] for k in range(60)])
     assert "more than 50 different values" in refused("data.labels", CLASSIFY, path)
-
-
-def test_a_label_beyond_the_choices_is_refused(jsonl):
     rows = [{"sent1": f"s {k}", "ending0": "a", "ending1": "b", "label": k % 3} for k in range(9)]
     assert "unknown '2'" in refused("data.labels", CHOOSE, jsonl(rows))
+    assert_refused("args.value", CLASSIFY, reviews_csv, label_kind="classes")
 
 
 def test_names_of_classes_in_parquet_are_kept_with_their_order(tmp_path, monkeypatch):
@@ -340,10 +305,6 @@ def test_names_of_classes_in_parquet_are_kept_with_their_order(tmp_path, monkeyp
     assert plan.rows("train")[1] == {"text": "t 1", "label": 1}
 
 
-def test_an_unknown_kind_of_label_is_refused(reviews_csv):
-    assert_refused("args.value", CLASSIFY, reviews_csv, label_kind="classes")
-
-
 def test_the_label_that_was_meant_is_found():
     names = ["pos", "neg", "B-ORG"]
     meant = {"positive": "pos", "POS": "pos", "ne": "neg", "B-0RG": "B-ORG", "zzz": None}
@@ -353,7 +314,7 @@ def test_the_label_that_was_meant_is_found():
     assert not any(map(is_number, ("1_0", "nan", "inf", "x", None, True)))
 
 
-def test_missing_values_are_refused_or_dropped(tmp_path, table):
+def test_missing_values_and_values_of_the_wrong_kind_are_refused(tmp_path, table, jsonl):
     rows = [["a text", "1"], ["  ", "0"], ["b text", ""], ["c text", "0"], ["d text", "1"]]
     path = table(rows)
     refusal = assert_refused("data.missing", CLASSIFY, path)
@@ -364,9 +325,6 @@ def test_missing_values_are_refused_or_dropped(tmp_path, table):
     assert plan.dropped == {"missing_values": 2} and plan.labels.names == ("0", "1")
     empty = write_csv(tmp_path / "empty.csv", [["x y", ""], ["", "1"]])
     assert_refused("data.split", CLASSIFY, empty, missing_values="drop", columns={"text": "text"})
-
-
-def test_values_of_the_wrong_kind_are_refused_and_another_number_of_tags_than_tokens(jsonl):
     rows = [{"text": "fine", "label": 0}, {"text": ["not", "fine"], "label": 1}]
     path = jsonl(rows)
     assert "the text in line 2 cannot be used" in refused("data.value", CLASSIFY, path)
@@ -455,14 +413,11 @@ def test_the_share_that_is_held_back_is_that_which_was_asked_for(table):
     assert_refused("args.value", CLASSIFY, path, validation_ratio=1.5)
 
 
-def test_questions_about_one_context_stay_together(jsonl):
+def test_questions_about_one_context_stay_together_and_a_class_never_lies_in_validation_only(jsonl, table):
     rows = [question([], f"Context {k % 10}.") | {"question": f"What is {k}?"} for k in range(60)]
     plan = plan_of(ANSWER, jsonl(rows))
     contexts = {split: {row["context"] for row in all_rows(plan, split)} for split in plan.splits}
     assert contexts["train"] and contexts["validation"] and not contexts["train"] & contexts["validation"]
-
-
-def test_a_class_never_lies_in_validation_only(table):
     rows = reviews(40) + [[f"rare {k}", f"rare{k}"] for k in range(12)]
     plan = plan_of(CLASSIFY, table(rows))
     assert all(plan.counts["train"][name] >= 1 for name in plan.labels.names)
@@ -495,7 +450,7 @@ def test_duplicates_in_validation_move_to_training_or_stay(tmp_path):
     assert_refused("data.split", CLASSIFY, train_file=train, validation_file=write_csv(tmp_path / "v.csv", reviews(3)))
 
 
-def test_a_plan_survives_as_json(tmp_path):
+def test_a_plan_survives_as_json_with_the_settings_of_its_rows(tmp_path):
     train = write_csv(tmp_path / "train.csv", reviews(300))
     test = write_csv(tmp_path / "test.csv", reviews(10, start=500))
     plan = plan_of(CLASSIFY, train_file=train, test_file=test)
@@ -507,6 +462,10 @@ def test_a_plan_survives_as_json(tmp_path):
     assert json.loads(text)["files"][0]["sha256"] == plan.files[0].sha256
     for damaged in ("", "{}", text[: len(text) // 2], text.replace('"format": 1', '"format": 99')):
         assert_refused("resume.data", DataPlan.from_json, damaged)
+    path = write(tmp_path / "odd.data", 'text;label\n"a;1\n"b;0\n')
+    options = {"file_kind": "csv", "delimiter": "semicolon", "quoting": "none", "validation_ratio": 0}
+    plan = DataPlan.from_json(plan_of(CLASSIFY, path, columns={"text": "text"}, **options).to_json())
+    assert plan.rows("train")[0] == {"text": '"a', "label": 1}
 
 
 def test_files_that_changed_are_refused_with_both_hashes(reviews_csv):
@@ -545,13 +504,6 @@ def test_a_split_is_a_dataset_for_loaders_with_workers(reviews_csv):
     assert pickle.loads(pickle.dumps(rows))[3] == expected[3]
     with pytest.raises(IndexError):
         rows[len(rows)]
-
-
-def test_rows_keep_their_settings_when_a_plan_is_opened_again(tmp_path):
-    path = write(tmp_path / "odd.data", 'text;label\n"a;1\n"b;0\n')
-    options = {"file_kind": "csv", "delimiter": "semicolon", "quoting": "none", "validation_ratio": 0}
-    plan = DataPlan.from_json(plan_of(CLASSIFY, path, columns={"text": "text"}, **options).to_json())
-    assert plan.rows("train")[0] == {"text": '"a', "label": 1}
 
 
 @pytest.mark.parametrize(
