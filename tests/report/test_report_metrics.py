@@ -36,7 +36,7 @@ def test_a_thinned_curve_keeps_its_extremes_its_ends_and_only_points_of_its_own(
     assert len(points) <= 2 * num_columns + 2
 
 
-def test_every_column_of_a_thinned_curve_keeps_its_own_lowest_and_highest_value():
+def test_a_thinned_curve_keeps_the_extremes_of_every_column_and_of_all_its_points():
     chance = random.Random(0)
     values = [chance.random() for _ in range(1000)]
     points = dict(thinned(range(1000), values, 10))
@@ -45,9 +45,6 @@ def test_every_column_of_a_thinned_curve_keeps_its_own_lowest_and_highest_value(
         inside = [values[index] for index in range(1000) if low < index <= high or index == column == 0]
         kept = [value for update, value in points.items() if low < update <= high or update == column == 0]
         assert min(kept) == min(inside) and max(kept) == max(inside)
-
-
-def test_a_curve_of_more_points_than_are_kept_still_has_its_extremes():
     series, wave = Series(), [math.sin(update / 1000) for update in range(300_000)]
     for update, value in enumerate([*wave, 7.0, -7.0, *[0.0] * 99_998]):
         series.add(update, value)
@@ -66,7 +63,7 @@ def test_curves_hold_the_logged_values_by_metric(tmp_path):
     assert not {"update", "epoch", "seconds", "time", "seed"} & set(series)
 
 
-def test_saves_resumes_splits_skips_and_values_that_are_no_number_are_marked(tmp_path):
+def test_saves_resumes_splits_skips_guarantees_and_values_that_are_no_number_are_marked(tmp_path):
     rows = records(resumed_at=20)
     rows.insert(-1, {"event": "oom_split", "update": 33, "seconds": 8.0})
     rows.insert(-1, {"event": "skipped_update", "update": 35, "seconds": 8.0})
@@ -76,9 +73,6 @@ def test_saves_resumes_splits_skips_and_values_that_are_no_number_are_marked(tmp
     assert marks == [("save", 20), ("resume", 20), ("save", 40), ("split", 33), ("skip", 35), ("nan", 37)]
     assert metrics.marks[-1].text == "loss was nan"
     assert [point[0] for point in metrics.series["loss"].points(9)] == [10, 20, 30, 40]
-
-
-def test_an_evaluation_that_was_split_and_another_guarantee_are_marked(tmp_path):
     rows = records()
     rows.insert(-1, {"event": "oom_eval_split", "update": 40, "parts": 2, "seconds": 8.0})
     assert read_rows(tmp_path, rows).tier == "T0"
@@ -134,9 +128,6 @@ def test_damaged_lines_are_passed_over_counted_and_named(tmp_path):
     metrics = read(tmp_path / "m.jsonl")
     assert metrics.num_bad == 3 and metrics.bad_lines == [4, 6, 7]
     assert metrics.num_records == len(lines) - 3
-
-
-def test_two_records_on_one_line_are_one_damaged_line(tmp_path):
     good = json.dumps({"event": "log", "update": 1, "loss": 1.0})
     (tmp_path / "m.jsonl").write_text(f"{good}\n{good},{good}\n{good}\n")
     metrics = read(tmp_path / "m.jsonl")
@@ -160,7 +151,7 @@ def test_a_file_that_grows_is_read_on_and_ends_as_if_it_had_been_read_at_once(tm
     }
 
 
-def test_a_file_truncated_by_a_resume_is_read_again(tmp_path):
+def test_a_file_truncated_by_a_resume_is_read_again_and_has_its_mark(tmp_path):
     path = tmp_path / "m.jsonl"
     write_lines(path, records())
     metrics = read(path)
@@ -168,9 +159,6 @@ def test_a_file_truncated_by_a_resume_is_read_again(tmp_path):
     write_lines(path, [*others, *({"event": "log", "update": 26 + i, "loss": 8.0, "seconds": 9.0} for i in range(20))])
     assert metrics.read()
     assert metrics.series["loss"].points(99)[:3] == [(10, 0.2), (20, 0.1), (25, 9.0)]
-
-
-def test_a_resume_from_a_save_whose_record_was_truncated_has_its_mark(tmp_path):
     start = {"event": "start", "update": 0, "seconds": 0.0}
     rows = [start, {**start, "update": 7, "resumed_from": "step-0000000007"}]
     marks = [(mark.kind, mark.update) for mark in read_rows(tmp_path, rows).marks]

@@ -71,15 +71,17 @@ def run(tmp_path) -> Path:
     return finished_run(tmp_path / "run-1")
 
 
-# ------------------------------------------------------------------------------------------------------- the result
-
-
-def test_the_card_has_the_metric_its_interval_the_baselines_and_the_verdict(run):
+def test_the_card_has_the_metric_its_interval_the_baselines_the_verdict_and_the_rows_used(run, tmp_path):
     card = card_of(look(run))
     assert (card.metric, card.value, card.interval) == ("accuracy", 0.7, (0.62, 0.78))
     assert [(bar.name, bar.value) for bar in card.bars] == [("this run", 0.7), ("majority", 0.5), ("word-count", 0.6)]
     assert card.verdict == "Better than word-count (0.6000) by 10.0 points; the interval excludes it."
     assert ("f1", "0.6000", "") in card.others and ("updates", "40") in card.facts and ("time", "8.5 s") in card.facts
+    write_json(run / "result.json", {**RESULT, "nonfinite": {"pearsonr": "nan"}})
+    assert ("pearsonr", "nan", "") in card_of(look(run)).others
+    run = make_run(tmp_path / "run", config={"max_train_samples": (4, "flag"), "max_eval_samples": (60, "flag")})
+    facts = dict(card_of(look(run)).facts)
+    assert (facts["train rows"], facts["validation rows"]) == ("4 of 10", "6")
 
 
 @pytest.mark.parametrize(
@@ -122,17 +124,6 @@ def test_an_interval_of_a_handful_of_rows_is_not_judged_by(run, num_rows, notice
     )
 
 
-def test_the_card_shows_how_many_rows_were_used_of_a_limited_split(tmp_path):
-    run = make_run(tmp_path / "run", config={"max_train_samples": (4, "flag"), "max_eval_samples": (60, "flag")})
-    facts = dict(card_of(look(run)).facts)
-    assert (facts["train rows"], facts["validation rows"]) == ("4 of 10", "6")
-
-
-def test_a_non_finite_metric_is_shown(run):
-    write_json(run / "result.json", {**RESULT, "nonfinite": {"pearsonr": "nan"}})
-    assert ("pearsonr", "nan", "") in card_of(look(run)).others
-
-
 def test_before_the_end_the_card_shows_the_best_evaluation_so_far(tmp_path):
     run = make_run(tmp_path / "run", state="running")
     write_json(run / "baselines.json", {"majority": {"accuracy": 0.5}})
@@ -142,9 +133,6 @@ def test_before_the_end_the_card_shows_the_best_evaluation_so_far(tmp_path):
     card = card_of(look(run))
     assert card.value == 0.7 and card.interval == pytest.approx((0.6, 0.8))
     assert card.verdict.startswith("So far, at the best evaluation: Better than majority")
-
-
-# -------------------------------------------------------------------------------------------------------- the curves
 
 
 def test_charts_have_loss_metrics_and_all_that_is_logged_of_the_course(run):
@@ -161,7 +149,7 @@ def test_charts_have_loss_metrics_and_all_that_is_logged_of_the_course(run):
     assert [(kind, update) for kind, update, *_ in accuracy.marks] == [("save", 20), ("save", 40), ("best", 40)]
 
 
-def test_a_curve_is_drawn_where_its_numbers_are():
+def test_a_curve_is_drawn_where_its_numbers_are_with_round_ticks_or_by_its_logarithm():
     svg = draw(Chart("x", [Curve("y", [(0, 0.0), (100, 10.0)])]))
     path = re.search(r'class="line c0" data-curve="0" d="M([\d. ]+)L([\d. ]+)"', svg)
     assert path is not None
@@ -169,22 +157,13 @@ def test_a_curve_is_drawn_where_its_numbers_are():
     assert left == 52 and right == 460 - 12 and low == 190 - 24 and high > 10
     numbers = json.loads(svg.split('<script type="application/json">')[1].split("</script>")[0])
     assert numbers["curves"] == [{"name": "y", "x": [0, 100], "y": [0, 10]}]
-
-
-def test_values_over_two_decades_are_drawn_by_their_logarithm():
     assert Chart("x", [Curve("y", [(1, 0.001), (2, 10.0)])]).is_log
     assert not Chart("x", [Curve("y", [(1, 0.0), (2, 10.0)])]).is_log
-
-
-def test_ticks_are_round():
     assert ticks(0.13, 0.97, 5) == [0.2, 0.4, 0.6, 0.8]
     assert ticks(0, 309, 8) == [0, 50, 100, 150, 200, 250, 300]
 
 
-# ----------------------------------------------------------------------------------------- data, speed, and again
-
-
-def test_the_data_panel_has_files_counts_lengths_duplicates_and_warnings(run):
+def test_the_data_panel_has_files_counts_checks_and_the_first_training_batch(run):
     blocks = by_title(data_panel(look(run)).blocks)
     assert blocks["Files"].rows[0] == ["train.csv", "csv", 10, "1.2 kB", "a1" * 6]
     assert blocks["Labels"].rows[0] == ["cat", 6, 3, "60 %"]
@@ -192,9 +171,6 @@ def test_the_data_panel_has_files_counts_lengths_duplicates_and_warnings(run):
     facts = dict(blocks["Checks"].items)
     assert facts["rows that are also in training"] == "2 of validation" and facts["warning"] == "owl is rare"
     assert facts["left out"] == "4: empty text"
-
-
-def test_the_first_training_batch_is_shown_where_the_run_wrote_it_down(run):
     (run / "samples").mkdir()
     summary = "2 samples of 9 tokens, 25 % of them padding"
     written = f"{summary}\n\nrow 7\ntext: [CLS] a cat [SEP] (+ 4 padding)\nlabel: cat\n"
@@ -206,7 +182,7 @@ def test_the_first_training_batch_is_shown_where_the_run_wrote_it_down(run):
     assert fields[1][0] == ("text", "[CLS] time: 9 [SEP]")
 
 
-def test_the_speed_panel_splits_the_time_and_gives_advice_with_a_number(run):
+def test_the_speed_panel_splits_the_time_and_has_advice_and_watts(run):
     seen = look(run)
     assert dict(time_shares(seen)) == {
         "preparing": 2.0, "training": pytest.approx(3.0), "waiting for data": pytest.approx(1.0),
@@ -216,9 +192,6 @@ def test_the_speed_panel_splits_the_time_and_gives_advice_with_a_number(run):
     assert facts["samples per second, on average"] == "160" and facts["peak memory"] == "500.0 MB"
     assert facts["padding, on average"] == "40 %"
     assert advice_for(seen).startswith("40 % of all tokens were padding")
-
-
-def test_the_speed_panel_has_watts_and_watt_hours_where_they_were_logged(run):
     watts = {"gpu_watts": 300.0}
     write_lines(run / "metrics.jsonl", [{**row, **watts} if row["event"] == "speed" else row for row in records()])
     facts = dict(speed_panel(look(run)).blocks[1].items)
@@ -238,9 +211,6 @@ def test_how_to_get_it_again_has_command_settings_hashes_versions_and_guarantee(
     versions = dict(blocks["Versions"].items)
     assert versions["torch"] == "2.9" and versions["git commit"] == "abc"
     assert versions["uncommitted changes"].startswith("2 lines")
-
-
-# ---------------------------------------------------------------------------------------------------------- the page
 
 
 def test_the_page_loads_nothing_and_has_every_panel(run):
@@ -293,18 +263,12 @@ def test_the_page_of_a_run_without_a_result_has_a_notice_of_its_state(tmp_path, 
     assert ('data-live="yes"' in text) == (notice == "This run is in progress")
 
 
-def test_the_page_of_a_run_with_empty_metrics_has_a_notice(tmp_path):
+def test_runs_without_metrics_or_a_task_have_a_page_and_no_folder_is_refused(tmp_path):
     text = text_of(make_run(tmp_path / "run", metrics=[]))
     assert "metrics.jsonl has no records yet" in text and "<h2>Curves</h2>" not in text
-
-
-def test_a_run_of_the_trainer_itself_which_has_no_task_has_a_page(tmp_path):
     write_lines(tmp_path / "plain" / "metrics.jsonl", records())
     write_json(tmp_path / "plain" / "status.json", {"state": "done", "update": 40})
     assert "<h1>plain</h1>" in text_of(open_run(tmp_path / "plain").path)
-
-
-def test_a_folder_that_does_not_exist_is_refused(tmp_path):
     with pytest.raises(InputError, match="run.unknown"):
         write_report(tmp_path / "none")
     with pytest.raises(InputError, match="run.unknown"):
@@ -360,9 +324,6 @@ def test_a_million_logged_points_make_a_small_page_in_seconds(tmp_path):
     assert min(curve["y"]) == 1.0 and max(curve["y"]) == 2.92 and curve["x"][-1] == 1_000_000
 
 
-# ------------------------------------------------------------------------------------------------- while it runs
-
-
 def test_a_live_report_is_written_again_when_the_run_changed_and_time_allows(tmp_path):
     run = make_run(tmp_path / "run", state="running", metrics=records()[:4])
     live = LiveReport(run)
@@ -373,9 +334,6 @@ def test_a_live_report_is_written_again_when_the_run_changed_and_time_allows(tmp
     assert live.refresh() is None and path.read_text(encoding="utf-8") == first
     assert '"x":[10,20,30,40]' in live.page() and '"x":[10,20,30,40]' not in first
     assert live.view().metrics.num_records == len(records())
-
-
-# -------------------------------------------------------------------------------------------------------- comparing
 
 
 def test_a_comparison_shows_differences_and_samples_that_only_one_run_gets_right(tmp_path, run):
@@ -407,13 +365,10 @@ def test_a_resume_is_marked_in_the_colour_of_its_run_and_only_where_that_run_is_
     assert 'class="mark resume own c1"' in draw(charts["Loss, causal-lm"])
 
 
-def test_a_column_is_set_to_the_right_only_if_all_of_its_cells_are_numbers():
+def test_cells_of_numbers_are_set_to_the_right_and_flags_are_not_broken():
     rows = [["a", "123456789012", "1.2 kB", "-0.5", "–"], ["b", "a1b2c3d4e5f6", "30 %", "1.2e-05", "1:45 min"]]
     assert _numeric_columns(Table("x", list("abcde"), rows)) == [2, 3, 4]
     assert _numeric_columns(Table("x", list("abcde"), rows, is_left=True)) == []
-
-
-def test_flags_in_an_advice_are_not_broken_and_nothing_else_is_let_through():
     assert _with_flags("<b> (--max_eval_samples)") == '&lt;b&gt; (<span class="flag">--max_eval_samples</span>)'
 
 

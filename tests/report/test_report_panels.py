@@ -48,7 +48,7 @@ def test_the_confusion_matrix_and_the_table_by_class_match_scikit_learn(tmp_path
         assert row[4] == columns[3][index]
 
 
-def test_classes_that_are_confused_are_listed_with_their_share(tmp_path):
+def test_confused_classes_and_the_most_confident_mistakes_are_listed(tmp_path):
     findings = found(tmp_path, classified(), LABELS)
     assert block(findings, "Most confused").rows == [["cat", "dog", 1, "33 %"], ["owl", "cat", 1, "100 %"]]
     by_class = next(table for table in findings.slices if table.title == "By class")
@@ -57,9 +57,6 @@ def test_classes_that_are_confused_are_listed_with_their_share(tmp_path):
     sure = block(findings, "Confidence")
     assert isinstance(sure, Histogram)
     assert [(name, sum(counts)) for name, counts in sure.groups] == [("right", 4), ("wrong", 2)]
-
-
-def test_the_most_confident_mistakes_come_first(tmp_path):
     shown = block(found(tmp_path, classified(), LABELS), "Most confident mistakes")
     heads = ["row 1 · loss 1.1000 · confidence 80 %", "row 5 · loss 5.1000 · confidence 55 %"]
     assert [item.head for item in shown.items] == heads
@@ -115,7 +112,7 @@ def test_labels_in_sets_are_counted_one_by_one(tmp_path):
     assert table.rows[1] == ["dog", "–", "0.0000", "0.0000", 1, 0]
 
 
-def test_entities_are_scored_by_their_spans(tmp_path):
+def test_entities_are_scored_by_their_spans_and_other_tags_one_by_one(tmp_path):
     span = {"label": "PER", "start": 0, "end": 2}
     tags = ["B-PER", "I-PER", "O"]
     rows = [
@@ -130,9 +127,6 @@ def test_entities_are_scored_by_their_spans(tmp_path):
     mistaken = block(findings, "Sentences with mistakes").items[0]
     assert words(mistaken)["words"] == "Ada/O (true B-PER) wrote"
     assert [row[2] for row in findings.slices[0].rows] == ["0.5000", "1.0000"]
-
-
-def test_tags_without_entities_are_scored_one_by_one(tmp_path):
     rows = [{"position": 0, "prediction": ["N", "V"], "reference": ["N", "N"], "loss": 0.1, "tokens": ["a", "b"]}]
     table = [["N", "1.0000", "0.5000", "0.6667", 2, 1], ["V", "0.0000", "–", "0.0000", 0, 1]]
     assert block(found(tmp_path, rows), "By tag").rows == table
@@ -232,12 +226,9 @@ def thing(label: str, left: float, score: float | None = None, **more) -> dict:
     return {"label": label, "box": [left, 0.0, left + 10, 10.0], **({} if score is None else {"score": score}), **more}
 
 
-def test_boxes_overlap_by_their_shared_area_over_all_of_both():
+def test_objects_match_by_the_overlap_of_their_boxes_the_most_confident_first():
     assert overlap([0, 0, 10, 10], [5, 0, 15, 10]) == 50 / 150
     assert overlap([0, 0, 10, 10], [10, 0, 20, 10]) == 0 == overlap([0, 0, 0, 0], [0, 0, 0, 0])
-
-
-def test_the_most_confident_object_takes_a_true_one_and_objects_in_a_crowd_are_left_out():
     truth = [thing("cat", 0), thing("dog", 50), thing("cat", 100, crowd=True)]
     found = [thing("cat", 1, 0.6), thing("cat", 2, 0.9), thing("cat", 50, 0.8), thing("cat", 101, 0.7)]
     assert matches(found, truth) == [(0.9, True), (0.8, False), (0.6, False)]

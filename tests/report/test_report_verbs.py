@@ -32,13 +32,10 @@ def get(url: str, **headers: str) -> str:
         return answer.read().decode()
 
 
-def test_report_writes_the_page_of_a_run_that_is_named_by_its_id(run, capsys):
+def test_report_and_compare_write_the_page_of_one_run_or_several(run, capsys, tmp_path):
     assert main(["report", "1115-cats-1"]) == 0
     path = Path(capsys.readouterr().out.strip())
     assert path.resolve() == run / "report.html" and "<h2>Curves</h2>" in path.read_text(encoding="utf-8")
-
-
-def test_report_and_compare_of_several_runs_write_one_page(run, tmp_path, capsys):
     other = make_run(tmp_path / "runs" / "1116-cats-2", result=RESULT, labels=LABELS)
     assert main(["report", str(run), str(other), "--out", "both.html"]) == 0
     assert main(["compare", str(run), "1116"]) == 0
@@ -70,7 +67,7 @@ def test_every_verb_about_a_run_is_a_function_or_a_method_of_one():
     assert [verb for verb in verbs if not callable(getattr(Run, verb, None))] == []
 
 
-def test_a_run_is_compared_in_python_as_on_the_command_line(run, tmp_path, capsys):
+def test_runs_are_listed_and_compared_in_python_as_on_the_command_line(run, tmp_path, capsys):
     other = make_run(tmp_path / "runs" / "1116-cats-2", result=RESULT, labels=LABELS)
     third = make_run(tmp_path / "third", result=RESULT, labels=LABELS)
     assert main(["compare", "1115", "1116"]) == 0
@@ -85,9 +82,6 @@ def test_a_run_is_compared_in_python_as_on_the_command_line(run, tmp_path, capsy
         Run.find(run).compare(other, out="none/x.html")
     with pytest.raises(InputError, match=expected):
         Run.find(run).report(out="none/x.html")
-
-
-def test_the_runs_so_far_are_listed_in_python(run, tmp_path):
     make_run(tmp_path / "runs" / "1116-cats-2")
     assert sorted(one.id for one in Run.all()) == ["1115-cats-1", "1116-cats-2"]
 
@@ -110,7 +104,7 @@ def test_the_verbs_import_no_torch(run):
     assert done.stdout.splitlines()[-1] == "0 False"
 
 
-def test_watch_serves_the_page_and_renders_it_again_when_the_run_changes(run):
+def test_watch_renders_the_page_again_when_the_run_changes_and_answers_no_other_name(run):
     write_lines(run / "metrics.jsonl", records(20))
     with served(run) as server:
         stamp, page = get(f"{server.url}stamp"), get(server.url)
@@ -119,9 +113,6 @@ def test_watch_serves_the_page_and_renders_it_again_when_the_run_changes(run):
         write_lines(run / "metrics.jsonl", records(40))
         assert get(f"{server.url}stamp") != stamp
         assert '"x":[10,20,30,40]' in get(server.url)
-
-
-def test_watch_answers_nobody_who_calls_it_by_another_name(run):
     with served(run) as server:
         with pytest.raises(urllib.error.HTTPError, match="403"):
             get(server.url, Host="evil.example")
