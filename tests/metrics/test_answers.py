@@ -42,14 +42,11 @@ def test_scores_of_an_answer_by_hand(prediction, answers, expected):
     assert answer_scores(prediction, answers) == expected
 
 
-def test_the_means_are_between_0_and_100():
+def test_scores_are_between_0_and_100_match_torchmetrics_and_take_rows_of_evaluate():
     metric = metrics.load("squad")
     metric.add_batch(predictions=["the Normans", "in the 10th century"], references=["Normans", ["10th century"]])
     metric.add(prediction="Danes", reference=["Normans"])
     assert metric.compute() == {"exact_match": 100 / 3, "f1": 60.0}
-
-
-def test_scores_match_torchmetrics():
     columns = columns_of("squad", 200)
     theirs = SQuAD()
     answers = [{"text": texts, "answer_start": [0] * len(texts)} for texts in columns["references"]]
@@ -60,6 +57,15 @@ def test_scores_match_torchmetrics():
     expected = {name: float(value) for name, value in theirs.compute().items()}
     assert metrics.load("squad").compute(**columns) == pytest.approx(expected, rel=1e-5)
     assert 5 < expected["exact_match"] < expected["f1"] < 95
+    predictions = [{"id": "1", "prediction_text": "Normandy"}, {"id": "2", "prediction_text": "x"}]
+    answers = [{"text": ["Normandy"], "answer_start": [3]}, {"text": ["y"], "answer_start": [5]}]
+    references = [{"id": "1", "answers": answers[0]}, {"id": "2", "answers": answers[1]}]
+    expected = {"exact_match": 50.0, "f1": 50.0}
+    assert metrics.load("squad").compute(predictions=predictions, references=references) == expected
+    assert metrics.load("squad").compute(predictions=["Normandy", "x"], references=answers) == expected
+    rows = [{**row, "no_answer_probability": 0.25} for row in predictions]
+    second = metrics.load("squad_v2").compute(predictions=rows, references=references)
+    assert (second["exact"], second["best_exact"], second["best_exact_thresh"]) == (50.0, 50.0, 0.25)
 
 
 @pytest.mark.parametrize("name", ["squad", "squad_v2"])
@@ -72,19 +78,7 @@ def test_rows_of_questions_in_different_orders_are_refused(name):
     assert metric.num_samples == 0
 
 
-def test_rows_in_the_form_of_evaluate_do_as_well():
-    predictions = [{"id": "1", "prediction_text": "Normandy"}, {"id": "2", "prediction_text": "x"}]
-    answers = [{"text": ["Normandy"], "answer_start": [3]}, {"text": ["y"], "answer_start": [5]}]
-    references = [{"id": "1", "answers": answers[0]}, {"id": "2", "answers": answers[1]}]
-    expected = {"exact_match": 50.0, "f1": 50.0}
-    assert metrics.load("squad").compute(predictions=predictions, references=references) == expected
-    assert metrics.load("squad").compute(predictions=["Normandy", "x"], references=answers) == expected
-    rows = [{**row, "no_answer_probability": 0.25} for row in predictions]
-    second = metrics.load("squad_v2").compute(predictions=rows, references=references)
-    assert (second["exact"], second["best_exact"], second["best_exact_thresh"]) == (50.0, 50.0, 0.25)
-
-
-def test_questions_without_an_answer_by_hand():
+def test_questions_without_an_answer_by_hand_and_by_a_threshold():
     columns = {
         "predictions": ["Normandy", "France", "", "", "red cat"],
         "references": [["Normandy"], [], [], ["Rollo"], ["the cat"]],
@@ -108,9 +102,6 @@ def test_questions_without_an_answer_by_hand():
     }
     only = metrics.load("squad_v2").compute(predictions=["a b"], references=["a b"])
     assert "NoAns_exact" not in only and only["HasAns_total"] == 1
-
-
-def test_a_score_above_the_threshold_leaves_the_question_unanswered():
     columns = {
         "predictions": ["Normandy", "France", "Rollo"],
         "references": [["Normandy"], [], ["Rollo"]],

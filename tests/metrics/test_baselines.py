@@ -21,22 +21,19 @@ def learnt(baseline, *batches):
     return baseline
 
 
-def test_the_most_frequent_label_is_predicted():
+def test_the_most_frequent_label_or_row_of_labels_is_predicted():
     baseline = learnt(baselines.MostFrequent(), (["a", "b"], ["pos", "neg"]), (["c"], ["neg"]))
     batches = [(["x", "y"], ["neg", "pos"]), (["z"], ["neg"])]
     assert baselines.score(baseline, batches, metrics.load("accuracy")) == {"accuracy": 2 / 3}
     tied = learnt(baselines.MostFrequent(), ([0, 0, 0, 0], torch.tensor([3, 1, 1, 3])))
     assert tied.predict(["x"]) == [1]
-
-
-def test_the_most_frequent_row_of_labels_is_predicted():
     rows = np.asarray([[1, 0], [1, 0], [0, 1]])
     baseline = learnt(baselines.MostFrequent(), (["a", "b", "c"], rows))
     result = baselines.score(baseline, [(["a", "b", "c"], rows)], metrics.load("multilabel"))
     assert result["subset_accuracy"] == 2 / 3
 
 
-def test_word_counts_are_naive_bayes():
+def test_word_counts_are_naive_bayes_and_pairs_are_counted_apart():
     draw = np.random.default_rng(0)
     texts, labels = sentences(draw, 120, 12), draw.integers(0, 3, 120).tolist()
     texts = [f"{text} topic{label}" if draw.random() < 0.5 else text for text, label in zip(texts, labels, strict=True)]
@@ -50,28 +47,24 @@ def test_word_counts_are_naive_bayes():
     assert baseline.predict(texts[80:]) == theirs.tolist()
     accuracy = baselines.score(baseline, [(texts[80:], labels[80:])], metrics.load("accuracy"))["accuracy"]
     assert accuracy > 0.5
-
-
-def test_words_of_pairs_are_counted_apart_and_texts_without_words_get_the_likeliest_label():
     baseline = learnt(baselines.WordCounts(), ([("cat", "dog"), ("dog", "cat"), ("dog", "ant")], [0, 1, 1]))
     assert baseline.predict([("cat", "dog"), ("Dog!", "CAT"), ("", "")]) == [0, 1, 1]
 
 
-def test_the_mean_is_predicted():
+def test_the_mean_is_predicted_and_chance_is_one_over_the_choices():
     baseline = learnt(baselines.MeanValue(), (["a", "b"], np.asarray([1.0, 2.0])), (["c"], [6.0]))
     assert baselines.score(baseline, [(["x", "y"], [3.0, 5.0])], metrics.load("mse")) == {"mse": 2.0}
+    assert baselines.chance_accuracy([4, 4, 4]) == {"accuracy": 0.25}
+    assert baselines.chance_accuracy([2, 4]) == {"accuracy": 0.375}
 
 
-def test_each_word_gets_its_most_frequent_tag():
+def test_each_word_gets_its_most_frequent_tag_and_a_mask_the_most_frequent_token():
     words = [["Ann", "saw", "Bern"], ["Bern", "is", "far"], ["Ann", "Bern"]]
     tags = [["B-PER", "O", "B-LOC"], ["B-LOC", "O", "O"], ["B-PER", "B-PER"]]
     baseline = learnt(baselines.MostFrequentTags(), (words[:1], tags[:1]), (words[1:], tags[1:]))
     assert baseline.predict([["Bern", "saw", "Zoe", "Ann"]]) == [["B-LOC", "O", "B-PER", "B-PER"]]
     result = baselines.score(baseline, [(words, tags)], metrics.load("entities"))
     assert result == {"precision": 4 / 5, "recall": 4 / 5, "f1": 4 / 5, "accuracy": 7 / 8}
-
-
-def test_the_most_frequent_masked_token_is_predicted():
     masked, labels = torch.tensor([[9, 4, 9], [9, 5, 4]]), torch.tensor([[5, -100, 7], [5, -100, -100]])
     baseline = learnt(baselines.MostFrequentTags(), (masked, labels))
     result = baselines.score(baseline, [(masked, labels)], metrics.load("token_accuracy"))
@@ -97,20 +90,12 @@ def test_the_input_and_its_first_sentences_are_predicted():
     result = baselines.score(baselines.Lead(), [([text], ["One cat."])], metrics.load("rouge"))
     assert set(result.values()) == {1.0}
     assert baselines.score(baselines.CopyInput(), [([text], [text])], metrics.load("chrf")) == {"chrf": 100.0}
-
-
-def test_the_first_sentence_is_scored_as_a_summary():
     rows = sample_rows("xsum/sample.json")
     batches = [([row["document"]], [row["summary"]]) for row in rows]
     result = baselines.score(baselines.Lead(), batches, metrics.load("rouge"))
     scorer = RougeScorer(["rouge1"], use_stemmer=False)
     expected = [scorer.score(row["summary"], row["document"].split("\n")[0])["rouge1"].fmeasure for row in rows]
     assert result["rouge1"] == pytest.approx(np.mean(expected), rel=1e-12)
-
-
-def test_chance_is_one_over_the_number_of_choices():
-    assert baselines.chance_accuracy([4, 4, 4]) == {"accuracy": 0.25}
-    assert baselines.chance_accuracy([2, 4]) == {"accuracy": 0.375}
 
 
 def test_compressors_give_bits_per_byte():

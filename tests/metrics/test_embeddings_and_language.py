@@ -12,7 +12,7 @@ from loopwright import metrics
 from loopwright.errors import DataError
 
 
-def test_ranks_by_hand():
+def test_ranks_by_hand_and_of_similarities_that_are_not_numbers():
     similarities = [[0.9, 0.1, 0.5], [0.9, 0.1, 0.5], [0.9, 0.1, 0.5], [0.2, 0.2, 0.2]]
     metric = metrics.load("retrieval", ks=[1, 2])
     # The ranks are 1, 3, 2, and 3 where all are equal.
@@ -22,15 +22,14 @@ def test_ranks_by_hand():
         "mrr": pytest.approx((1 + 1 / 3 + 1 / 2 + 1 / 3) / 4, rel=1e-15),
     }
     assert metrics.load("retrieval", ks=3).compute(predictions=similarities, references=[0, 1, 2, 0])["recall@3"] == 1.0
-
-
-def test_similarities_that_are_not_numbers_find_nothing():
     rows = np.full((2, 4), np.nan)
     assert metrics.load("retrieval", ks=(1, 3)).compute(predictions=rows, references=[0, 1]) == {
         "recall@1": 0.0,
         "recall@3": 0.0,
         "mrr": 0.25,
     }
+    with pytest.raises(DataError, match="queries have 2 dimensions, but items of the pool 3"):
+        next(metrics.similarity_rows([[1.0, 2.0]], [[1.0, 2.0, 3.0]]))
 
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 64])
@@ -53,11 +52,6 @@ def test_a_pool_is_searched_in_chunks_of_queries(chunk_size):
         "mrr": pytest.approx(sum(1 / rank for rank in ranks) / 20),
     }
     assert 1 < max(ranks) < 50
-
-
-def test_embeddings_of_different_lengths_are_refused():
-    with pytest.raises(DataError, match="queries have 2 dimensions, but items of the pool 3"):
-        next(metrics.similarity_rows([[1.0, 2.0]], [[1.0, 2.0, 3.0]]))
 
 
 def test_the_correlation_of_cosines_matches_scipy():

@@ -34,7 +34,7 @@ def test_scores_are_the_strict_ones_of_nervaluate_also_for_odd_sequences(seed):
         assert (row["num_references"], row["num_predictions"]) == (theirs.possible, theirs.actual)
 
 
-def test_entities_by_hand():
+def test_entities_by_hand_from_tags_of_any_form_and_from_indices():
     metric = metrics.load("entities")
     metric.add_batch(
         predictions=[["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-LOC", "I-LOC"]],
@@ -48,6 +48,16 @@ def test_entities_by_hand():
     assert metric.compute() == {"precision": 1 / 3, "recall": 1 / 3, "f1": 1 / 3, "accuracy": 5 / 7}
     nothing = metric.compute(predictions=[["O"]], references=[["O"]])
     assert nothing == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "accuracy": 1.0}
+    converted = as_iob2(["PER", "PER", "O", "B-top-level", "E-top-level", "I-top-level"])
+    assert converted == ["I-PER", "I-PER", "O", "B-top-level", "I-top-level", "B-top-level"]
+    result = metrics.load("entities").compute(predictions=[["PER", "PER", "O"]], references=[["B-PER", "I-PER", "O"]])
+    assert result["f1"] == 1.0
+    references = torch.tensor([[-100, 1, 2, -100, 0], [-100, 3, -100, -100, -100]])
+    predictions = torch.tensor([[3, 1, 2, 4, 0], [0, 3, 4, 1, 1]])
+    result = metrics.load("entities", labels=TAGS).compute(predictions=predictions, references=references)
+    assert result == {"precision": 1.0, "recall": 1.0, "f1": 1.0, "accuracy": 1.0}
+    accuracy = metrics.load("token_accuracy")
+    assert accuracy.compute(predictions=predictions, references=references) == {"token_accuracy": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -63,22 +73,6 @@ def test_every_scheme_of_tags_means_the_same_entities(scheme, tags):
     expected = ["B-PER", "I-PER", "B-PER", "O", "B-LOC", "B-PER", "B-PER"]
     result = metrics.load("entities").compute(predictions=[tags], references=[expected])
     assert (result["precision"], result["recall"]) == (1.0, 1.0), scheme
-
-
-def test_tags_without_a_letter_and_types_with_hyphens_are_read():
-    converted = as_iob2(["PER", "PER", "O", "B-top-level", "E-top-level", "I-top-level"])
-    assert converted == ["I-PER", "I-PER", "O", "B-top-level", "I-top-level", "B-top-level"]
-    result = metrics.load("entities").compute(predictions=[["PER", "PER", "O"]], references=[["B-PER", "I-PER", "O"]])
-    assert result["f1"] == 1.0
-
-
-def test_indices_are_read_with_the_list_of_tags_and_ignored_places_are_left_out():
-    references = torch.tensor([[-100, 1, 2, -100, 0], [-100, 3, -100, -100, -100]])
-    predictions = torch.tensor([[3, 1, 2, 4, 0], [0, 3, 4, 1, 1]])
-    result = metrics.load("entities", labels=TAGS).compute(predictions=predictions, references=references)
-    assert result == {"precision": 1.0, "recall": 1.0, "f1": 1.0, "accuracy": 1.0}
-    accuracy = metrics.load("token_accuracy")
-    assert accuracy.compute(predictions=predictions, references=references) == {"token_accuracy": 1.0}
 
 
 def test_the_accuracy_of_tokens_counts_every_token_once():

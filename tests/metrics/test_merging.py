@@ -109,7 +109,7 @@ def test_tensors_arrays_and_lists_are_the_same(name):
     assert metrics.load(name).compute(**{side: [*torch.tensor(each)] for side, each in arrays.items()}) == whole
 
 
-def test_metrics_of_texts_are_combined():
+def test_metrics_of_texts_are_combined_and_options_after_the_samples_refused():
     both = metrics.combine(["exact_match", "sacrebleu", metrics.load("rouge", use_stemmer=True)])
     both.add_batch(predictions=["two dogs run", "a cat"], references=["two dogs ran", "a cat"])
     with pytest.raises(ConfigError, match="use_stemmer of rouge applies when samples are added: pass it to load"):
@@ -117,9 +117,6 @@ def test_metrics_of_texts_are_combined():
     result = both.compute()
     assert list(result) == ["exact_match", "bleu", "rouge1", "rouge2", "rougeL", "rougeLsum"]
     assert result["exact_match"] == 0.5 and result["rouge1"] == pytest.approx((2 / 3 + 1) / 2)
-
-
-def test_options_after_the_samples_are_refused():
     metric = metrics.load("rouge")
     metric.add_batch(predictions=["dogs"], references=["dog"])
     with pytest.raises(ConfigError, match="use_stemmer of rouge applies when samples are added"):

@@ -48,7 +48,7 @@ def test_k_is_capped_by_the_classes_and_nan_is_never_right(row, label, expected)
     assert list(result.values()) == expected
 
 
-def test_mean_iou_has_the_numbers_of_scikit_learn():
+def test_mean_iou_has_the_numbers_of_scikit_learn_without_ignored_pixels():
     columns = columns_of("mean_iou")
     predicted, referred = (np.concatenate([each.ravel() for each in columns[side]]) for side in columns)
     predicted, referred = predicted[referred != 255], referred[referred != 255]
@@ -63,9 +63,6 @@ def test_mean_iou_has_the_numbers_of_scikit_learn():
     overall = (referred == predicted).mean()
     expected = {"mean_iou": ious.mean(), "mean_accuracy": recall, "overall_accuracy": overall}
     assert metric.compute() == pytest.approx(expected, rel=1e-12)
-
-
-def test_classes_that_never_occur_are_left_out_and_ignored_pixels_do_not_count():
     metric = metrics.load("mean_iou", labels=["sky", "sea", "ship", "moon"])
     reference = np.asarray([[0, 0, 1], [1, 255, 255]])
     prediction = np.asarray([[0, 2, 1], [1, 2, 3]])
@@ -98,13 +95,16 @@ def test_average_precision_by_hand():
     assert result["map_small"] == result["map"] and not any("large" in name for name in result)
 
 
-def test_a_box_counts_up_to_the_threshold_of_its_overlap():
+def test_a_box_counts_up_to_the_threshold_of_its_overlap_and_a_crowd_not_at_all():
     # 8 of 10 columns overlap: IoU 0.8, a hit at 0.5, 0.55, ..., 0.8 (7 of 10 thresholds).
     reference, found = objects([[0, 0, 10, 10]], [2]), objects([[0, 0, 8, 10]], [2], [0.5])
     result = average_precision(found, reference)
     assert (result["map_50"], result["map_75"]) == pytest.approx((1.0, 1.0))
     assert result["map"] == pytest.approx(0.7, abs=0.1 + 1e-9)  # 0.8 itself is a matter of rounding
     assert result["map"] in (pytest.approx(0.6), pytest.approx(0.7))
+    reference = objects([[0, 0, 10, 10], [20, 20, 60, 60]], [0, 0], crowd=[False, True])
+    found = objects([[0, 0, 10, 10], [25, 25, 35, 35]], [0, 0], [0.5, 0.9])
+    assert average_precision(found, reference)["map"] == pytest.approx(1.0)
 
 
 def test_masks_of_any_form_are_compared_as_masks():
@@ -122,12 +122,6 @@ def test_masks_of_any_form_are_compared_as_masks():
     assert results[0] == results[1]
     assert results[0]["map"] == pytest.approx(1.0)
     assert results[0]["mask_map_75"] == 0.0 and results[0]["mask_map"] <= 0.1  # IoU 0.5
-
-
-def test_a_crowd_is_neither_found_nor_missed():
-    reference = objects([[0, 0, 10, 10], [20, 20, 60, 60]], [0, 0], crowd=[False, True])
-    found = objects([[0, 0, 10, 10], [25, 25, 35, 35]], [0, 0], [0.5, 0.9])
-    assert average_precision(found, reference)["map"] == pytest.approx(1.0)
 
 
 def test_an_image_that_comes_twice_counts_once():
@@ -153,7 +147,7 @@ def test_only_the_hundred_most_confident_objects_of_a_class_are_kept():
     assert set(kept[1]) == {"boxes", "classes", "scores"} and metric.compute()["map"] == pytest.approx(1.0)
 
 
-def test_finding_nothing_scores_0_and_nothing_to_be_found_scores_no_number():
+def test_the_table_of_classes_has_the_mean_of_the_result_and_nothing_to_find_is_no_number():
     nothing, one = objects([], [], []), objects([[0, 0, 5, 5]], [0])
     assert average_precision(nothing, one, labels=["cat", "dog"])["map"] == 0.0
     metric = metrics.load("coco_ap", labels=["cat", "dog"])
@@ -161,9 +155,6 @@ def test_finding_nothing_scores_0_and_nothing_to_be_found_scores_no_number():
     row = {"label": "dog", "map": None, "map_50": None, "num_references": 0, "num_predictions": 1}
     assert metric.table() == [row]
     assert math.isnan(metric.compute()["map"])
-
-
-def test_the_table_of_classes_has_the_mean_of_the_result():
     metric = create("coco_ap")
     metric.add_batch(**columns_of("coco_ap"))
     rows = metric.table()

@@ -70,7 +70,7 @@ def test_a_model_that_was_saved_comes_back_the_same(tmp_path, name):
     assert config["loopwright_model"] == name and SMALL[name].items() <= config.items()
 
 
-def test_there_are_four_models_of_the_sizes_they_say():
+def test_there_are_four_models_of_the_sizes_they_say_with_the_classes_of_their_names():
     made = [
         models.create("conv_net", num_labels=10),
         models.create("u_net", num_labels=11),
@@ -81,9 +81,6 @@ def test_there_are_four_models_of_the_sizes_they_say():
     sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in made]
     assert {model.name for model in made} == set(models.MODELS) and len(models.MODELS) == 4
     assert all(50_000 < size < 500_000 for size in sizes), sizes
-
-
-def test_the_number_of_classes_follows_from_their_names():
     assert models.create("conv_net", labels=["cat", "dog"]).config["num_labels"] == 2
     with pytest.raises(ConfigError, match="the model 'conv_net' has 3 classes, got 2 names"):
         models.create("conv_net", labels=["cat", "dog"], num_labels=3)
