@@ -57,13 +57,10 @@ def keyword_only(function) -> dict:
     return {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
 
 
-def test_the_constructor_is_the_contracts():
+def test_the_constructor_and_train_take_the_contracts_arguments_in_order_and_ours_by_keyword():
     expected = f"model loss_func optimizer callbacks={DEFAULT_CALLBACKS!r} run_history=None"
     assert signature(Trainer.__init__) == expected
     assert keyword_only(Trainer.__init__) == {}
-
-
-def test_train_takes_the_contracts_arguments_in_order_and_ours_by_keyword():
     expected = """
         train_dataset num_epochs eval_dataset=None per_device_batch_size=8 max_num_train_steps=None
         gradient_accumulation_steps=1 gradient_clip_value=None create_scheduler_fn=None train_dataloader_kwargs=None
@@ -123,9 +120,9 @@ def test_the_constructor_stores_and_checks_nothing(arguments):
 def test_the_public_attributes_are_there_from_the_start_and_may_be_assigned():
     trainer = trainer_of()
     names = "create_scheduler_fn scheduler collate_fn train_dataset eval_dataset run_config"
+    marker = object()
     for name in [*names.split(), "_train_dataloader", "_eval_dataloader"]:
         assert getattr(trainer, name) is None, name
-        marker = object()
         setattr(trainer, name, marker)
         assert getattr(trainer, name) is marker
     assert isinstance(trainer.run_history, InMemoryRunHistory)
@@ -134,7 +131,7 @@ def test_the_public_attributes_are_there_from_the_start_and_may_be_assigned():
     assert trainer._accelerator.device == trainer.device
 
 
-def test_callbacks_may_be_instances_or_classes_and_none_is_a_type_error():
+def test_callbacks_may_be_instances_or_classes_none_is_a_type_error_and_there_are_default_ones():
     instance = LimitBatchesCallback(3)
     trainer = trainer_of(callbacks=(PrintProgressCallback, instance, PrintProgressCallback))
     names = ["PrintProgressCallback", "LimitBatchesCallback", "PrintProgressCallback"]
@@ -142,9 +139,6 @@ def test_callbacks_may_be_instances_or_classes_and_none_is_a_type_error():
     assert trainer.callback_handler.callbacks[1] is instance
     with pytest.raises(TypeError):
         Trainer(Mock(), Mock(), Mock(), callbacks=None)
-
-
-def test_the_default_callbacks_are_used_when_none_are_given():
     trainer = Trainer(Mock(), Mock(), Mock())
     assert [type(callback) for callback in trainer.callback_handler] == list(DEFAULT_CALLBACKS)
 
@@ -162,7 +156,7 @@ def test_the_environment_limits_the_batches_of_trainers_made_under_it(monkeypatc
     assert limited.run_config.num_update_steps_per_epoch == 2
 
 
-def test_a_given_history_is_used_as_it_is():
+def test_a_given_history_is_used_as_it_is_and_may_be_kept_over_several_runs():
     class Counted(InMemoryRunHistory):
         updates = 0
 
@@ -175,11 +169,6 @@ def test_a_given_history_is_used_as_it_is():
     trainer.train(pairs(8), 2, pairs(4))
     assert trainer.run_history is history
     assert history.updates == 4
-
-
-def test_a_history_may_be_kept_over_several_runs():
-    trainer = trainer_of()
-    trainer.train(pairs(8), 2)
     trainer.train(pairs(8), 3, reset_run_history=False)
     assert len(trainer.run_history.get_metric_values("train_loss_epoch")) == 5
     assert trainer.run_history.current_epoch == 6
@@ -227,33 +216,32 @@ def test_batch_sizes_in_the_loader_arguments_win_and_a_given_limit_is_reported_a
     assert config.gradient_clip_value == 0.5
 
 
-@pytest.mark.parametrize("given", ["loader", "sampler", "batch_sampler", "stream", "hook"])
-def test_the_run_config_tells_the_batch_size_and_arguments_that_the_loader_really_has(given):
+class OwnLoader(Trainer):
+    def create_train_dataloader(self, batch_size, train_dl_kwargs=None):
+        return DataLoader(self.train_dataset, batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "kwargs", "cls"),
+    [
+        (DataLoader(pairs(16), batch_size=4), None, Trainer),
+        (pairs(16), {"sampler": SequentialSampler(range(16)), "batch_size": 4}, Trainer),
+        (pairs(16), {"batch_sampler": BatchSampler(SequentialSampler(range(16)), 4, drop_last=False)}, Trainer),
+        (Stream(pairs(16)), {"batch_size": 4}, Trainer),
+        (pairs(16), None, OwnLoader),
+    ],
+    ids=["loader", "sampler", "batch_sampler", "stream", "hook"],
+)
+def test_the_run_config_tells_the_batch_size_and_arguments_that_the_loader_really_has(dataset, kwargs, cls):
     """8 is what `train` was told: 4 is what the loader has, and nothing torch would have refused is listed."""
-    dataset, kwargs, cls = pairs(16), None, Trainer
-    if given == "loader":
-        dataset = DataLoader(dataset, batch_size=4)
-    elif given == "sampler":
-        kwargs = {"sampler": SequentialSampler(dataset), "batch_size": 4}
-    elif given == "batch_sampler":
-        kwargs = {"batch_sampler": BatchSampler(SequentialSampler(dataset), 4, drop_last=False)}
-    elif given == "stream":
-        dataset, kwargs = Stream(dataset), {"batch_size": 4}
-    else:
-
-        class Own(Trainer):
-            def create_train_dataloader(self, batch_size, train_dl_kwargs=None):
-                return DataLoader(self.train_dataset, batch_size=4)
-
-        cls = Own
     trainer = trainer_of(cls=cls)
-    trainer.train(dataset, 1, per_device_batch_size=8, gradient_accumulation_steps=2, train_dataloader_kwargs=kwargs)
+    options = {"gradient_accumulation_steps": 2, "train_dataloader_kwargs": kwargs}
+    trainer.train(dataset, 1, per_device_batch_size=8, **options)
     config = trainer.run_config
     assert (config.train_per_device_batch_size, config.train_total_batch_size) == (4, 8)
-    assert (config.num_update_steps_per_epoch, trainer.progress.update) == (0 if given == "stream" else 2, 2)
+    assert (config.num_update_steps_per_epoch, trainer.progress.update) == (0 if isinstance(dataset, Stream) else 2, 2)
     listed = config.train_dl_kwargs or {}
-    assert "shuffle" not in listed
-    assert listed.get("batch_size", 4) == 4
+    assert "shuffle" not in listed and listed.get("batch_size", 4) == 4
 
 
 def test_the_run_config_of_an_evaluation():
@@ -262,8 +250,7 @@ def test_the_run_config_of_an_evaluation():
     config = trainer.run_config
     assert (config.num_epochs, config.max_num_train_steps, config.gradient_accumulation_steps) == (1, 1, 1)
     assert (config.num_update_steps_per_epoch, config.num_local_update_steps_per_epoch) == (0, 0)
-    assert config.train_dl_kwargs is None
-    assert config.gradient_clip_value is None
+    assert config.train_dl_kwargs is config.gradient_clip_value is None
 
 
 @pytest.mark.parametrize(
@@ -323,19 +310,16 @@ def test_evaluating_returns_its_metrics_and_those_of_the_hooks():
     assert result.metrics["evaluation_loss"] == pytest.approx(expected)
 
 
-def test_evaluating_without_a_dataset_takes_that_of_the_last_call():
+def test_evaluating_without_a_dataset_takes_and_collates_that_of_the_last_call():
     trainer = trainer_of()
     first = trainer.train(pairs(8), 1, pairs(6)).metrics["eval_loss_epoch"]
     assert trainer.evaluate().metrics["evaluation_loss"] == pytest.approx(first)
     assert trainer.eval_dataset is not None
 
-
-def test_evaluating_the_dataset_of_the_last_call_collates_it_as_there():
     def collate(rows):
         return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
 
     rows = [(*row, None) for row in pairs(6)]  # nothing that the default can collate
-    trainer = trainer_of()
     first = trainer.train(rows, 1, rows, collate_fn=collate).metrics["eval_loss_epoch"]
     assert trainer.evaluate().metrics["evaluation_loss"] == pytest.approx(first)
     assert trainer.collate_fn is collate
@@ -355,9 +339,8 @@ def test_predictions_come_in_the_order_of_the_dataset():
         result = trainer.predict(pairs(11), per_device_batch_size=batch_size)
         assert isinstance(result, PredictionResult)
         assert torch.allclose(result.outputs, expected)
-        assert result.outputs.shape == (11, 1)
-        assert result.outputs.device.type == "cpu"
-        assert not result.outputs.requires_grad
+        outputs = result.outputs
+        assert (outputs.shape, outputs.device.type, outputs.requires_grad) == ((11, 1), "cpu", False)
         assert result.metrics == {"num_samples": 11}
 
 
@@ -380,25 +363,17 @@ def predicted(make):
     return trainer_of(Outputs(make), loss_func=None).predict(pairs(11), per_device_batch_size=4).outputs
 
 
-def test_predictions_keep_the_structure_of_the_models_outputs():
+def test_predictions_keep_the_structure_of_the_outputs_or_become_a_list_if_shapes_differ():
     x = pairs(11).tensors[0]
-    pair = predicted(lambda x: (x * 2, x.sum(dim=1)))
-    assert type(pair) is tuple
-    assert torch.equal(pair[0], x * 2)
-    assert torch.equal(pair[1], x.sum(dim=1))
-    both = predicted(lambda x: {"double": x * 2, "parts": [x, x + 1]})
-    assert torch.equal(both["double"], x * 2)
-    assert torch.equal(both["parts"][1], x + 1)
-    pair = predicted(lambda x: Pair(x * 2, x))
-    assert torch.equal(pair.double, x * 2)
-    assert torch.equal(pair.rows, x)
+    for make in (
+        lambda x: (x * 2, x.sum(dim=1)),
+        lambda x: {"double": x * 2, "parts": [x, x + 1]},
+        lambda x: Pair(x * 2, x),
+    ):
+        toys.assert_same(predicted(make), make(x))
     assert torch.equal(predicted(lambda x: SimpleNamespace(logits=x)), x), "of outputs with logits, the logits"
-
-
-def test_predictions_of_different_shapes_become_a_list_with_one_entry_per_sample():
     lengths = iter([3, 5, 4])
     ragged = predicted(lambda x: x[:, :1].expand(-1, next(lengths)))
-    x = pairs(11).tensors[0]
     assert [row.shape[0] for row in ragged] == [3] * 4 + [5] * 4 + [4] * 3
     assert all(torch.equal(row, x[index, :1].expand(len(row))) for index, row in enumerate(ragged))
 
@@ -449,8 +424,7 @@ def test_a_saved_model_can_be_loaded_into_another_trainer(tmp_path, name):
     if name.endswith(".pt"):
         assert loaded.keys() == {"model_state_dict", "optimizer_state_dict", "scheduler_state_dict"}
         assert other.optimizer.param_groups[0]["lr"] == trainer.optimizer.param_groups[0]["lr"]
-        momentum = [state["momentum_buffer"] for state in other.optimizer.state.values()]
-        assert len(momentum) == 2
+        assert len([state["momentum_buffer"] for state in other.optimizer.state.values()]) == 2
     else:
         assert other.optimizer.param_groups[0]["lr"] == 0.7
 
@@ -576,7 +550,7 @@ def test_evaluating_and_predicting_leave_what_a_later_save_needs(tmp_path):
 # Small tools
 
 
-def test_get_model_returns_the_model_and_print_prints(capsys):
+def test_get_model_may_strip_torch_compile_and_print_prints(capsys):
     trainer = trainer_of()
     assert trainer.get_model() is trainer.model
     trainer.print("some", "words", sep="-")
@@ -584,9 +558,6 @@ def test_get_model_returns_the_model_and_print_prints(capsys):
     stream = io.StringIO()
     trainer.print("elsewhere", file=stream)
     assert stream.getvalue() == "elsewhere\n"
-
-
-def test_get_model_may_strip_torch_compile():
     model = nn.Linear(4, 1)
     compiled = torch.compile(model, backend="eager")
     trainer = trainer_of(compiled)
@@ -699,11 +670,6 @@ def test_a_run_that_breaks_leaves_the_model_as_the_user_made_it_too(error):
 ROWS = [{"x": torch.full((4,), float(index)), "labels": torch.ones(1)} for index in range(8)]
 
 
-class NamedInput(nn.Linear):
-    def forward(self, x):
-        return super().forward(x)
-
-
 class Holding(nn.Module):
     """A model with a part of the name that distributed wrappers use for theirs."""
 
@@ -722,9 +688,9 @@ class Holding(nn.Module):
 @pytest.mark.parametrize(
     ("make_model", "kwargs"),
     [
-        pytest.param(lambda: NamedInput(4, 1), {}, id="plain"),
-        pytest.param(lambda: NamedInput(4, 1), {"mixed_precision": "bf16"}, id="bf16"),
-        pytest.param(lambda: torch.compile(NamedInput(4, 1), backend="eager"), {}, id="compiled"),
+        pytest.param(lambda: Watched(4, 1), {}, id="plain"),
+        pytest.param(lambda: Watched(4, 1), {"mixed_precision": "bf16"}, id="bf16"),
+        pytest.param(lambda: torch.compile(Watched(4, 1), backend="eager"), {}, id="compiled"),
         pytest.param(Holding, {}, id="a part called module"),
     ],
 )
@@ -835,7 +801,7 @@ class TimmShaped:
 
 
 @pytest.mark.parametrize("eval_dataset", [None, pairs(4)], ids=["without evaluation", "with evaluation"])
-def test_a_timm_scheduler_hears_of_every_update_and_every_epoch(eval_dataset):
+def test_a_timm_scheduler_hears_of_every_update_and_every_epoch_and_may_be_left_out(eval_dataset):
     trainer = trainer_of(cls=TrainerWithTimmScheduler)
     assert trainer.num_updates is None
     for reset in (True, False):  # a later run has a scheduler of its own, which starts anew
@@ -844,9 +810,6 @@ def test_a_timm_scheduler_hears_of_every_update_and_every_epoch(eval_dataset):
         first, second = ([("update", 2 * epoch - 1), ("update", 2 * epoch), ("epoch", epoch)] for epoch in (1, 2))
         assert trainer.scheduler.calls == first + second
         assert trainer.num_updates == 4
-
-
-def test_a_timm_trainer_works_without_a_scheduler():
     assert trainer_of(cls=TrainerWithTimmScheduler).train(pairs(8), 2).updates == 2
 
 
@@ -864,12 +827,10 @@ def test_stand_ins_of_a_users_own_tests_can_be_trained():
             return {"loss": torch.ones((), requires_grad=True), "model_outputs": None, "batch_size": 2}
 
     optimizer = Mock(param_groups=[{"lr": 0.1}], step_was_skipped=False)
-    model = Mock()
-    trainer = Stub(model, Mock(), optimizer, callbacks=())
+    trainer = Stub(Mock(), Mock(), optimizer, callbacks=())
     del optimizer.accelerator_state
     result = trainer.train(Mock(), 2, train_dataloader_kwargs=None)
-    assert result.updates == 6
-    assert optimizer.step.call_count == 6
+    assert result.updates == optimizer.step.call_count == 6
     assert result.metrics["train_loss_epoch"] == 1.0
 
 
@@ -974,37 +935,18 @@ def test_every_run_of_a_model_has_the_precision_that_it_asked_for():
     assert seen[6:] == [False]
 
 
-class CountingOptimizer(torch.optim.SGD):
-    """Counts how often its gradients are dropped."""
-
-    num_dropped = 0
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.num_dropped += 1
-        super().zero_grad(set_to_none)
-
-
-def test_gradients_of_all_groups_are_dropped_after_an_update() -> None:
+def test_gradients_of_all_groups_are_dropped_in_the_optimizers_own_way_if_it_has_one():
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
     optimizer = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.2}], 0.1)
     model(torch.ones(1, 2)).sum().backward()
-
     drop_gradients(optimizer)
-
     assert [parameter.grad for parameter in model.parameters()] == [None] * 4
 
-
-def test_an_optimizers_own_way_to_drop_gradients_is_taken() -> None:
-    model = nn.Linear(2, 2)
-    of_its_class = CountingOptimizer(model.parameters(), lr=0.1)
-    of_the_instance = torch.optim.SGD(model.parameters(), lr=0.1)
-    calls = []
-    of_the_instance.zero_grad = lambda: calls.append("dropped")  # type: ignore[method-assign]
-
-    drop_gradients(of_its_class)
-    drop_gradients(of_the_instance)
-
-    assert (of_its_class.num_dropped, calls) == (1, ["dropped"])
+    of_its_class = type("Own", (torch.optim.SGD,), {"zero_grad": Mock()})(model.parameters(), lr=0.1)
+    optimizer.zero_grad = Mock()
+    for each in (of_its_class, optimizer):
+        drop_gradients(each)
+        each.zero_grad.assert_called_once()
 
 
 @pytest.mark.parametrize("use", ["train", "evaluate", "find_lr", "checkpoints"])
