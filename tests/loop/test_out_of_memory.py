@@ -4,6 +4,7 @@ The limit is a fake one: a model that raises torch's own error for batches of mo
 """
 
 import weakref
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -85,8 +86,6 @@ class LateItems(PerToken):
 
 
 class Uncounted(PerToken):
-    """The same, where nobody says how many items there are."""
-
     count_batch_items = Trainer.count_batch_items
 
 
@@ -105,9 +104,6 @@ def fit(trainer: Trainer, **kwargs) -> Trainer:
 
 def assert_close(split: Trainer, whole: Trainer, atol: float = 1e-12) -> None:
     assert torch.allclose(weights(split), weights(whole), rtol=0, atol=atol)
-
-
-# ------------------------------------------------------------------------------------------------------ training
 
 
 @pytest.mark.parametrize("kind", [Quiet, PerToken, LateItems])
@@ -147,7 +143,7 @@ def test_a_resumed_split_run_is_bit_for_bit_the_uninterrupted_one(tmp_path):
     assert torch.equal(weights(straight), weights(goes_on))
     assert straight.result.metrics == goes_on.result.metrics
     assert "Resume guarantee T2" in " ".join(goes_on.said)
-    first, second = (read(tmp_path / name / "step-0000000004") for name in "ab")
+    first, second = (read(toys.step(tmp_path / name, 4)) for name in "ab")
     assert first.about["tier"] == second.about["tier"] == "T2"
     assert first.state["run"]["parts"] == second.state["run"]["parts"] == {"train": 4, "evaluation": 1}
 
@@ -184,17 +180,15 @@ def test_states_of_before_there_were_parts_are_resumed(tmp_path, monkeypatch):
 def test_buffers_of_the_update_that_was_given_up_are_put_back():
     """Batch norm sees each part for itself: its means move once per part, and not for the attempt that failed."""
     split = fit(make(3, 1000, nn.BatchNorm1d(8)))
-    tracked = split.model.layers[2]
-    assert int(tracked.num_batches_tracked) == len(split.model.counts) == 16
+    assert int(split.model.layers[2].num_batches_tracked) == len(split.model.counts) == 16
 
 
 def test_memory_that_runs_out_late_makes_the_parts_smaller_still():
-    class Shrinking(TrainerCallback):
-        def on_update_end(self, trainer, **kwargs):
-            trainer.model.room = {1: 3, 2: 3, 3: 1}.get(trainer.progress.update, 1)
+    def shrink(trainer, **kwargs):
+        trainer.model.room = 3 if trainer.progress.update < 3 else 1
 
     whole = fit(make())
-    split = fit(make(1000, callbacks=[Shrinking()]))
+    split = fit(make(1000, callbacks=[toys.callback(on_update_end=shrink)]))
     assert_close(split, whole)
     assert split.num_parts == 8 and split.model.counts[:2] == [6, 6]
 
@@ -212,11 +206,9 @@ def test_a_backward_pass_that_does_not_fit_is_run_again_too():
                 raise torch.OutOfMemoryError(NO_ROOM)
             return gradient
 
-    class Layer(nn.Module):
-        def forward(self, value):
-            return Hungry.apply(value)
-
-    whole, split = fit(make()), fit(make(1000, 1000, Layer()))
+    layer = nn.Identity()
+    layer.forward = Hungry.apply
+    whole, split = fit(make()), fit(make(1000, 1000, layer))
     assert_close(split, whole)
     assert split.num_parts == 4
 
@@ -285,14 +277,12 @@ def test_what_parts_are_weighed_by_is_reported(kind, word):
     assert not any("another loss" in line for line in split.said)
 
 
-def test_a_loss_that_is_another_one_in_parts_is_reported():
+def test_a_loss_that_is_another_one_in_parts_is_reported_and_not_one_that_is_drawn_again():
     split = fit(make(3, kind=Uncounted), nan="skip", gradient_accumulation_steps=1)
     (told,) = [line for line in split.said if "another loss" in line]
     assert told.startswith("Warning: in parts the training loss is another loss: ") and "count_batch_items" in told
     assert all(module.training for module in split.model.modules())
 
-
-def test_a_loss_that_is_drawn_again_each_time_is_not_taken_for_another_one():
     class Masked(Quiet):
         def calculate_train_batch_loss(self, batch):
             return super().calculate_train_batch_loss((batch[0] * (torch.rand_like(batch[0]) < 0.5), batch[1]))
@@ -338,9 +328,6 @@ def test_the_bar_counts_each_micro_batch_once():
     assert bar.pbar.n == 4
 
 
-# ------------------------------------------------------------------------------------------------ what cannot be
-
-
 def test_by_default_it_stops_and_reports_what_would_help(tmp_path):
     trainer = make(4)
     with pytest.raises(torch.OutOfMemoryError) as caught:
@@ -376,12 +363,13 @@ def exact(name: str, folder) -> dict:
     return {"reduction": {"reduction": "exact"}, "require_exact": {"checkpoints": checkpoints}}[name]
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"), [("reduction", 'reduction="exact" guarantees'), ("require_exact", "require_exact guarantees")]
-)
-def test_runs_that_promise_the_same_bits_are_not_split(name, reason, tmp_path):
-    with pytest.raises(MemoryLimitError, match=reason):
-        fit(make(3), **exact(name, tmp_path))
+@pytest.mark.parametrize("name", ["reduction", "require_exact"])
+@pytest.mark.parametrize(("rooms", "code"), [((3,), "memory.train"), ((1000, 5), "memory.eval")])
+def test_runs_that_promise_the_same_bits_are_not_split(name, rooms, code, tmp_path):
+    reason = {"reduction": 'reduction="exact" guarantees', "require_exact": "require_exact guarantees"}[name]
+    with pytest.raises(MemoryLimitError, match=f"{reason} the same") as caught:
+        fit(make(*rooms), eval_dataset=data(17), **exact(name, tmp_path))
+    assert caught.value.code == code
 
 
 def test_a_single_sample_that_does_not_fit_ends_the_run():
@@ -411,11 +399,7 @@ def test_batches_that_cannot_be_cut_end_the_run_with_the_reason(kind, reason):
 
 def test_memory_that_runs_out_in_the_optimizer_ends_the_run_and_saves_nothing_half_done(tmp_path):
     trainer = make()
-
-    def step(*args, **kwargs):
-        raise torch.OutOfMemoryError(NO_ROOM)
-
-    trainer.optimizer.register_step_pre_hook(step)
+    trainer.optimizer.register_step_pre_hook(Mock(side_effect=torch.OutOfMemoryError(NO_ROOM)))
     with pytest.raises(MemoryLimitError, match="the optimizer's step of update 1") as caught:
         fit(trainer, checkpoints=Checkpointing(tmp_path))
     assert "smaller batches would not help" in caught.value.what
@@ -423,20 +407,15 @@ def test_memory_that_runs_out_in_the_optimizer_ends_the_run_and_saves_nothing_ha
 
 
 def test_other_errors_are_not_taken_for_memory():
-    class Wrong(Quiet):
-        def calculate_train_batch_loss(self, batch):
-            raise RuntimeError("shapes do not match")
-
+    trainer = make()
+    trainer.calculate_train_batch_loss = Mock(side_effect=RuntimeError("shapes do not match"))
     with pytest.raises(RuntimeError, match="^shapes do not match$"):
-        fit(make(kind=Wrong))
+        fit(trainer)
 
 
 def test_a_policy_that_is_none_is_refused():
     with pytest.raises(ConfigError, match='oom must be "stop" or "split", got \'halve\''):
         fit(make(), oom="halve")
-
-
-# ---------------------------------------------------------------------------------------------------- evaluation
 
 
 class Seen(TrainerCallback):
@@ -522,32 +501,16 @@ def test_an_evaluation_in_parts_lowers_the_guarantee(tmp_path):
     assert sum("Resume guarantee T2 from here on" in line for line in trainer.said) == 1
 
 
-@pytest.mark.parametrize("name", ["reduction", "require_exact"])
-def test_runs_that_promise_the_same_bits_are_not_evaluated_in_parts(name, tmp_path):
-    with pytest.raises(MemoryLimitError, match=f"{name}.* guarantees the same") as caught:
-        fit(make(1000, 5), eval_dataset=data(17), **exact(name, tmp_path))
-    assert caught.value.code == "memory.eval"
-
-
-class SomeLabels(nn.CrossEntropyLoss):
-    """A mean over the samples of some classes alone."""
-
-    def __init__(self):
-        super().__init__(ignore_index=0)
-
-
-def test_an_evaluation_loss_that_is_another_one_in_parts_is_reported():
-    for loss_func, num_told in ((SomeLabels(), 1), (nn.CrossEntropyLoss(), 0)):
+def test_an_evaluation_loss_that_is_another_one_in_parts_is_reported_and_none_of_a_prediction():
+    some_labels = nn.CrossEntropyLoss(ignore_index=0)  # a mean over the samples of some classes alone
+    for loss_func, num_told in ((some_labels, 1), (nn.CrossEntropyLoss(), 0)):
         trainer = make(1000, 5)
         trainer.loss_func = loss_func
         trainer.evaluate(data(17), 6)
         assert sum("another loss" in line for line in trainer.said) == num_told
         assert any("weighted by its samples" in line for line in trainer.said)
-
-
-def test_a_prediction_in_parts_says_nothing_about_losses():
     trainer = make(1000, 5)
-    trainer.loss_func = SomeLabels()
+    trainer.loss_func = some_labels
     trainer.predict(data(17), 6)
     said = " ".join(trainer.said)
     assert "in parts of up to 3" in said and "weighed" not in said and "loss" not in said
@@ -565,9 +528,6 @@ def test_an_evaluation_sample_that_does_not_fit_is_an_error_of_its_own():
     with pytest.raises(MemoryLimitError, match="a single sample does not fit") as caught:
         make(1000, 0).evaluate(data(9))
     assert caught.value.code == "memory.eval" and "eval_dataloader_kwargs" in caught.value.fix
-
-
-# ------------------------------------------------------------------------------------------------------- cutting
 
 
 def test_batches_of_many_kinds_are_cut_by_rows():
@@ -605,9 +565,6 @@ def test_parts_are_as_equal_as_they_can_be():
     assert bounds_of(2, 8) == [(0, 1), (1, 2)] and bounds_of(5, 1) == [(0, 5)] and bounds_of(0, 2) == []
 
 
-# ----------------------------------------------------------------------------------------------------- measuring
-
-
 def test_errors_for_want_of_memory_are_told_from_others():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(10**15)
@@ -626,19 +583,13 @@ def test_activations_are_counted_once_and_without_the_weights():
     assert saved.num_bytes == 2 * 8 * 4 * 4
 
 
-# -------------------------------------------------------------------------------------------------------- graphs
-
-
 def test_graphs_are_given_up_for_good_when_memory_runs_out():
     class Graphed(Quiet, GraphedTrainer):
         pass
 
-    class Shrinking(TrainerCallback):
-        def on_update_end(self, trainer, **kwargs):
-            trainer.model.room = 3
-
+    shrinking = toys.callback(on_update_end=lambda trainer, **kwargs: setattr(trainer.model, "room", 3))
     options = {"gradient_accumulation_steps": 1, "num_epochs": 2}
-    whole, split = fit(make(), **options), fit(make(kind=Graphed, callbacks=[Shrinking()]), **options)
+    whole, split = fit(make(), **options), fit(make(kind=Graphed, callbacks=[shrinking]), **options)
     assert run_of(split).stepper.num_graphs == 0 and split.num_parts == 2
     assert any("not as CUDA graphs" in line for line in split.said)
     assert_close(split, whole, 1e-7)  # a graph's learning rate is float32
