@@ -3,7 +3,6 @@
 import errno
 import re
 import signal
-import subprocess
 import threading
 import time
 import timeit
@@ -16,13 +15,10 @@ from loopwright import failpoints
 from loopwright.errors import ConfigError
 from loopwright.failpoints import FAILPOINTS, arm, disarm, failpoint, is_armed
 
-SOURCE = Path(failpoints.__file__).parent
 
-
-def run_armed(spec: str, code: str) -> subprocess.CompletedProcess:
+def run_armed(spec, code):
     """Run code in a fresh interpreter that is armed by its environment."""
-    code = f"from loopwright.failpoints import failpoint\n{code}"
-    return toys.python("-c", code, LW_FAILPOINT=spec)
+    return toys.python("-c", f"from loopwright.failpoints import failpoint\n{code}", LW_FAILPOINT=spec)
 
 
 def hits_that_raise(name: str, num_hits: int, error: type[Exception]) -> list[int]:
@@ -36,20 +32,13 @@ def hits_that_raise(name: str, num_hits: int, error: type[Exception]) -> list[in
     return raised
 
 
-def test_every_point_has_a_name_and_a_meaning():
+def test_every_point_has_a_name_and_a_meaning_can_be_passed_and_can_be_armed():
     assert len(FAILPOINTS) == 21
+    assert [failpoint(name) for name in FAILPOINTS] == [None] * 21
+    assert not any(is_armed(name) for name in FAILPOINTS)
     for name, meaning in FAILPOINTS.items():
         assert re.fullmatch(r"[a-z_]+", name)
         assert 10 < len(meaning) < 100 and "\n" not in meaning
-
-
-def test_every_point_can_be_passed_when_nothing_is_armed():
-    assert [failpoint(name) for name in FAILPOINTS] == [None] * 21
-    assert not any(is_armed(name) for name in FAILPOINTS)
-
-
-def test_every_point_can_be_armed():
-    for name in FAILPOINTS:
         arm(f"{name}:1:raise")
         with pytest.raises(RuntimeError, match=f"failpoint {name}"):
             failpoint(name)
@@ -69,7 +58,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one_armed_or_not():
 def test_all_names_used_in_the_package_are_known():
     used = [
         name
-        for path in SOURCE.rglob("*.py")
+        for path in Path(failpoints.__file__).parent.rglob("*.py")
         for name in re.findall(r'\b(?:failpoint|is_armed|_pass)\("(\w+)"', path.read_text(encoding="utf-8"))
         if path.name != "failpoints.py"
     ]
@@ -77,17 +66,11 @@ def test_all_names_used_in_the_package_are_known():
     assert set(used) - set(FAILPOINTS) == set()
 
 
-def test_only_the_nth_hit_does_something():
+def test_the_nth_hit_or_every_hit_does_something_and_points_count_for_themselves():
     arm("mid_write:3:raise")
     assert hits_that_raise("mid_write", 6, RuntimeError) == [3]
-
-
-def test_a_star_means_every_hit():
     arm("mid_write:*:raise:EIO")
     assert hits_that_raise("mid_write", 3, OSError) == [1, 2, 3]
-
-
-def test_a_point_may_have_several_faults_and_points_count_for_themselves():
     arm("mid_write:2:raise, mid_write:4:raise:ENOSPC, pre_fsync:1:raise")
     assert hits_that_raise("pre_fsync", 2, RuntimeError) == [1]
     assert hits_that_raise("pre_rename", 5, Exception) == []
@@ -135,27 +118,15 @@ def test_sleep_waits_and_continues():
     assert time.monotonic() - start >= 0.05
 
 
-def test_kill_from_the_environment_is_a_sigkill_at_that_hit():
+def test_the_environment_kills_or_exits_at_a_hit_arms_nothing_or_is_refused_at_import():
     done = run_armed("pre_rename:3:kill", 'for i in range(9): print(i, flush=True); failpoint("pre_rename")')
-    assert done.returncode == -signal.SIGKILL
-    assert done.stdout.split() == ["0", "1", "2"]
-
-
-def test_exit_from_the_environment_leaves_at_once_with_that_code():
+    assert (done.returncode, done.stdout.split()) == (-signal.SIGKILL, ["0", "1", "2"])
     done = run_armed("run_end:1:exit:75", 'import atexit; atexit.register(print, "cleaned"); failpoint("run_end")')
-    assert done.returncode == 75
-    assert done.stdout == ""
-
-
-def test_an_empty_environment_variable_arms_nothing():
+    assert (done.returncode, done.stdout) == (75, "")
     done = run_armed("", 'failpoint("run_end"); print("passed")')
     assert (done.returncode, done.stdout) == (0, "passed\n")
-
-
-def test_a_wrong_environment_variable_is_refused_at_import():
     done = run_armed("pre_renam:1:kill", "")
-    assert done.returncode == 1
-    assert "the nearest is 'pre_rename'" in done.stderr
+    assert done.returncode == 1 and "the nearest is 'pre_rename'" in done.stderr
 
 
 @pytest.mark.parametrize(
