@@ -151,15 +151,9 @@ def test_checkpoint_intervals_below_one_are_refused(name, tmp_path):
 
 
 def test_errors_about_arguments_are_value_errors_so_that_old_handlers_catch_them():
-    assert issubclass(ConfigError, ValueError)
-    assert issubclass(DataError, ValueError)
-    assert issubclass(BatchLossError, ValueError)
-    assert issubclass(ConfigTypeError, ConfigError)
-    assert issubclass(ConfigTypeError, TypeError)
+    assert all(issubclass(error, ValueError) for error in (ConfigError, DataError, BatchLossError))
+    assert issubclass(ConfigTypeError, ConfigError) and issubclass(ConfigTypeError, TypeError)
     assert not issubclass(CheckpointError, ValueError)
-
-
-# Schedulers
 
 
 @pytest.mark.parametrize(
@@ -186,44 +180,27 @@ def test_a_factory_that_cannot_be_called_is_refused():
     assert_refused(ConfigTypeError, texts, trained(), call)
 
 
-# Models and optimizers
-
-
 def test_a_model_without_parameters_is_refused():
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
-    assert_refused(
-        ConfigError, ["ReLU has no parameters", "nothing to train"], trainer_of(nn.ReLU(), optimizer=optimizer),
-        lambda trainer: trainer.train(pairs(), 1),
-    )  # fmt: skip
+    trainer = trainer_of(nn.ReLU(), optimizer=optimizer)
+    assert_refused(ConfigError, ["ReLU has no parameters", "nothing to train"], trainer, train_once)
 
 
 def test_a_model_without_trainable_parameters_is_refused_but_may_be_evaluated():
     model = nn.Linear(4, 1)
     trainer = trainer_of(model)
     model.requires_grad_(False)
-    assert_refused(
-        ConfigError, ["Linear has no trainable parameters", "all 2", "Unfreeze some, or use evaluate()"], trainer,
-        lambda trainer: trainer.train(pairs(), 1),
-    )  # fmt: skip
+    texts = ["Linear has no trainable parameters", "all 2", "Unfreeze some, or use evaluate()"]
+    assert_refused(ConfigError, texts, trainer, train_once)
     assert trainer.evaluate(pairs()).metrics["evaluation_loss"] > 0
 
 
-def test_an_optimizer_that_holds_none_of_the_models_parameters_is_refused():
+def test_an_optimizer_of_none_of_the_models_parameters_is_refused_and_one_of_some_is_fine():
     stranger = torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.1)
-    assert_refused(
-        ConfigError,
-        ["the optimizer holds none of the parameters of Linear", "another model", "model.parameters()"],
-        trainer_of(optimizer=stranger),
-        lambda trainer: trainer.train(pairs(), 1),
-    )
-
-
-def test_an_optimizer_that_holds_some_of_them_is_fine():
+    texts = ["the optimizer holds none of the parameters of Linear", "another model", "model.parameters()"]
+    assert_refused(ConfigError, texts, trainer_of(optimizer=stranger), train_once)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     assert trainer_of(model, optimizer=torch.optim.SGD(model[1].parameters(), lr=0.1)).train(pairs(), 1).updates == 1
-
-
-# Batches and losses: found with the first batch, before the first update
 
 
 def train_once(trainer, dataset=None):
@@ -286,9 +263,8 @@ def test_a_batch_loss_that_cannot_be_used_is_refused_at_the_first_batch(make_out
 
 
 def test_a_loss_function_without_reduction_is_refused():
-    assert_refused_at_the_first_batch(
-        BatchLossError, ["shape (8, 1)", "reduction='mean'"], trainer_of(loss_func=nn.MSELoss(reduction="none"))
-    )
+    trainer = trainer_of(loss_func=nn.MSELoss(reduction="none"))
+    assert_refused_at_the_first_batch(BatchLossError, ["shape (8, 1)", "reduction='mean'"], trainer)
 
 
 @pytest.mark.parametrize(
@@ -300,9 +276,8 @@ def test_a_loss_function_without_reduction_is_refused():
     ],
 )
 def test_an_evaluation_batch_loss_that_cannot_be_used_is_refused(make_output, texts):
-    assert_refused_at_the_first_batch(
-        BatchLossError, texts, returning(make_output), lambda trainer: trainer.evaluate(pairs())
-    )
+    evaluate = partial(Trainer.evaluate, dataset=pairs())
+    assert_refused_at_the_first_batch(BatchLossError, texts, returning(make_output), evaluate)
 
 
 def test_a_loss_of_one_element_and_a_missing_model_output_are_fine():
@@ -334,12 +309,9 @@ class Named(nn.Linear):
 
 
 def test_a_mapping_batch_without_labels_is_refused_where_a_loss_function_needs_them():
-    assert_refused_at_the_first_batch(
-        BatchLossError,
-        ["needs labels for the loss_func", "got x, target", "Rename the target to labels", "override"],
-        trainer_of(Named(4, 1)),
-        lambda trainer: train_once(trainer, Rows(x=X, target=Y)),
-    )
+    texts = ["needs labels for the loss_func", "got x, target", "Rename the target to labels", "override"]
+    train = partial(train_once, dataset=Rows(x=X, target=Y))
+    assert_refused_at_the_first_batch(BatchLossError, texts, trainer_of(Named(4, 1)), train)
 
 
 class TwoInputs(nn.Module):
@@ -451,10 +423,8 @@ def test_a_best_checkpoint_by_a_metric_that_no_evaluation_records_is_reported_on
 
 
 def test_no_loss_function_is_refused_for_tuple_batches():
-    trainer = trainer_of(loss_func=None)
-    assert_refused_at_the_first_batch(
-        BatchLossError, ["loss_func is None", "mapping batch", "got a batch of type list", "Pass a loss_func"], trainer
-    )
+    texts = ["loss_func is None", "mapping batch", "got a batch of type list", "Pass a loss_func"]
+    assert_refused_at_the_first_batch(BatchLossError, texts, trainer_of(loss_func=None))
 
 
 @pytest.mark.parametrize("outputs", [lambda y: y, lambda y: {"logits": y}, lambda y: {"loss": None, "logits": y}])
@@ -464,15 +434,8 @@ def test_no_loss_function_is_refused_for_a_model_without_a_loss(outputs):
             return outputs(super().forward(x))
 
     trainer = trainer_of(Model(4, 1), loss_func=None)
-    assert_refused_at_the_first_batch(
-        BatchLossError,
-        ["outputs have no loss", "a batch with x", "when the batch has labels", "Pass a loss_func"],
-        trainer,
-        lambda trainer: train_once(trainer, Rows(x=X)),
-    )
-
-
-# Evaluation and prediction
+    texts = ["outputs have no loss", "a batch with x", "when the batch has labels", "Pass a loss_func"]
+    assert_refused_at_the_first_batch(BatchLossError, texts, trainer, partial(train_once, dataset=Rows(x=X)))
 
 
 def test_an_evaluation_of_nothing_is_refused():
@@ -497,9 +460,6 @@ def test_states_cannot_be_saved_or_loaded_before_a_run(tmp_path):
     for call in (trainer.save_training_state, trainer.load_training_state):
         with pytest.raises(ConfigError, match=r"needs a trainer that has been prepared by train\(\)"):
             call(tmp_path)
-
-
-# What is tolerated
 
 
 def test_an_empty_loader_of_the_users_own_is_tolerated():

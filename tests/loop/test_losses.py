@@ -21,9 +21,6 @@ SHAPES = [(8, 1), (4, 2), (2, 4), (1, 8)]  # batch size x accumulation: 8 sample
 IGNORED = -100
 
 
-# Mean losses over samples
-
-
 def data(num_samples: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(num_samples, 4, generator=generator, dtype=torch.float64)
@@ -85,9 +82,6 @@ def test_a_mean_loss_has_the_same_gradients_however_its_update_is_cut(num_sample
     expected = [gradient_of(model, nn.functional.mse_loss(model(x), y)) for x, y in zip(*parts, strict=True)]
     assert len(expected) == math.ceil(num_samples / (batch_size * accumulation))
     assert_gradients(train(watched(), data(num_samples), batch_size, accumulation), expected)
-
-
-# Losses per token: samples of different lengths, padded with labels that do not count
 
 
 class Tokens(Dataset):
@@ -235,9 +229,6 @@ def squared_errors(dataset) -> torch.Tensor:
         return nn.functional.mse_loss(network()(x), y, reduction="none").flatten()
 
 
-# Counts that are not there, or zero
-
-
 def test_a_count_of_none_means_samples():
     class Undecided(Watching):
         def count_batch_items(self, batch):
@@ -255,9 +246,8 @@ def test_a_count_of_none_means_samples():
 
 def safe_token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """0 where there is no token to learn from, as losses for masked tokens are written."""
-    total = nn.functional.cross_entropy(
-        logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
-    )  # fmt: skip
+    options = {"ignore_index": IGNORED, "reduction": "sum"}
+    total = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), **options)
     return total / (labels != IGNORED).sum().clamp(min=1)
 
 
@@ -288,9 +278,6 @@ def test_evaluation_batches_without_items_add_nothing(cls):
         result = trainer.evaluate(tokens, batch_size, dataloader_kwargs=toys.NO_WORKERS)
         assert result.stop_reason is None
         assert result.metrics["evaluation_loss"] == pytest.approx(expected, rel=1e-12)
-
-
-# What a callback sees, and what the host waits for
 
 
 def test_callbacks_see_each_micro_batch_s_own_loss_whatever_the_accumulation():

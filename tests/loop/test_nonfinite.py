@@ -87,9 +87,6 @@ def holds(window: list[list[int]], bad=(5,)) -> bool:
     return any(set(ids) & set(bad) for ids in window)
 
 
-# Stopping
-
-
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_a_stopped_run_names_the_update_and_writes_down_the_samples_that_were_in_it(epoch, tmp_path, capsys):
     trainer, result = fit(variant(when=(epoch,)), tmp_path, [TerminateOnNaNCallback])
@@ -141,8 +138,7 @@ def test_no_state_with_a_bad_update_in_it_is_ever_saved(tmp_path, capsys):
     update = next(number for number, window in enumerate(windows(trainer.seen), 1) if number > 3 and holds(window))
     newest, problems = find_newest(tmp_path)
     assert problems == [] and newest.name == f"step-{update - 1:010d}"
-    checkpoint = read(newest)
-    assert all(bool(tensor.isfinite().all()) for tensor in checkpoint.model.values())
+    assert all(bool(tensor.isfinite().all()) for tensor in read(newest).model.values())
     assert "Not saving" in capsys.readouterr().out
 
 
@@ -180,9 +176,6 @@ def test_a_source_without_ids_is_stopped_and_skipped_without_them(tmp_path, caps
     assert "Skipping update 2: its loss or gradient is not finite\n" in capsys.readouterr().out
 
 
-# Skipping
-
-
 def by_hand(updates: list[list[list[int]]], is_left_out) -> nn.Module:
     """Train as `fit` does in a plain loop over these samples, leaving out updates without a trace."""
     x, y, _ = toys.data(NUM_SAMPLES).tensors
@@ -201,12 +194,7 @@ def by_hand(updates: list[list[list[int]]], is_left_out) -> nn.Module:
     return model
 
 
-BAD = {
-    "nan": Poisoned,
-    "inf": variant(value=math.inf),
-    "-inf": variant(value=-math.inf),
-    "gradient": BadGradient,
-}
+BAD = {"nan": Poisoned, "inf": variant(value=math.inf), "-inf": variant(value=-math.inf), "gradient": BadGradient}
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -294,9 +282,6 @@ def test_the_count_of_skipped_updates_in_a_row_survives_a_resume(tmp_path):
 def test_gradients_are_looked_at_before_they_are_clipped():
     trainer, _ = fit(BadGradient, nan="skip", gradient_clip_value=1e6, gradient_clip_norm=1e6)
     toys.assert_same_weights(trainer.model, by_hand(windows(trainer.seen), holds))
-
-
-# Two processes
 
 
 def skip_on_two() -> list:

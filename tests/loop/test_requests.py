@@ -156,17 +156,13 @@ def test_a_save_asked_for_at_the_end_of_the_run_is_of_its_end(tmp_path):
     assert (result.epochs, result.updates, again.entries) == (2, 12, [])
 
 
-def test_the_first_reason_to_stop_is_the_one_that_is_reported():
+def test_the_first_reason_to_stop_is_reported_and_the_next_run_forgets_it():
     def ask(trainer):
         trainer.request_stop("first")
         trainer.request_stop("second")
 
-    assert run(Asking("on_train_step_end", 1, ask))[1].stop_reason == "first"
-
-
-def test_a_run_that_was_not_stopped_has_no_reason_and_the_next_run_forgets_an_old_one():
-    trainer, result, _ = run(Asking("on_train_step_end", 1, lambda trainer: trainer.request_stop("once")))
-    assert result.stop_reason == "once"
+    trainer, result, _ = run(Asking("on_train_step_end", 1, ask))
+    assert result.stop_reason == "first"
     assert trainer.train(pairs(), 1).stop_reason is None
 
 
@@ -174,9 +170,6 @@ def test_an_evaluation_that_cannot_be_had_is_not_waited_for():
     _, result, journal = run(Asking("on_train_step_end", 1, lambda trainer: trainer.request_evaluation()))
     assert journal.entries == [("log", 6)]
     assert result.updates == 6
-
-
-# What the loop asks of itself
 
 
 @pytest.mark.parametrize(
@@ -241,9 +234,6 @@ def test_checkpoints_are_written_as_often_as_asked_for_and_at_the_end(tmp_path):
     assert journal.of("save") == [12, 24, 30]
 
 
-# No checkpoint of a broken run
-
-
 def saved_updates(folder) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
 
@@ -277,12 +267,12 @@ def test_a_save_and_a_nan_in_the_same_update_do_not_meet(tmp_path):
 
 
 def test_a_stop_between_the_weights_and_the_count_saves_nothing_that_disagrees(tmp_path):
-    class Stopping(TrainerCallback):
-        def on_optimizer_step_end(self, trainer, **kwargs):
-            if trainer.progress.update == 2:
-                raise StopTrainingError("in the middle of an update")
+    def stop(trainer):
+        raise StopTrainingError("in the middle of an update")
 
-    _, result, journal = run(Stopping(), checkpoints=toys.saving(tmp_path, asynchronous=False))
+    _, result, journal = run(
+        Asking("on_optimizer_step_end", 3, stop), checkpoints=toys.saving(tmp_path, asynchronous=False)
+    )
     assert result.stop_reason == "in the middle of an update"
     assert journal.of("save") == saved_updates(tmp_path) == [1, 2]
 
