@@ -17,10 +17,13 @@ pytestmark = pytest.mark.distributed
 
 
 class Full(Trainer):
-    """Has no room left on the second process."""
+    """Has no room left on the second process, so many times."""
+
+    times_full = 99
 
     def calculate_train_batch_loss(self, batch):
-        if self.progress.update == 2 and os.environ["RANK"] == "1":
+        if self.progress.update == 2 and os.environ["RANK"] == "1" and self.times_full:
+            self.times_full -= 1
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return super().calculate_train_batch_loss(batch)
 
@@ -37,20 +40,11 @@ def test_memory_that_runs_out_on_one_process_ends_both_with_the_reason(tmp_path)
     assert "rank 1 of 2 failed" in first.output
 
 
-class FullOnce(Trainer):
-    """Has no room left on the second process for once, and buffers that the processes share in each forward pass."""
-
-    is_full = True
-
-    def calculate_train_batch_loss(self, batch):
-        if self.progress.update == 2 and os.environ["RANK"] == "1":
-            is_full, self.is_full = self.is_full, False
-            if is_full:
-                raise torch.OutOfMemoryError("CUDA out of memory.")
-        return super().calculate_train_batch_loss(batch)
+class FullOnce(Full):
+    times_full = 1
 
 
-def fit_with_buffers(results: Results) -> None:
+def fit_with_buffers(results: Results) -> None:  # which the processes share in each forward pass
     model = toys.seeded(lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)))
     toys.trained((), toys.data(48), model=model, cls=FullOnce, seed=2)
 

@@ -58,10 +58,8 @@ def share_out(results: Results) -> None:
     for size in SIZES:
         trainer = toys.trainer_of(cls=Ragged)
         outputs = trainer.predict(toys.data(size), 2).outputs
-        wide = [row.tolist() for row in outputs["wide"]]
-        results[f"predict {size}"] = {"ids": outputs["id"].tolist(), "are_own": [set(row) for row in wide] == [
-            {index} for index in range(size)
-        ]}  # fmt: skip
+        are_own = [set(row.tolist()) for row in outputs["wide"]] == [{index} for index in range(size)]
+        results[f"predict {size}"] = {"ids": outputs["id"].tolist(), "are_own": are_own}
         results[f"evaluate {size}"] = trainer.evaluate(toys.data(size), 2).metrics["evaluation_loss"]
 
     watch = toys.watch(on_eval_step_end=lambda trainer, **kwargs: trainer.get_model()[1].running_mean.tolist())
@@ -70,13 +68,11 @@ def share_out(results: Results) -> None:
     trainer.train(dataset, 2, toys.data(7), per_device_batch_size=2, seed=1)
     results["running means"] = watch.seen
 
-    rows = trainer.gather(torch.full((rank, 2), rank))
-    results["gather"] = rows.tolist()
+    results["gather"] = trainer.gather(torch.full((rank, 2), rank)).tolist()
     raise_in_helpers(results, rank)
 
 
 def raise_in_helpers(results: Results, rank: int) -> None:
-    helpers = (local_process_zero_first, local_process_zero_only, world_process_zero_only)
     for raising in (0, 2):
 
         def function(raising=raising):
@@ -85,7 +81,7 @@ def raise_in_helpers(results: Results, rank: int) -> None:
             return rank
 
         outcomes = []
-        for helper in helpers:
+        for helper in (local_process_zero_first, local_process_zero_only, world_process_zero_only):
             try:
                 outcomes.append(helper(function)())
             except KeyError:

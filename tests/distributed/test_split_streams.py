@@ -98,22 +98,16 @@ def test_no_sample_of_any_part_is_lost_or_doubled(name, ranks):
     ids = [entry for rank in ranks for entry in rank[name]]
     assert sorted(index for _, batch in ids for index in batch) == sorted(2 * list(range(SAMPLES)))
     # An epoch is as long as the longest part: two micro-batches of two samples an update.
-    longest = max(PARTS["uneven" if name == "workers" else name])
-    last = max(update for update, _ in ids)
-    assert last == 2 * -(-longest // 4) - 1
+    sizes = PARTS["uneven" if name == "workers" else name]
+    assert max(update for update, _ in ids) == 2 * -(-max(sizes) // 4) - 1
     for number, rank in enumerate(ranks):
-        sizes = PARTS["uneven" if name == "workers" else name]
         own = set(range(sum(sizes[:number]), sum(sizes[: number + 1])))
         assert {index for _, batch in rank[name] for index in batch} == own
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_process_reads_its_own_part_alone(name, ranks):
+def test_a_process_reads_its_own_part_alone_and_evaluations_and_predictions_have_each_sample_once(name, ranks):
     assert [rank[f"{name}: read"] for rank in ranks] == [2 * size for size in PARTS[name]]
-
-
-@pytest.mark.parametrize("name", PARTS)
-def test_evaluations_and_predictions_have_each_sample_of_the_parts_once(name, ranks):
     x, y, _ = toys.data(SAMPLES).tensors
     loss = torch.nn.functional.mse_loss(toys.network()(x), y).item()
     for rank in ranks:

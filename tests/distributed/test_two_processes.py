@@ -112,7 +112,7 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_two_processes_train_as_one_with_twice_the_accumulation(name, measured, alone):
+def test_two_processes_train_and_report_losses_as_one_with_twice_the_accumulation(name, measured, alone):
     alone = alone(name)
     first, second = (rank[name] for rank in measured)
     assert first["updates"] == second["updates"] == alone["updates"]
@@ -121,6 +121,14 @@ def test_two_processes_train_as_one_with_twice_the_accumulation(name, measured, 
         assert first[quantity] == pytest.approx(alone[quantity], rel=1e-5, abs=TOLERANCE)
     for found, expected in zip(first["moments"], alone["moments"], strict=True):
         assert found == pytest.approx(expected, rel=1e-4, abs=TOLERANCE)
+    assert first["history"] == second["history"]
+    assert first["logs"] == second["logs"]
+    assert set(first["history"]) == set(alone["history"])
+    for metric, values in alone["history"].items():
+        assert first["history"][metric] == pytest.approx(values, rel=1e-5), metric
+    assert len(first["logs"]) == len(alone["logs"])
+    for found, expected in zip(first["logs"], alone["logs"], strict=True):
+        assert found == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -136,20 +144,6 @@ def test_each_update_sees_the_same_samples_on_one_process_or_two(name, measured,
     assert by_update(*(rank[name]["ids"] for rank in measured)) == by_update(alone(name)["ids"])
     seen = [sample for rank in measured for _, batch in rank[name]["ids"] for sample in batch]
     assert sorted(seen) == sorted(list(range(RUNS[name][0])) * 2)
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_both_processes_report_the_losses_that_one_process_would(name, measured, alone):
-    alone = alone(name)
-    first, second = (rank[name] for rank in measured)
-    assert first["history"] == second["history"]
-    assert first["logs"] == second["logs"]
-    assert set(first["history"]) == set(alone["history"])
-    for metric, values in alone["history"].items():
-        assert first["history"][metric] == pytest.approx(values, rel=1e-5), metric
-    assert len(first["logs"]) == len(alone["logs"])
-    for found, expected in zip(first["logs"], alone["logs"], strict=True):
-        assert found == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("num_samples", PREDICT_SAMPLES)
@@ -185,19 +179,12 @@ def test_rows_are_gathered_in_the_order_of_the_processes_however_uneven(measured
         }
 
 
-def test_only_the_first_process_writes(measured):
+def test_only_the_first_process_writes_also_a_state_that_another_one_asks_for(measured):
     first, second = (rank["files"] for rank in measured)
     assert second == []
-    assert first == sorted(
-        [f"states/{state}/{name}" for state in ("epoch_1", "final") for name in CHECKPOINT_FILES]
-        + ["best.pt", "plain.pt", "plain.safetensors"]
-    )
-
-
-CHECKPOINT_FILES = ("MANIFEST.json", "model.safetensors", "state.json", "state.safetensors")
-
-
-def test_a_state_that_one_process_asks_for_is_saved(measured):
+    of_state = ("MANIFEST.json", "model.safetensors", "state.json", "state.safetensors")
+    states = [f"states/{state}/{name}" for state in ("epoch_1", "final") for name in of_state]
+    assert first == sorted([*states, "best.pt", "plain.pt", "plain.safetensors"])
     for rank in measured:
         assert rank["asked by one"] == {"exists": True, "saved_events": 1}
 
