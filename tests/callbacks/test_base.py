@@ -28,23 +28,12 @@ from loopwright.callbacks import (
     get_default_callbacks,
 )
 
-CONTRACT_EVENTS = [
-    "on_init_end",
-    "on_training_run_start",
-    "on_train_epoch_start",
-    "on_train_step_start",
-    "on_train_step_end",
-    "on_train_epoch_end",
-    "on_eval_epoch_start",
-    "on_eval_step_start",
-    "on_eval_step_end",
-    "on_eval_epoch_end",
-    "on_training_run_epoch_end",
-    "on_training_run_end",
-    "on_evaluation_run_start",
-    "on_evaluation_run_end",
-    "on_stop_training_error",
-]
+CONTRACT_EVENTS = {
+    *("on_init_end", "on_training_run_start", "on_training_run_epoch_end", "on_training_run_end"),
+    *("on_train_epoch_start", "on_train_step_start", "on_train_step_end", "on_train_epoch_end"),
+    *("on_eval_epoch_start", "on_eval_step_start", "on_eval_step_end", "on_eval_epoch_end"),
+    *("on_evaluation_run_start", "on_evaluation_run_end", "on_stop_training_error"),
+}
 NEW_EVENTS = ["on_before_optimizer_step", "on_optimizer_step_end", "on_update_end", "on_log", "on_checkpoint_saved"]
 
 
@@ -78,14 +67,8 @@ def forget_calls():
     Recorder.calls.clear()
 
 
-# The base
-
-
-def test_there_are_the_fifteen_events_of_the_contract_and_five_new_ones():
+def test_there_are_the_fifteen_events_of_the_contract_and_five_new_ones_which_take_any_keyword_and_do_nothing():
     assert sorted(EVENTS) == sorted([*CONTRACT_EVENTS, *NEW_EVENTS])
-
-
-def test_every_event_of_the_base_does_nothing_and_takes_the_trainer_and_any_keyword():
     callback = TrainerCallback()
     assert [getattr(callback, event)("a trainer", step=3, something_new=1) for event in EVENTS] == [None] * 20
 
@@ -114,19 +97,11 @@ def test_every_callback_of_the_package_is_exported_and_made_of_known_events():
         assert events == set(EVENTS), cls.__name__
 
 
-# The handler
-
-
 def test_the_default_callbacks_are_five_classes_in_this_order():
-    expected = (
-        MoveModulesToDeviceCallback,
-        TerminateOnNaNCallback,
-        PrintProgressCallback,
-        ProgressBarCallback,
-        LogMetricsCallback,
-    )
+    first = (MoveModulesToDeviceCallback, TerminateOnNaNCallback, PrintProgressCallback)
+    expected = (*first, ProgressBarCallback, LogMetricsCallback)
     assert get_default_callbacks() == DEFAULT_CALLBACKS == expected
-    assert get_default_callbacks(progress_bar=False) == tuple(c for c in expected if c is not ProgressBarCallback)
+    assert get_default_callbacks(progress_bar=False) == (*first, LogMetricsCallback)
     assert inspect.signature(Trainer.__init__).parameters["callbacks"].default is DEFAULT_CALLBACKS
 
 
@@ -175,16 +150,10 @@ def test_a_custom_event_reaches_those_who_have_it_with_any_arguments():
 def test_a_custom_event_may_be_any_callable_also_one_set_on_the_instance():
     calls = []
 
-    class Static(TrainerCallback):
-        custom_events = ("on_my_event",)
-
-        @staticmethod
-        def on_my_event(**kwargs):
-            calls.append("static")
-
+    static = toys.callback(Recorder, on_my_event=lambda **kwargs: calls.append("static"))
     on_instance = Silent()
     on_instance.on_my_event = lambda **kwargs: calls.append("instance")
-    CallbackHandler([Static, on_instance]).call_event("on_my_event", trainer="a trainer")
+    CallbackHandler([static, on_instance]).call_event("on_my_event", trainer="a trainer")
     assert calls == ["static", "instance"]
 
 
@@ -219,10 +188,6 @@ def test_an_unknown_event_is_warned_about_with_the_nearest_name():
         def on_train_epoch_finish(self, trainer, **kwargs):
             pass
 
-    class Far(TrainerCallback):
-        def on_zzz(self, trainer, **kwargs):
-            pass
-
     with pytest.warns(UserWarning, match="Did you mean on_train_epoch_end") as caught:
         CallbackHandler([Misspelt])
     assert len(caught) == 1
@@ -230,7 +195,7 @@ def test_an_unknown_event_is_warned_about_with_the_nearest_name():
     with pytest.warns(UserWarning, match="Misspelt.on_train_epoch_finish"):
         toys.trainer_of([Misspelt])
     with pytest.warns(UserWarning, match="on_zzz") as caught:
-        CallbackHandler([Far])
+        CallbackHandler([toys.callback(on_zzz=lambda trainer, **kwargs: None)])
     assert "Did you mean" not in str(caught[0].message)
 
 
@@ -268,15 +233,10 @@ def test_the_smallest_limit_of_all_callbacks_counts():
 
 
 def test_an_object_that_is_not_a_trainer_callback_gets_its_events_and_nothing_else():
-    class Duck:
-        seen = 0
-
-        def on_train_epoch_start(self, trainer, **kwargs):
-            self.seen += 1
-
-    duck = Duck()
+    seen = []
+    duck = toys.callback(object, on_train_epoch_start=lambda trainer, **kwargs: seen.append(trainer))
     trainer = toys.trained([duck], toys.data(8), num_epochs=2)
-    assert duck.seen == 2
+    assert seen == [trainer] * 2
     assert trainer.callback_handler.state_dict() == []
     assert trainer.callback_handler.batch_limit(trainer, training=True) is None
 
@@ -295,9 +255,6 @@ def test_a_deep_copy_of_a_handler_calls_the_copied_callbacks():
     assert (handler.callbacks[0].count, twin.callbacks[0].count) == (1, 2)
 
 
-# State
-
-
 class Counting(TrainerCallback):
     def __init__(self, count=0):
         self.count = count
@@ -309,11 +266,10 @@ class Counting(TrainerCallback):
         self.count = state["count"]
 
 
-class CountingElse(Counting):
-    pass
-
-
 def test_the_nth_callback_of_a_class_gets_the_nth_state_of_that_class():
+    class CountingElse(Counting):
+        pass
+
     saved = CallbackHandler([Counting(1), Silent, CountingElse(2), Counting(3), Counting(4)]).state_dict()
     assert [entry["class"] for entry in saved] == ["Counting", "Silent", "CountingElse", "Counting", "Counting"]
 

@@ -25,6 +25,16 @@ from loopwright.schedulers import WSDLrScheduler
 from toys import names_in
 
 
+def stop_when(event, is_there):
+    """A callback that raises a stop at an event, once the condition on the trainer holds."""
+
+    def stop(trainer, **kwargs):
+        if is_there(trainer):
+            raise StopTrainingError("enough")
+
+    return toys.callback(**{event: stop})
+
+
 class Scored(toys.RecordingTrainer):
     """Records the scores it is given as the metric `score`, one per epoch, and the weights after each epoch."""
 
@@ -48,22 +58,14 @@ def row(model_state):
     return toys.row(model_state[name] for name in ("weight", "bias"))
 
 
-# The best model
-
-
 def test_save_best_has_the_documented_arguments_and_attributes():
+    names = ("save_path", "watch_metric", "greater_is_better", "reset_on_train", "save_optimizer", "save_scheduler")
+    found = operator.attrgetter(*names, "load_saved_checkpoint", "operator")
     default = SaveBestModelCallback()
-    assert (default.save_path, default.watch_metric) == ("best_model.pt", "eval_loss_epoch")
-    assert (default.greater_is_better, default.reset_on_train) == (False, True)
-    assert (default.save_optimizer, default.save_scheduler, default.load_saved_checkpoint) == (True, True, True)
+    assert found(default) == ("best_model.pt", "eval_loss_epoch", False, True, True, True, True, operator.lt)
     assert (default.best_metric, default.best_metric_epoch) == (None, None)
-    assert default.operator is operator.lt
-
-    given = SaveBestModelCallback("a.pt", "accuracy", True, False, False, False, False)
-    assert (given.save_path, given.watch_metric) == ("a.pt", "accuracy")
-    assert (given.greater_is_better, given.reset_on_train) == (True, False)
-    assert (given.save_optimizer, given.save_scheduler, given.load_saved_checkpoint) == (False, False, False)
-    assert given.operator is operator.gt
+    given = ("a.pt", "accuracy", True, False, False, False, False)
+    assert found(SaveBestModelCallback(*given)) == (*given, operator.gt)
 
 
 @pytest.mark.parametrize(
@@ -99,9 +101,11 @@ def test_the_best_model_is_in_the_file_and_at_the_end_in_the_trainer(
     assert capsys.readouterr().out.endswith(said)
 
 
-def test_save_best_prints_when_it_saves(tmp_path, capsys):
+def test_save_best_prints_when_it_saves_and_without_loading_the_last_weights_stay_in_the_trainer(tmp_path, capsys):
     path = tmp_path / "best.pt"
-    run_with_scores([3.0, 4.0, 2.0], [SaveBestModelCallback(path, "score", load_saved_checkpoint=False)])
+    trainer = run_with_scores([3.0, 4.0, 2.0, 5.0], [SaveBestModelCallback(path, "score", load_saved_checkpoint=False)])
+    assert torch.equal(toys.weights(trainer), trainer.weights_after[3])
+    assert torch.equal(row(saved_file(path)["model_state_dict"]), trainer.weights_after[2])
     assert capsys.readouterr().out == (
         f"\nscore improved to 3.0. Saving to {path}\n\nscore improved from 3.0 to 2.0. Saving to {path}\n"
     )
@@ -120,19 +124,8 @@ def test_optimizer_and_scheduler_are_saved_from_the_first_file_on_as_asked(tmp_p
         assert trainer.scheduler.last_epoch == 2 * len(scores)
 
 
-def test_without_loading_the_last_weights_stay_in_the_trainer(tmp_path):
-    best = SaveBestModelCallback(tmp_path / "best.pt", "score", load_saved_checkpoint=False)
-    trainer = run_with_scores([1.0, 2.0], [best])
-    assert torch.equal(toys.weights(trainer), trainer.weights_after[1])
-    assert torch.equal(row(saved_file(tmp_path / "best.pt")["model_state_dict"]), trainer.weights_after[0])
-
-
 def test_the_best_model_is_loaded_after_a_stop_too(tmp_path):
-    def stop(trainer, **kwargs):
-        if trainer.run_history.current_epoch == 2:
-            raise StopTrainingError("enough")
-
-    stopper = toys.callback(on_train_step_end=stop)
+    stopper = stop_when("on_train_step_end", lambda trainer: trainer.run_history.current_epoch == 2)
     trainer = run_with_scores([1.0, 2.0], [SaveBestModelCallback(tmp_path / "best.pt", "score"), stopper])
     assert torch.equal(toys.weights(trainer), trainer.weights_after[0])
 
@@ -167,8 +160,7 @@ def test_the_best_value_is_forgotten_at_the_start_of_a_run_unless_told_not_to(tm
         trainer = run_with_scores([1.0], [best])
         trainer.scores = [5.0]
         toys.fit(trainer, toys.data(8))
-        assert best.best_metric == best_metric
-        assert best.best_metric_epoch == 1
+        assert (best.best_metric, best.best_metric_epoch) == (best_metric, 1)
         assert saved_file(tmp_path / f"{reset}.pt")["score"] == best_metric
 
 
@@ -187,19 +179,13 @@ def test_the_best_weights_can_be_saved_as_safetensors(tmp_path):
     assert torch.equal(toys.weights(trainer), trainer.weights_after[1])
 
 
-# Training states
-
-
 def test_save_training_state_has_the_documented_arguments():
-    default = SaveTrainingStateCallback()
-    assert default.save_dir == Path("training_states")
-    assert (default.save_every_n_epochs, default.save_every_n_steps) == (None, None)
-    assert (default.save_at_end, default.max_checkpoints) == (True, None)
+    arguments = {"save_every_n_epochs": None, "save_every_n_steps": None, "save_at_end": True, "max_checkpoints": None}
+    assert vars(SaveTrainingStateCallback()).items() >= {"save_dir": Path("training_states"), **arguments}.items()
 
 
 @pytest.mark.parametrize("name", ["save_every_n_epochs", "save_every_n_steps", "max_checkpoints"])
 def test_states_of_which_none_would_be_kept_or_asked_for_are_refused(name, tmp_path):
-    """Otherwise 0 states to keep would remove each one once it is written."""
     with pytest.raises(ConfigError, match=f"{name} must be a whole number of at least 1, got 0"):
         SaveTrainingStateCallback(tmp_path, **{name: 0})
 
@@ -256,12 +242,9 @@ def test_only_the_newest_states_are_kept_across_a_resume_too(tmp_path):
 
 
 def test_states_of_others_are_not_counted_and_not_removed(tmp_path):
-    ask = toys.callback(
-        on_update_end=lambda trainer, **kwargs: trainer.request_save(tmp_path / f"mine_{trainer.progress.update}")
-    )
     saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=1, max_checkpoints=1)
-    toys.trained([saver, ask], toys.data(8))
-    assert names_in(tmp_path) == {"mine_1", "mine_2", "final"}
+    toys.trained([saver, toys.save_at_updates(tmp_path)], toys.data(8))
+    assert names_in(tmp_path) == {"update_1", "update_2", "final"}
 
 
 def test_a_stopped_run_saves_its_final_state_at_its_last_finished_update(tmp_path):
@@ -277,24 +260,16 @@ def test_a_stopped_run_saves_its_final_state_at_its_last_finished_update(tmp_pat
 
 
 def test_a_stop_between_gradients_and_update_loses_and_repeats_nothing(tmp_path):
-    def stop(trainer, **kwargs):
-        if trainer.progress.update == 1:
-            raise StopTrainingError("enough")
-
     for event in ("on_before_optimizer_step", "on_update_end"):
-        stopped = toys.trained([SaveTrainingStateCallback(tmp_path / event), toys.callback(**{event: stop})])
+        stopper = stop_when(event, lambda trainer: trainer.progress.update == 1)
+        stopped = toys.trained([SaveTrainingStateCallback(tmp_path / event), stopper])
         assert stopped.result.updates == 1
         toys.assert_resumed(toys.trained(resume_from=tmp_path / event / "final"), toys.trained(), 1)
 
 
 def test_a_stop_inside_an_update_saves_no_state_that_is_neither_before_nor_after_it(tmp_path):
-    saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=1)
-
-    def stop(trainer, **kwargs):
-        if trainer.progress.update == 2:
-            raise StopTrainingError("enough")
-
-    toys.trained([saver, toys.callback(on_optimizer_step_end=stop)])
+    stopper = stop_when("on_optimizer_step_end", lambda trainer: trainer.progress.update == 2)
+    toys.trained([SaveTrainingStateCallback(tmp_path, save_every_n_steps=1), stopper])
     assert names_in(tmp_path) == {"step_1", "step_2"}
 
 
@@ -315,11 +290,9 @@ def test_every_state_resumes_to_the_end_of_the_run(tmp_path):
 def test_the_state_saved_at_the_end_of_a_run_holds_the_last_weights_not_the_best(tmp_path):
     # Score 1 is best after the first epoch, so the end of the run loads those weights into the trainer.
     best = SaveBestModelCallback(tmp_path / "best.pt", "score")
-    checkpoints = Checkpointing(tmp_path / "checkpoints", every_updates=100)
-    trainer = run_with_scores([1.0, 2.0], [best], checkpoints=checkpoints)
+    trainer = run_with_scores([1.0, 2.0], [best], checkpoints=Checkpointing(tmp_path / "run", every_updates=100))
     assert torch.equal(toys.weights(trainer), trainer.weights_after[0])
-    at_end = read(tmp_path / "checkpoints" / "step-0000000004")
-    assert torch.equal(row(at_end.model), trainer.weights_after[1])
+    assert torch.equal(row(read(toys.step(tmp_path / "run", 4)).model), trainer.weights_after[1])
 
 
 def test_a_final_state_holds_the_last_weights_also_beside_a_callback_that_loads_the_best(tmp_path):
@@ -344,8 +317,8 @@ def test_callbacks_after_the_one_that_loads_the_best_model_see_it(is_saved_too, 
     savers = [SaveTrainingStateCallback(tmp_path / name) for name in ("before", "after")] if is_saved_too else []
     exports = [toys.callback(on_training_run_end=export) for _ in range(2)]
     trainer = run_with_scores([1.0, 2.0], [exports[0], *savers[:1], best, *savers[1:], exports[1]])
-    last, first = trainer.weights_after[1], trainer.weights_after[0]
-    assert [torch.equal(seen[0], last), torch.equal(seen[1], first)] == [True, True]
+    first, last = trainer.weights_after
+    assert torch.equal(seen[0], last) and torch.equal(seen[1], first)
     assert torch.equal(row(read(tmp_path / "too_late").model), last), "asked for before, it was saved before"
     told = f"Not saving {tmp_path / 'too_late'}: another model was loaded after the end of the run"
     assert told in capsys.readouterr().out
@@ -369,9 +342,6 @@ def test_the_folder_is_written_when_the_event_says_so(tmp_path):
     watch = toys.watch(on_checkpoint_saved=look)
     toys.trained([SaveTrainingStateCallback(tmp_path, None, 1), watch], toys.data(8))
     assert watch.seen == [("step_1", 1), ("step_2", 2), ("final", 2)]
-
-
-# Warmup, stable, decay
 
 
 def wsd(**kwargs):
@@ -400,9 +370,8 @@ def test_wsd_saves_a_state_before_each_decay_and_the_model_after_it(tmp_path):
     trainer, callback = run_wsd(tmp_path)
     names = ("6_wsd_pre_decay", "8_wsd_post_decay.pt", "14_wsd_pre_decay", "16_wsd_post_decay.pt")
     assert names_in(tmp_path) == {f"checkpoint_{name}" for name in names}
-    assert callback.checkpoint_steps == {8, 16}
-    assert callback.last_checkpoint_step == 16
-    assert callback.decay_fraction == 0.25
+    found = (callback.checkpoint_steps, callback.last_checkpoint_step, callback.decay_fraction)
+    assert found == ({8, 16}, 16, 0.25)
     assert callback.decay_info == trainer.scheduler.get_decay_info()
 
     for step, decayed_at in ((6, 8), (14, 16)):
@@ -456,8 +425,7 @@ def test_a_new_run_starts_from_an_initial_checkpoint_folder_or_file(source, tmp_
     initial = {"initial_checkpoint": tmp_path / "first" / source, "scheduler": schedule}
     second, callback = run_wsd(tmp_path / "second", num_epochs=2, callbacks=[watch], **initial)
     [(weights, last_step)] = watch.seen
-    assert torch.equal(weights, first.weights_before[step])
-    assert last_step == step
+    assert torch.equal(weights, first.weights_before[step]) and last_step == step
     # A run of its own: eight updates in two epochs, with a stable phase at the full lr, and a history of its own.
     assert len(second.lrs) == 8 and second.epochs == [1] * 4 + [2] * 4
     assert second.lrs[:6] == [0.05] * 6
@@ -473,11 +441,8 @@ def test_a_missing_initial_checkpoint_is_no_reason_not_to_start(tmp_path):
 
 def test_a_resumed_run_does_not_go_back_to_its_initial_checkpoint(tmp_path):
     run_wsd(tmp_path / "first")
-    arguments = {
-        "num_epochs": 2,
-        "initial_checkpoint": tmp_path / "first" / "checkpoint_6_wsd_pre_decay",
-        "scheduler": wsd(is_continuation_from_checkpoint=True),
-    }
+    initial = {"initial_checkpoint": tmp_path / "first" / "checkpoint_6_wsd_pre_decay"}
+    arguments = {"num_epochs": 2, "scheduler": wsd(is_continuation_from_checkpoint=True), **initial}
     saver = SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=3)
     whole, _ = run_wsd(tmp_path / "whole", callbacks=[saver], **arguments)
     for name in ("step_3", "step_6"):
@@ -494,14 +459,10 @@ def test_a_scheduler_without_decay_phases_is_refused(schedule, tmp_path):
         toys.fit(trainer, toys.data(8), create_scheduler_fn=schedule)
 
 
-# What a save does not do
-
-
 def test_a_state_that_cannot_be_written_ends_the_run_with_an_error(tmp_path):
     (tmp_path / "in_the_way").write_text("a file where a folder is needed")
-    ask = toys.callback(on_update_end=lambda trainer, **kwargs: trainer.request_save(tmp_path / "in_the_way" / "state"))
     with pytest.raises(CheckpointError, match="cannot write the checkpoint"):
-        toys.trained([ask], toys.data(8))
+        toys.trained([toys.save_at_updates(tmp_path / "in_the_way")], toys.data(8))
 
 
 def test_a_callback_whose_state_cannot_be_saved_is_named(tmp_path):
@@ -509,16 +470,13 @@ def test_a_callback_whose_state_cannot_be_saved_is_named(tmp_path):
         def state_dict(self):
             return {"when": datetime(2020, 1, 1)}
 
-    ask = toys.callback(on_update_end=lambda trainer, **kwargs: trainer.request_save(tmp_path / "state"))
     with pytest.raises(CheckpointError, match=r"state\.callbacks\.1\.state\.when is a datetime\.datetime"):
-        toys.trained([ask, Stubborn()], toys.data(8))
+        toys.trained([toys.save_at_updates(tmp_path), Stubborn()], toys.data(8))
     assert names_in(tmp_path) == set()
 
 
 def test_metadata_given_with_a_request_comes_back_with_the_state(tmp_path):
-    ask = toys.callback(
-        on_update_end=lambda trainer, **kwargs: trainer.request_save(tmp_path / "state", {"note": "hello"})
-    )
+    ask = toys.at_update(1, lambda trainer: trainer.request_save(tmp_path / "state", {"note": "hello"}))
     trainer = toys.trained([ask], toys.data(4))
     assert json.loads((tmp_path / "state" / "MANIFEST.json").read_text())["identity"]["update"] == "1"
     assert trainer.load_training_state(tmp_path / "state") == {"current_epoch": 1, "note": "hello"}

@@ -27,8 +27,6 @@ from loopwright.callbacks import (
 from loopwright.callbacks import progress as progress_module
 from loopwright.checkpoint.fingerprint import TIERS
 
-# Printing
-
 
 def test_progress_is_printed_in_these_words(capsys):
     trainer = toys.trained([PrintProgressCallback], toys.data(8), num_epochs=2, eval_dataset=toys.data(4))
@@ -61,8 +59,6 @@ def test_a_resumed_run_prints_the_epoch_it_is_in(tmp_path, capsys):
 
 
 class Measured(Trainer):
-    """Records a metric of training and one of evaluation."""
-
     def train_epoch_end(self):
         self.run_history.update_metric("a_train_metric", 1)
 
@@ -136,25 +132,17 @@ def test_metrics_can_be_logged_elsewhere_by_overriding_one_method(capsys):
     assert [metrics["train_loss_epoch"] for _, metrics in logged[::2]] == losses
 
 
-def test_an_evaluation_run_logs_its_metrics(capsys):
+def test_an_evaluation_run_logs_its_metrics_also_under_the_other_name_of_the_callback(capsys):
+    assert PrintMetricsCallback is LogMetricsCallback
     result = toys.trainer_of([LogMetricsCallback]).evaluate(toys.data(4), dataloader_kwargs={"num_workers": 0})
     assert capsys.readouterr().out == f"\nevaluation_loss: {result.metrics['evaluation_loss']}\n"
-
-
-def test_print_metrics_is_another_name_of_log_metrics():
-    assert PrintMetricsCallback is LogMetricsCallback
-
-
-# Bars
 
 
 class Bar:
     """A bar that only takes notes."""
 
     def __init__(self, **kwargs):
-        self.kwargs = kwargs
-        self.count = 0
-        self.is_closed = False
+        self.kwargs, self.count, self.is_closed = kwargs, 0, False
 
     @property
     def n(self):
@@ -176,12 +164,7 @@ class Bar:
 def bars(monkeypatch):
     """Every bar made during the test, in order."""
     made = []
-
-    def make(**kwargs):
-        made.append(Bar(**kwargs))
-        return made[-1]
-
-    monkeypatch.setattr(progress_module, "tqdm", make)
+    monkeypatch.setattr(progress_module, "tqdm", lambda **kwargs: made.append(Bar(**kwargs)) or made[-1])
     return made
 
 
@@ -212,14 +195,10 @@ def test_the_bar_of_a_resumed_epoch_starts_where_the_epoch_does(bars, tmp_path):
     assert [bar.summary for bar in bars] == [(5, 3, 2)]
 
 
-def test_a_bar_without_a_known_length_has_no_total(bars):
-    toys.trained([ProgressBarCallback], toys.Stream(toys.data(10)))
-    assert [bar.summary for bar in bars] == [(None, 0, 3)]
-
-
-def test_an_evaluation_run_has_a_bar(bars):
-    toys.trainer_of([ProgressBarCallback]).evaluate(toys.data(9), 4, dataloader_kwargs={"num_workers": 0})
-    assert [bar.summary for bar in bars] == [(3, 0, 3)]
+def test_a_bar_without_a_known_length_has_no_total_and_an_evaluation_run_has_a_bar(bars):
+    trainer = toys.trained([ProgressBarCallback], toys.Stream(toys.data(10)))
+    trainer.evaluate(toys.data(9), 4, dataloader_kwargs=toys.NO_WORKERS)
+    assert [bar.summary for bar in bars] == [(None, 0, 3), (3, 0, 3)]
     assert all(bar.is_closed for bar in bars)
 
 
@@ -232,13 +211,8 @@ def test_no_bar_is_left_open_by_a_run_that_is_cut_short(error, event, bars):
     assert all(bar.is_closed for bar in bars)
 
 
-def test_the_real_bar_is_drawn_to_the_end(capsys):
-    toys.trained([ProgressBarCallback], toys.data(20))
-    assert "5/5" in capsys.readouterr().err
-
-
-def test_a_trainer_with_the_default_callbacks_prints_all_of_it(capsys):
-    trainer = toys.trained(DEFAULT_CALLBACKS, toys.data(8), eval_dataset=toys.data(8))
+def test_a_trainer_with_the_default_callbacks_prints_all_of_it_and_draws_the_real_bars_to_the_end(capsys):
+    trainer = toys.trained(DEFAULT_CALLBACKS, toys.data(20), eval_dataset=toys.data(8))
     captured = capsys.readouterr()
     metrics = trainer.run_history.latest()
     assert captured.out == (
@@ -248,10 +222,7 @@ def test_a_trainer_with_the_default_callbacks_prints_all_of_it(capsys):
         f"\neval_loss_epoch: {metrics['eval_loss_epoch']}\n"
         "Finishing training run\n"
     )
-    assert "2/2" in captured.err
-
-
-# Devices
+    assert "5/5" in captured.err and "2/2" in captured.err
 
 
 class Moved(nn.Module):
@@ -266,15 +237,10 @@ class Moved(nn.Module):
         return self
 
 
-class WithModules(Trainer):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.metric, self.nothing, self.list_of_modules = Moved(), None, [Moved()]
-
-
 @pytest.mark.parametrize("run", ["train", "evaluate"])
 def test_modules_that_are_attributes_of_the_trainer_are_moved_to_its_device(run):
-    trainer = toys.trainer_of([MoveModulesToDeviceCallback], cls=WithModules)
+    trainer = toys.trainer_of([MoveModulesToDeviceCallback])
+    trainer.metric, trainer.nothing, trainer.list_of_modules = Moved(), None, [Moved()]
     if run == "train":
         toys.fit(trainer, toys.data(4))
     else:
@@ -287,7 +253,7 @@ def test_the_model_itself_is_left_to_the_engine():
     moved_by_callback = []
 
     def look(trainer, **kwargs):
-        trainer.model.to = lambda device: moved_by_callback.append(device)
+        trainer.model.to = moved_by_callback.append
         MoveModulesToDeviceCallback().on_training_run_start(trainer)
         del trainer.model.to
 

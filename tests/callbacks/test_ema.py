@@ -1,5 +1,7 @@
 """The moving average of a model: its arithmetic, and the callback that keeps, evaluates and saves it."""
 
+from operator import attrgetter
+
 import pytest
 import torch
 from torch import nn
@@ -15,6 +17,18 @@ from loopwright.callbacks import (
     TrainerCallback,
 )
 from toys import state_of
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.first, self.second, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.head(self.second(torch.tanh(self.first(x))))
 
 
 class WithBuffers(nn.Module):
@@ -36,10 +50,6 @@ class WithBuffers(nn.Module):
         self.mask[0] = True
         self.sixteen += 1.0
         return self.outer(self.norm(self.inner(x)))
-
-
-def assert_equal_states(first, second):
-    toys.assert_same(dict(first), dict(second))
 
 
 def states():
@@ -66,20 +76,20 @@ def no_save(tmp_path, **kwargs):
     return ModelEmaCallback(evaluate_during_training=False, save_path=tmp_path / "ema.pt", **kwargs)
 
 
-# ModelEma
-
-
-def test_the_average_is_a_frozen_copy_in_eval_mode():
+def test_the_average_is_a_frozen_copy_in_eval_mode_and_set_makes_it_a_copy_again():
     model = WithBuffers()
     ema = ModelEma(model)
     assert ema.decay == 0.9999
-    assert_equal_states(ema.module.state_dict(), model.state_dict())
+    toys.assert_same_weights(ema.module, model)
     assert not any(parameter.requires_grad for parameter in ema.module.parameters())
     assert not any(module.training for module in ema.module.modules())
     assert model.training and model.inner.weight.requires_grad
     with torch.no_grad():
         model.inner.weight.fill_(5.0)
     assert not torch.equal(ema.module.inner.weight, model.inner.weight)
+    model(torch.randn(4, 4))
+    ema.set(model)
+    toys.assert_same_weights(ema.module, model)
 
 
 def test_update_takes_a_step_towards_the_model_and_copies_what_is_not_a_float():
@@ -98,15 +108,7 @@ def test_update_takes_a_step_towards_the_model_and_copies_what_is_not_a_float():
                 assert torch.equal(average, new[name]), name
             assert average.dtype == new[name].dtype, name
     assert int(ema.module.count) == 3 and bool(ema.module.mask[0])
-
-
-def test_set_makes_the_average_a_copy():
-    model, ema = WithBuffers(), ModelEma(WithBuffers(), decay=0.75)
-    with torch.no_grad():
-        model.inner.weight.fill_(5.0)
-    model(torch.randn(4, 4))
-    ema.set(model)
-    assert_equal_states(ema.module.state_dict(), model.state_dict())
+    assert torch.equal(ema.update_fn(torch.tensor([4.0]), torch.tensor([8.0])), torch.tensor([5.0])), "by hand"
 
 
 def test_another_rule_can_be_given_by_overriding_update_fn():
@@ -124,18 +126,7 @@ def test_another_rule_can_be_given_by_overriding_update_fn():
     assert int(ema.module.count) == 7
 
 
-def test_the_rule_of_one_tensor_can_be_called_by_hand():
-    ema = ModelEma(nn.Linear(1, 1), decay=0.75)
-    assert torch.equal(ema.update_fn(torch.tensor([4.0]), torch.tensor([8.0])), torch.tensor([5.0]))
-
-
 def test_an_average_of_tied_weights_stays_tied_and_takes_one_step():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
-            self.second.weight = self.first.weight
-
     model = Tied()
     ema = ModelEma(model, decay=0.5)
     start = ema.module.first.weight.clone()
@@ -146,22 +137,16 @@ def test_an_average_of_tied_weights_stays_tied_and_takes_one_step():
     torch.testing.assert_close(ema.module.first.weight, start + 0.5)
 
 
-# The callback
-
-
 def test_the_callback_has_the_documented_arguments_and_attributes():
-    default = ModelEmaCallback()
-    assert isinstance(default, SaveBestModelCallback)
-    assert (default.decay, default.evaluate_during_training, default.save_path) == (0.99, True, "ema_model.pt")
-    assert (default.watch_metric, default.greater_is_better) == ("ema_model_eval_loss_epoch", False)
-    assert (default.model_ema, tuple(default.callbacks)) == (ModelEma, ())
+    names = ("decay", "evaluate_during_training", "save_path", "watch_metric", "greater_is_better", "model_ema")
+    found, default = attrgetter(*names), ModelEmaCallback()
+    assert isinstance(default, SaveBestModelCallback) and default.ema_model is None
+    assert found(default) == (0.99, True, "ema_model.pt", "ema_model_eval_loss_epoch", False, ModelEma)
+    assert tuple(default.callbacks) == ()
     assert (default.reset_on_train, default.save_optimizer, default.update_every) == (False, False, 1)
-    assert default.ema_model is None
-
-    given = ModelEmaCallback(0.5, False, "a.pt", "ema_model_accuracy", True, dict, (TrainerCallback,))
-    assert (given.decay, given.evaluate_during_training, given.save_path) == (0.5, False, "a.pt")
-    assert (given.watch_metric, given.greater_is_better) == ("ema_model_accuracy", True)
-    assert (given.model_ema, tuple(given.callbacks)) == (dict, (TrainerCallback,))
+    given = (0.5, False, "a.pt", "ema_model_accuracy", True, dict)
+    callback = ModelEmaCallback(*given, (TrainerCallback,))
+    assert found(callback) == given and tuple(callback.callbacks) == (TrainerCallback,)
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -233,31 +218,25 @@ def test_the_best_average_is_saved_without_the_optimizer(tmp_path):
         def eval_epoch_end(self):
             self.run_history.update_metric("score", self.scores[self.run_history.current_epoch - 1])
 
-    averages = []
     ema = ModelEmaCallback(0.8, save_path=tmp_path / "ema.pt", watch_metric="ema_model_score")
-    witness = toys.callback(
-        on_training_run_epoch_end=lambda trainer, **kwargs: averages.append(state_of(ema.ema_model.module))
-    )
-    toys.trained([ema, witness], model=WithBuffers(), cls=Scored, num_epochs=3, eval_dataset=toys.data(8))
+    averages = toys.watch(on_training_run_epoch_end=lambda trainer, **kwargs: state_of(ema.ema_model.module))
+    toys.trained([ema, averages], model=WithBuffers(), cls=Scored, num_epochs=3, eval_dataset=toys.data(8))
     saved = torch.load(tmp_path / "ema.pt", weights_only=True)
     assert set(saved) == {"model_state_dict", "ema_model_score"}
     assert saved["ema_model_score"] == ema.best_metric == 1.0
     assert ema.best_metric_epoch == 2
-    assert_equal_states(saved["model_state_dict"], averages[1])
+    toys.assert_same(dict(saved["model_state_dict"]), averages.seen[1])
 
 
 def test_an_average_that_is_not_evaluated_is_saved_after_every_epoch(tmp_path):
-    saved = []
-
     def read_file(trainer, **kwargs):
-        saved.append(torch.load(tmp_path / "ema.pt", weights_only=True))
+        return torch.load(tmp_path / "ema.pt", weights_only=True)
 
-    ema = no_save(tmp_path, decay=0.8)
-    trainer = toys.trainer_of([ema, toys.callback(on_training_run_epoch_end=read_file)])
-    toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(8))
-    assert [set(file) for file in saved] == [{"model_state_dict"}] * 2
-    assert not torch.equal(saved[0]["model_state_dict"]["weight"], saved[1]["model_state_dict"]["weight"])
-    assert torch.equal(saved[1]["model_state_dict"]["weight"], ema.ema_model.module.weight)
+    ema, watch = no_save(tmp_path, decay=0.8), toys.watch(on_training_run_epoch_end=read_file)
+    trainer = toys.trained([ema, watch], toys.data(8), num_epochs=2, eval_dataset=toys.data(8))
+    assert [set(file) for file in watch.seen] == [{"model_state_dict"}] * 2
+    first, second = (file["model_state_dict"]["weight"] for file in watch.seen)
+    assert not torch.equal(first, second) and torch.equal(second, ema.ema_model.module.weight)
     assert not any(name.startswith("ema_model_") for name in trainer.run_history.get_metric_names())
 
 
@@ -280,10 +259,7 @@ def test_the_average_is_not_evaluated_in_intermediate_evaluations_or_outside_a_t
 
 @pytest.mark.parametrize("error", [StopTrainingError("enough"), RuntimeError("a bug")])
 def test_whatever_ends_its_evaluation_the_trainer_is_as_before(error, tmp_path):
-    def fail(trainer, **kwargs):
-        raise error
-
-    ema = ModelEmaCallback(save_path=tmp_path / "ema.pt", callbacks=[toys.callback(on_eval_step_end=fail)])
+    ema = ModelEmaCallback(save_path=tmp_path / "ema.pt", callbacks=[toys.raising("on_eval_step_end", error)])
     trainer = toys.trainer_of([ema])
     model, handler = trainer.model, trainer.callback_handler
     if isinstance(error, StopTrainingError):
@@ -292,8 +268,7 @@ def test_whatever_ends_its_evaluation_the_trainer_is_as_before(error, tmp_path):
     else:
         with pytest.raises(RuntimeError, match="a bug"):
             toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(8))
-    assert trainer.model is model
-    assert trainer.callback_handler is handler
+    assert trainer.callback_handler is handler and trainer.model is model
     assert trainer.run_history.metric_name_prefix == ""
 
 
@@ -303,11 +278,8 @@ def test_a_prefix_of_the_users_own_is_put_back(tmp_path):
     )
     trainer = toys.trainer_of([prefix, ModelEmaCallback(save_path=tmp_path / "ema.pt")])
     toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(8))
-    assert set(trainer.run_history.get_metric_names()) == {
-        "mine_train_loss_epoch",
-        "mine_eval_loss_epoch",
-        "ema_model_eval_loss_epoch",
-    }
+    names = {"mine_train_loss_epoch", "mine_eval_loss_epoch", "ema_model_eval_loss_epoch"}
+    assert set(trainer.run_history.get_metric_names()) == names
 
 
 def test_a_rule_of_the_users_own_is_used(tmp_path):
@@ -318,7 +290,7 @@ def test_a_rule_of_the_users_own_is_used(tmp_path):
     ema = no_save(tmp_path, decay=0.8, model_ema=Latest)
     trainer = toys.trained([ema], model=WithBuffers(), cls=Trainer, num_epochs=2)
     assert isinstance(ema.ema_model, Latest) and ema.ema_model.decay == 0.8
-    assert_equal_states(ema.ema_model.module.state_dict(), trainer.model.state_dict())
+    toys.assert_same_weights(ema.ema_model.module, trainer)
 
 
 def test_a_second_run_starts_from_the_model_and_remembers_the_best_value(tmp_path):
@@ -331,17 +303,6 @@ def test_a_second_run_starts_from_the_model_and_remembers_the_best_value(tmp_pat
 
 
 def test_the_average_of_a_model_with_tied_weights_is_saved_with_the_training_state_and_resumed(tmp_path):
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                self.first, self.second, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
-            self.second.weight = self.first.weight
-
-        def forward(self, x):
-            return self.head(self.second(torch.tanh(self.first(x))))
-
     def run(folder, **kwargs):
         ema = no_save(tmp_path, decay=0.8)
         saver = SaveTrainingStateCallback(tmp_path / folder, save_every_n_steps=1)
@@ -350,6 +311,6 @@ def test_the_average_of_a_model_with_tied_weights_is_saved_with_the_training_sta
 
     whole, trainer = run("whole")
     resumed, again = run("resumed", resume_from=tmp_path / "whole" / "step_2")
-    assert_equal_states(resumed, whole)
+    toys.assert_same(resumed, whole)
     assert again.model.first.weight is again.model.second.weight
     assert torch.equal(toys.weights(again), toys.weights(trainer))

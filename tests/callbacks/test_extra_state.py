@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import toys
 from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import KeepStateCallback, SaveTrainingStateCallback, TrainerCallback
 from loopwright.errors import CheckpointError, ConfigTypeError
@@ -19,8 +20,7 @@ class Adversarial(Trainer):
 
     def __init__(self, keep=True):
         torch.manual_seed(0)
-        generator = nn.Linear(3, 2)
-        discriminator = nn.Linear(2, 1)
+        generator, discriminator = nn.Linear(3, 2), nn.Linear(2, 1)
         optimizer = torch.optim.Adam(discriminator.parameters(), lr=0.01)
         parts = {"discriminator": discriminator, "discriminator_optimizer": optimizer}
         callbacks = [KeepStateCallback(**parts)] if keep else []
@@ -34,14 +34,7 @@ class Adversarial(Trainer):
         self.discriminator_optimizer.zero_grad()
         gap.backward()
         self.discriminator_optimizer.step()
-        loss = -self.discriminator(made).mean()
-        return {"loss": loss, "model_outputs": made, "batch_size": len(real)}
-
-
-def weights_of(trainer):
-    return torch.cat(
-        [weight.flatten() for part in (trainer.model, trainer.discriminator) for weight in part.parameters()]
-    )
+        return {"loss": -self.discriminator(made).mean(), "model_outputs": made, "batch_size": len(real)}
 
 
 def test_a_second_model_and_its_optimizer_resume_bit_for_bit(tmp_path):
@@ -50,13 +43,13 @@ def test_a_second_model_and_its_optimizer_resume_bit_for_bit(tmp_path):
     Adversarial().train(DATA, 2, seed=1, checkpoints=Checkpointing(tmp_path))
     resumed = Adversarial()
     resumed.train(DATA, 4, checkpoints=Checkpointing(tmp_path), resume_from="auto")
-    assert torch.equal(weights_of(resumed), weights_of(whole))
+    toys.assert_same_weights(resumed, whole)
+    toys.assert_same_weights(resumed.discriminator, whole.discriminator)
 
 
 def test_an_optimizer_that_would_not_be_saved_is_warned_about_where_a_run_saves_itself(tmp_path):
-    with pytest.warns(
-        UserWarning, match=r"trainer.discriminator_optimizer .* KeepStateCallback\(discriminator_optimizer"
-    ):
+    message = r"trainer.discriminator_optimizer .* KeepStateCallback\(discriminator_optimizer"
+    with pytest.warns(UserWarning, match=message):
         Adversarial(keep=False).train(DATA, 1, checkpoints=Checkpointing(tmp_path / "one"))
     trainer = Adversarial(keep=False)
     trainer.callback_handler.add_callback(SaveTrainingStateCallback(tmp_path / "two"))
@@ -84,7 +77,6 @@ def test_other_parts_than_those_that_were_saved_are_refused_with_both_lists(tmp_
 
 
 def test_a_part_without_a_state_is_refused_when_it_is_given():
-    with pytest.raises(
-        ConfigTypeError, match=r"\(rates=...\) got a list, which has no state_dict and no load_state_dict"
-    ):
+    message = r"\(rates=...\) got a list, which has no state_dict and no load_state_dict"
+    with pytest.raises(ConfigTypeError, match=message):
         KeepStateCallback(rates=[1.0])

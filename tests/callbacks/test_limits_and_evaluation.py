@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -42,9 +43,6 @@ class Counter(TrainerCallback):
         self.evaluations[-1] = (is_intermediate, batches + 1)
 
 
-# Limits
-
-
 @pytest.mark.parametrize("number", [0, -1, 1.5, True])
 @pytest.mark.parametrize(
     "make", [LimitBatchesCallback, LimitEvalStepsCallback, StepBasedEvaluationCallback], ids=lambda make: make.__name__
@@ -54,40 +52,29 @@ def test_numbers_that_cannot_be_are_refused_when_the_callback_is_made(make, numb
         make(number)
 
 
-def test_a_limit_may_be_a_number_of_numpy():
-    assert LimitBatchesCallback(np.int64(3)).num_batches == 3
-
-
-def test_limited_epochs_have_so_many_batches_and_everybody_knows(capsys):
+def test_limited_epochs_and_evaluation_runs_have_so_many_batches_and_everybody_knows(capsys):
     counter = Counter()
     schedule = partial(StepLR, step_size=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH)
     options = {"eval_dataset": toys.data(32), "gradient_accumulation_steps": 2, "create_scheduler_fn": schedule}
     trainer = toys.trained([LimitBatchesCallback(3), counter], toys.data(32), num_epochs=2, **options)
-    assert counter.train_batches == 6
-    assert counter.evaluations == [(False, 3)] * 2
+    assert counter.train_batches == 6 and counter.evaluations == [(False, 3)] * 2
     assert trainer.result.updates == 4  # each epoch has a window of two and one of one
     assert trainer.run_config.num_local_update_steps_per_epoch == 2
     assert trainer.scheduler.step_size == 2
     assert "Limiting epochs to 3 batches\n" in capsys.readouterr().out
+    trainer.evaluate(toys.data(16), 4, dataloader_kwargs=toys.NO_WORKERS)
+    assert counter.evaluations == [(False, 3)] * 3
 
 
-def test_a_limit_takes_the_first_batches_of_the_whole_epoch():
-    whole, limited = (toys.trained(limits, toys.data(32), 2) for limits in ([], [LimitBatchesCallback(3)]))
+def test_a_limit_takes_the_first_batches_of_the_whole_epoch_and_above_its_length_changes_nothing():
+    def run(*limits):
+        return toys.trained([LimitBatchesCallback(limit) for limit in limits], toys.data(30), 2)
+
+    whole, limited, above = run(), run(3), run(100)
+    assert above.seen == whole.seen
+    assert torch.equal(toys.weights(above), toys.weights(whole))
     assert limited.seen == whole.seen[:3] + whole.seen[8:11]
-    assert LimitBatchesCallback(3).num_batches == 3
-
-
-def test_a_limit_above_the_length_changes_nothing():
-    whole, limited = (toys.trained(limits, toys.data(18), 2) for limits in ([], [LimitBatchesCallback(100)]))
-    assert limited.seen == whole.seen
-    assert torch.equal(toys.weights(limited), toys.weights(whole))
-
-
-def test_an_evaluation_run_is_limited_too():
-    counter = Counter()
-    trainer = toys.trainer_of([LimitBatchesCallback(2), counter])
-    trainer.evaluate(toys.data(16), 4, dataloader_kwargs={"num_workers": 0})
-    assert counter.evaluations == [(False, 2)]
+    assert LimitBatchesCallback(3).num_batches == LimitBatchesCallback(np.int64(3)).num_batches == 3
 
 
 def test_a_limited_run_resumes_inside_its_short_epoch(tmp_path):
@@ -139,14 +126,10 @@ def test_limited_evaluation_is_short_everywhere_when_asked(capsys):
 
 
 def test_the_limit_of_evaluation_is_shared_by_the_processes_and_at_least_one():
-    class Configured:
-        num_processes = 4
-
     for steps, expected in ((3, 1), (4, 1), (9, 2), (16, 4)):
-        limit = LimitEvalStepsCallback(steps)
-        assert limit.batch_limit(Configured, training=False, is_intermediate=True) == expected
-        assert limit.batch_limit(Configured, training=False, is_intermediate=False) is None
-        assert limit.batch_limit(Configured, training=True) is None
+        limit = partial(LimitEvalStepsCallback(steps).batch_limit, SimpleNamespace(num_processes=4))
+        assert limit(training=False, is_intermediate=True) == expected
+        assert limit(training=False, is_intermediate=False) is None and limit(training=True) is None
 
 
 def test_the_loss_of_a_limited_evaluation_is_that_of_its_batches():
@@ -159,9 +142,6 @@ def test_the_loss_of_a_limited_evaluation_is_that_of_its_batches():
     assert trainer.run_history.get_latest_metric("eval_loss_epoch") == pytest.approx(loss, rel=1e-5)
 
 
-# Evaluation inside an epoch
-
-
 def test_evaluation_comes_after_every_nth_micro_batch_but_the_first(capsys):
     def place(trainer, is_intermediate, **kwargs):
         return trainer.progress.update, is_intermediate
@@ -172,8 +152,7 @@ def test_evaluation_comes_after_every_nth_micro_batch_but_the_first(capsys):
     trainer = toys.trained([callback, watch], toys.data(24), num_epochs=2, eval_dataset=toys.data(8))
     # Steps 2 and 4 of each epoch, that is after its third and fifth update, and each epoch's own evaluation.
     assert watch.seen == [(3, True), (5, True), (6, False), (9, True), (11, True), (12, False)]
-    said = capsys.readouterr().out
-    assert said == "".join(
+    assert capsys.readouterr().out == "".join(
         f"\nRunning evaluation after {step} training steps\n\nResuming training...\n" for step in (2, 4, 2, 4)
     )
     assert len(trainer.run_history.get_metric_values("intermediate_eval_loss")) == 4
@@ -204,9 +183,7 @@ def test_evaluation_inside_an_epoch_changes_nothing_of_the_training():
 
 def test_every_module_is_put_back_into_the_mode_it_was_in():
     """A batch norm that the user keeps in evaluation mode stays in it, and the others train on."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
 
     def modes(trainer, **kwargs):
         return [module.training for module in trainer.model]

@@ -40,9 +40,8 @@ def test_it_says_where_the_time_of_the_updates_goes_and_writes_it_down(tmp_path,
     assert sum(found["shares"].values()) == pytest.approx(1)
     names = [each["name"] for each in found["operators"]]
     assert "aten::addmm" in names and not any(name.startswith("loopwright") for name in names)
-    assert [each["seconds"] for each in found["operators"]] == sorted(
-        (each["seconds"] for each in found["operators"]), reverse=True
-    )
+    seconds = [each["seconds"] for each in found["operators"]]
+    assert seconds == sorted(seconds, reverse=True)
     assert 0 < sum(each["share"] for each in found["operators"]) <= 1 + 1e-9
     calls = next(each["calls"] for each in found["operators"] if each["name"] == "aten::addmm")
     assert calls == 4 * 2 * 2  # updates, micro-batches, layers
@@ -52,16 +51,14 @@ def test_it_says_where_the_time_of_the_updates_goes_and_writes_it_down(tmp_path,
     assert marks.count("loopwright: optimizer") == 4
     out = capsys.readouterr().out
     assert "profile updates 4 to 7: " in out
-    shares = [
-        float(part.split()[-2]) for part in next(line for line in out.splitlines() if "forward" in line).split(" · ")
-    ]
+    line = next(line for line in out.splitlines() if "forward" in line)
+    shares = [float(part.split()[-2]) for part in line.split(" · ")]
     assert len(shares) == len(PHASES) and sum(shares) == pytest.approx(100)
 
 
 def test_the_numbers_of_a_run_are_the_same_with_and_without_it():
     with_it, first = train(ProfileCallback(3), eval_dataset=SAMPLES)
     without, second = train(eval_dataset=SAMPLES)
-
     assert first == second
     toys.assert_same_weights(with_it, without)
 
@@ -108,8 +105,6 @@ def test_a_run_that_is_too_short_says_so_and_an_evaluation_after_it_starts_no_pr
 
 
 class Ending(TrainerCallback):
-    """Raises an error in an update."""
-
     def __init__(self, update, error):
         self.update, self.error = update, error
 
@@ -151,11 +146,7 @@ def test_a_run_after_one_that_failed_is_profiled_by_whichever_callback(tmp_path,
     assert "Nothing is profiled" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "error",
-    [OSError(28, "No space left on device"), RuntimeError("cannot write")],
-    ids=["full disk", "torch"],
-)
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("cannot write")])
 def test_a_profile_that_cannot_be_written_is_reported_all_the_same_and_the_run_continues(
     tmp_path, monkeypatch, capsys, error
 ):
@@ -177,8 +168,7 @@ def test_a_folder_that_is_a_file_ends_no_run(tmp_path, capsys):
 
 
 def test_without_warm_ups_the_first_update_is_profiled_in_every_run_of_a_trainer(tmp_path):
-    callback = ProfileCallback(1, tmp_path, num_warm_ups=0)
-    trainer, _ = train(callback)
+    trainer, _ = train(ProfileCallback(1, tmp_path, num_warm_ups=0))
     assert summary(tmp_path)["first_update"] == 1
     (tmp_path / "summary.json").unlink()
     trainer.train(SAMPLES, num_epochs=1)
@@ -215,15 +205,9 @@ def test_shares_add_up_to_100_per_cent():
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"num_updates": 0}, "num_updates must be a whole number of at least 1, got 0"),
-        ({"num_updates": -3}, "num_updates must be a whole number of at least 1, got -3"),
-        ({"num_updates": 1.5}, "num_updates must be a whole number of at least 1, got 1.5"),
-        ({"num_warm_ups": -1}, "num_warm_ups must be a whole number of at least 0, got -1"),
-    ],
-    ids=["none", "negative", "a fraction", "warm-ups"],
+    ("name", "least", "value"),
+    [("num_updates", 1, 0), ("num_updates", 1, -3), ("num_updates", 1, 1.5), ("num_warm_ups", 0, -1)],
 )
-def test_numbers_that_cannot_be_are_refused(options, told):
-    with pytest.raises(ConfigError, match=told):
-        ProfileCallback(**options)
+def test_numbers_that_cannot_be_are_refused(name, least, value):
+    with pytest.raises(ConfigError, match=f"{name} must be a whole number of at least {least}, got {value}"):
+        ProfileCallback(**{name: value})

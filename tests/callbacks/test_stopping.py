@@ -8,12 +8,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import toys
-from loopwright.callbacks import (
-    DEFAULT_CALLBACKS,
-    EarlyStoppingCallback,
-    StopTrainingError,
-    TerminateOnNaNCallback,
-)
+from loopwright.callbacks import DEFAULT_CALLBACKS, EarlyStoppingCallback, StopTrainingError, TerminateOnNaNCallback
 
 NAN, INF = math.nan, math.inf
 
@@ -35,20 +30,14 @@ def run_with_scores(scores, trainer=None, **kwargs):
     return trainer.callback_handler.callbacks[0], trainer, result
 
 
-# Early stopping
-
-
 def test_early_stopping_has_the_documented_arguments_and_attributes():
+    names = ("watch_metric", "greater_is_better", "reset_on_train", "operator")
+    found = operator.attrgetter("early_stopping_patience", "early_stopping_threshold", *names)
     default = EarlyStoppingCallback()
-    assert (default.early_stopping_patience, default.early_stopping_threshold) == (1, 0.01)
-    assert (default.watch_metric, default.greater_is_better, default.reset_on_train) == ("eval_loss_epoch", False, True)
+    assert found(default) == (1, 0.01, "eval_loss_epoch", False, True, operator.lt)
     assert (default.best_metric, default.early_stopping_patience_counter) == (None, 0)
-    assert default.operator is operator.lt
-
-    given = EarlyStoppingCallback(3, 0.5, "accuracy", True, False)
-    assert (given.early_stopping_patience, given.early_stopping_threshold) == (3, 0.5)
-    assert (given.watch_metric, given.greater_is_better, given.reset_on_train) == ("accuracy", True, False)
-    assert given.operator is operator.gt
+    given = (3, 0.5, "accuracy", True, False)
+    assert found(EarlyStoppingCallback(*given)) == (*given, operator.gt)
 
 
 @pytest.mark.parametrize(
@@ -90,14 +79,9 @@ def test_early_stopping_has_the_documented_arguments_and_attributes():
 def test_early_stopping_counts_epochs_without_an_improvement_above_the_threshold(
     scores, greater_is_better, threshold, patience, best, counter, epochs
 ):
-    early_stopping, trainer, result = run_with_scores(
-        scores,
-        early_stopping_patience=patience,
-        early_stopping_threshold=threshold,
-        greater_is_better=greater_is_better,
-    )
-    assert early_stopping.best_metric == best
-    assert early_stopping.early_stopping_patience_counter == counter
+    options = {"early_stopping_patience": patience, "early_stopping_threshold": threshold}
+    early_stopping, trainer, result = run_with_scores(scores, greater_is_better=greater_is_better, **options)
+    assert (early_stopping.best_metric, early_stopping.early_stopping_patience_counter) == (best, counter)
     assert len(trainer.seen) == epochs
     reason = f"Stopping training due to no improvement after {patience} epochs"
     assert result.stop_reason == (reason if counter >= patience else None)
@@ -151,9 +135,6 @@ def test_an_early_stop_runs_the_closing_events_and_keeps_the_epoch():
     assert trainer.run_history.get_metric_values("score") == [1.0, 1.0]
 
 
-# Terminate on nan
-
-
 def poisoned(num_samples, bad_ids, value=NAN):
     x, y, ids = toys.data(num_samples).tensors
     is_bad = torch.isin(ids, torch.tensor(bad_ids)).unsqueeze(1)
@@ -173,18 +154,14 @@ def test_a_bad_training_loss_is_seen_at_the_next_log_which_names_the_first_bad_u
     terminate = TerminateOnNaNCallback()
     trainer = toys.trainer_of([terminate], momentum=0.0)
     result = fit_in_order(trainer, poisoned(40, [13], value), num_epochs=2, log_every=3)
-    assert result.stop_reason == NAN_IN_UPDATE_4
-    assert result.updates == 6
-    assert terminate.triggered
+    assert result.stop_reason == NAN_IN_UPDATE_4 and result.updates == 6 and terminate.triggered
     assert NAN_IN_UPDATE_4 in capsys.readouterr().out
     assert list(trainer.run_history.get_metric_values("train_loss_epoch")) == []
 
 
 def test_a_bad_training_loss_is_seen_at_the_end_of_the_epoch_at_the_latest():
-    trainer = toys.trainer_of([TerminateOnNaNCallback()])
-    result = fit_in_order(trainer, poisoned(40, [13]), num_epochs=3)
-    assert result.stop_reason == NAN_IN_UPDATE_4
-    assert result.updates == 10
+    result = fit_in_order(toys.trainer_of([TerminateOnNaNCallback()]), poisoned(40, [13]), num_epochs=3)
+    assert result.stop_reason == NAN_IN_UPDATE_4 and result.updates == 10
 
 
 def test_the_first_bad_update_is_counted_over_the_run_and_in_updates_not_micro_batches():
@@ -203,8 +180,7 @@ def test_a_bad_evaluation_loss_stops_the_run():
     terminate = TerminateOnNaNCallback()
     trainer = toys.trained([terminate], toys.data(8), num_epochs=3, eval_dataset=poisoned(8, [7]))
     assert trainer.result.stop_reason == "Stopping training due to NaN loss in validation step"
-    assert terminate.triggered
-    assert trainer.result.updates == 2
+    assert terminate.triggered and trainer.result.updates == 2
     assert math.isnan(trainer.run_history.get_latest_metric("eval_loss_epoch"))
 
 
@@ -239,12 +215,9 @@ def test_the_default_callbacks_stop_a_bad_run_and_the_process_lives_on(capsys):
 
 def test_no_training_state_is_saved_in_an_epoch_with_a_bad_loss(tmp_path, capsys):
     # Asked for right after the bad update, long before the next log would see it.
-    ask = toys.callback(
-        on_update_end=lambda trainer, **kwargs: trainer.request_save(tmp_path / f"at_{trainer.progress.update}")
-    )
-    fit_in_order(toys.trainer_of([TerminateOnNaNCallback(), ask]), poisoned(16, [9]))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["at_1", "at_2"]
-    assert f"Not saving {tmp_path / 'at_3'}: a loss of this epoch was not finite" in capsys.readouterr().out
+    fit_in_order(toys.trainer_of([TerminateOnNaNCallback(), toys.save_at_updates(tmp_path)]), poisoned(16, [9]))
+    assert toys.names_in(tmp_path) == {"update_1", "update_2"}
+    assert f"Not saving {tmp_path / 'update_3'}: a loss of this epoch was not finite" in capsys.readouterr().out
 
 
 def test_one_batch_can_be_checked_by_hand():
