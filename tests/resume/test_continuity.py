@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from loopwright.callbacks import SaveTrainingStateCallback, StopTrainingError, T
 from loopwright.checkpoint import find_newest, write
 from loopwright.errors import CheckpointError, ConfigError, DataError
 from loopwright.schedulers import CosineLrScheduler, WSDLrScheduler, get_scheduler
-from toys import contents, names_in, step, stop_at
+from toys import contents, step, stop_at
 
 NUM_UPDATES = 8  # two epochs of four updates
 CHANGED = "Changed since the checkpoint (new value used): "
@@ -35,7 +34,7 @@ def adamw(parameters, lr=0.05, **options):
     return torch.optim.AdamW(parameters, lr=lr, **options)
 
 
-def fit(folder: Path | None, make_optimizer=sgd, callbacks=(), num_epochs=2, cls=None, model=None, **kwargs):
+def fit(folder, make_optimizer=sgd, callbacks=(), num_epochs=2, cls=None, model=None, **kwargs):
     """Train a small model with dropout, saving after every update; everything is made anew."""
     model = toys.network(6, dropout=0.2) if model is None else model
     policy = kwargs.pop("policy", {})
@@ -45,7 +44,7 @@ def fit(folder: Path | None, make_optimizer=sgd, callbacks=(), num_epochs=2, cls
     return toys.trained(callbacks, num_epochs=num_epochs, **kwargs)
 
 
-def said(capsys, start: str = CHANGED) -> list[str]:
+def said(capsys, start=CHANGED):
     """Return what was printed after this start of a line, and forget it."""
     return [line.removeprefix(start) for line in capsys.readouterr().out.splitlines() if line.startswith(start)]
 
@@ -54,7 +53,7 @@ def said(capsys, start: str = CHANGED) -> list[str]:
 def resume(tmp_path, capsys):
     """Stop a run after update 3, resume it with other settings, and return it with what it says has changed."""
 
-    def stop_and_resume(before: dict, after: dict):
+    def stop_and_resume(before, after):
         fit(tmp_path, callbacks=[stop_at(3)], **before)
         capsys.readouterr()
         return fit(tmp_path, **after, resume_from="auto"), said(capsys)
@@ -62,7 +61,7 @@ def resume(tmp_path, capsys):
     return stop_and_resume
 
 
-def about(folder: Path, update: int) -> dict:
+def about(folder, update):
     """What the manifest of a checkpoint says about its run."""
     return json.loads((step(folder, update) / "MANIFEST.json").read_text())["about"]
 
@@ -71,6 +70,8 @@ def about(folder: Path, update: int) -> dict:
 
 
 def test_the_guarantee_is_reported_at_the_start_and_at_a_resume_and_kept_in_every_manifest(tmp_path, capsys):
+    fit(None)
+    assert said(capsys, "Resume guarantee ") == [], "it saves nothing and resumes nothing"
     fit(tmp_path, callbacks=[stop_at(3)], eval_dataset=toys.data(8))
     assert said(capsys, "Resume guarantee ") == [
         "T0, bit-exact: weights, optimizer and metrics as in a run that was never interrupted"
@@ -84,11 +85,6 @@ def test_the_guarantee_is_reported_at_the_start_and_at_a_resume_and_kept_in_ever
         assert found["tier"] == "T0" and found["data"] == {"train_dataset": 16, "eval_dataset": 8}
         assert found["fingerprint"].items() >= fingerprint.items()
         assert found["settings"].items() >= settings.items()
-
-
-def test_a_run_that_saves_nothing_and_resumes_nothing_prints_nothing(capsys):
-    fit(None)
-    assert said(capsys, "Resume guarantee ") == []
 
 
 def test_an_iterable_is_counted_and_that_is_reported(tmp_path, capsys):
@@ -141,7 +137,6 @@ def test_where_exactness_is_required_a_difference_is_refused_and_nothing_is_touc
 
 def changing(update: int, **options):
     """A callback that writes these options into every group after an update: what a change on resume must come to."""
-
     return toys.at_update(update, lambda trainer: [group.update(options) for group in trainer.optimizer.param_groups])
 
 
@@ -205,11 +200,10 @@ def test_a_learning_rate_that_is_a_tensor_stays_one(schedule, tmp_path, capsys):
 
     whole = fit(None, make, create_scheduler_fn=schedule)
     fit(tmp_path, make, [stop_at(3)], create_scheduler_fn=schedule)
-    shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name}-copy")
+    copy = shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name}-copy")
     capsys.readouterr()
     resumed = fit(tmp_path, make, create_scheduler_fn=schedule, resume_from="auto")
     assert said(capsys) == [] and torch.equal(toys.weights(resumed), toys.weights(whole))
-    copy = tmp_path.parent / f"{tmp_path.name}-copy"
     resumed = fit(copy, partial(make, lr=0.1), create_scheduler_fn=schedule, resume_from="auto")
     assert "lr of 0.weight: 0.05 -> 0.1" in said(capsys)
     rate = resumed.optimizer.param_groups[0]["lr"]
@@ -268,10 +262,6 @@ def warmup_then_cosine(warmup=2, length=NUM_UPDATES):
         return lr_scheduler.SequentialLR(optimizer, parts, [warmup])
 
     return make
-
-
-def plateau(**options):
-    return partial(lr_scheduler.ReduceLROnPlateau, **{"patience": 0, "factor": 0.5, **options})
 
 
 def linear(total):
@@ -385,8 +375,7 @@ def test_a_scheduler_that_the_saved_run_did_not_have_starts_from_its_beginning(k
 
 def test_a_finished_cosine_schedule_that_is_made_longer_does_not_stay_at_zero(tmp_path):
     # The recursion that torch uses would multiply the last rate, which is 0, for ever.
-    placeholders = TrainerPlaceholderValues
-    length = placeholders.NUM_EPOCHS * placeholders.NUM_UPDATE_STEPS_PER_EPOCH
+    length = TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
     schedule = partial(lr_scheduler.CosineAnnealingLR, T_max=length)
     finished = fit(tmp_path, create_scheduler_fn=schedule)
     assert finished.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-12)
@@ -397,10 +386,12 @@ def test_a_finished_cosine_schedule_that_is_made_longer_does_not_stay_at_zero(tm
 
 def test_a_plateau_that_changes_its_direction_starts_to_compare_again(tmp_path, capsys):
     kwargs = {"eval_dataset": toys.data(8), "num_epochs": 4}
+    plateau = partial(lr_scheduler.ReduceLROnPlateau, factor=0.5)
     make = partial(torch.optim.SGD, lr=0.01)
-    fit(tmp_path, make, [stop_at(8)], create_scheduler_fn=plateau(mode="min", patience=9), **kwargs)
+    fit(tmp_path, make, [stop_at(8)], create_scheduler_fn=partial(plateau, mode="min", patience=9), **kwargs)
     capsys.readouterr()
-    resumed = fit(tmp_path, make, create_scheduler_fn=plateau(mode="max", patience=0), resume_from="auto", **kwargs)
+    kwargs["create_scheduler_fn"] = partial(plateau, mode="max", patience=0)
+    resumed = fit(tmp_path, make, resume_from="auto", **kwargs)
     shown = said(capsys)
     assert "scheduler's mode: 'min' -> 'max'" in shown and "scheduler's patience: 9 -> 0" in shown
     losses = resumed.run_history.get_metric_values("eval_loss_epoch")
@@ -409,12 +400,11 @@ def test_a_plateau_that_changes_its_direction_starts_to_compare_again(tmp_path, 
 
 def test_another_class_of_optimizer_or_scheduler_is_refused_by_name_before_anything_is_loaded(tmp_path):
     fit(tmp_path, callbacks=[stop_at(3)], create_scheduler_fn=partial(lr_scheduler.StepLR, step_size=1))
-    other = {
-        "StepLR, the trainer has a ExponentialLR": (sgd, partial(lr_scheduler.ExponentialLR, gamma=0.5)),
-        "SGD, the trainer has a AdamW": (adamw, partial(lr_scheduler.StepLR, step_size=1)),
-    }
     before = contents(tmp_path)
-    for message, (make, schedule) in other.items():
+    for message, make, schedule in (
+        ("StepLR, the trainer has a ExponentialLR", sgd, partial(lr_scheduler.ExponentialLR, gamma=0.5)),
+        ("SGD, the trainer has a AdamW", adamw, partial(lr_scheduler.StepLR, step_size=1)),
+    ):
         model = toys.network(6, dropout=0.2)
         optimizer, weights = make(model.parameters()), toys.weights(model)
         with pytest.raises(CheckpointError, match=message):
@@ -453,14 +443,12 @@ def test_data_of_another_length_are_refused_by_name_and_numbers(tmp_path):
     assert contents(tmp_path) == before and torch.equal(toys.weights(model), weights)
 
 
-def test_changed_data_that_are_allowed_continue_and_are_shown(tmp_path, capsys):
-    fit(tmp_path, callbacks=[stop_at(3)], eval_dataset=toys.data(8))
-    capsys.readouterr()
-    policy = {"allow_changed_data": True}
-    resumed = fit(tmp_path, resume_from="auto", dataset=toys.data(20), eval_dataset=toys.data(9), policy=policy)
-    assert said(capsys) == ["eval_dataset: 8 -> 9", "train_dataset: 16 -> 20"]
+def test_changed_data_that_are_allowed_continue_and_are_shown(tmp_path, resume):
+    changed = {"dataset": toys.data(20), "eval_dataset": toys.data(9)}
+    resumed, shown = resume({"eval_dataset": toys.data(8)}, {**changed, "policy": {"allow_changed_data": True}})
+    assert shown == ["eval_dataset: 8 -> 9", "train_dataset: 16 -> 20"]
     assert resumed.progress.update == 10 and sorted(itertools.chain(*resumed.seen[2:])) == list(range(20))
-    again = fit(tmp_path, resume_from="auto", num_epochs=3, dataset=toys.data(20), eval_dataset=toys.data(9))
+    again = fit(tmp_path, resume_from="auto", num_epochs=3, **changed)
     assert again.progress.update == 15, "the new length is the run's own from then on"
 
 
@@ -480,10 +468,8 @@ def test_going_back_sets_newer_checkpoints_aside_and_auto_continues_with_the_new
     names = [f"step-{update:010d}" for update in (5, 6, 7, 8)]
     assert sorted(said(capsys, "Set aside ")) == [f"{name}: the run resumes from step-0000000004" for name in names]
     aside = sorted(path.name.split("-")[2] for path in tmp_path.glob(".superseded-step-*"))
-    assert aside == [f"{update:010d}" for update in (5, 6, 7, 8)]
-    assert {name for name in names_in(tmp_path) if name.startswith("step-")} == {
-        f"step-{update:010d}" for update in range(1, 7)
-    }
+    assert aside == [name.removeprefix("step-") for name in names]
+    assert set(tmp_path.glob("step-*")) == {step(tmp_path, update) for update in range(1, 7)}
     expected = fit(None, callbacks=[changing(4, lr=0.2)])
     resumed = fit(tmp_path, partial(sgd, lr=0.2), resume_from="auto")
     assert torch.equal(toys.weights(resumed), toys.weights(expected))
@@ -507,15 +493,13 @@ def test_one_run_is_not_continued_among_the_checkpoints_of_another(tmp_path):
         with pytest.raises(ConfigError, match=r"one.* belongs to another run than the checkpoints in .*other"):
             fit(tmp_path / "other", resume_from=resume_from)
     assert contents(tmp_path) == before
-    resumed = fit(tmp_path / "third", resume_from=tmp_path / "one", callbacks=[stop_at(4)])
-    assert resumed.progress.update == 4
+    assert fit(tmp_path / "third", resume_from=tmp_path / "one", callbacks=[stop_at(4)]).progress.update == 4
     again = fit(tmp_path / "third", resume_from=tmp_path / "one")
     assert torch.equal(toys.weights(again), toys.weights(fit(None))), "the same command once more"
 
 
 def test_a_checkpoint_that_no_trainer_wrote_is_refused_by_name(tmp_path):
-    model = toys.network(6, dropout=0.2)
-    write(tmp_path / "own", dict(model.state_dict()), {"update": 3}, 3)
+    write(tmp_path / "own", toys.state_of(toys.network(6, dropout=0.2)), {"update": 3}, 3)
     with pytest.raises(CheckpointError, match="own was not written by a Trainer"):
         fit(None, resume_from=tmp_path / "own")
 
@@ -535,8 +519,6 @@ def test_a_state_is_not_saved_by_a_trainer_that_has_only_evaluated(tmp_path):
 
 
 class Holds(TrainerCallback):
-    """Has something in its state."""
-
     def __init__(self, value):
         self.value = value
 
@@ -544,22 +526,23 @@ class Holds(TrainerCallback):
         return {"deep": {"inside": [0, self.value]}}
 
 
-UNSAVABLE = {
-    "a function": (lambda: None, r"builtins\.function"),
-    "an object": (object(), r"builtins\.object"),
-    "a sparse tensor": (torch.eye(2).to_sparse(), r"torch\.sparse_coo"),
-}
-
-
-@pytest.mark.parametrize("kind", UNSAVABLE)
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (lambda: None, r"builtins\.function"),
+        (object(), r"builtins\.object"),
+        (torch.eye(2).to_sparse(), r"torch\.sparse_coo"),
+    ],
+    ids=["function", "object", "sparse tensor"],
+)
 @pytest.mark.parametrize("is_saved_by", ["checkpoints", "callback"])
-def test_state_that_cannot_be_saved_is_refused_before_the_first_update_by_its_key_path(kind, is_saved_by, tmp_path):
-    value, type_name = UNSAVABLE[kind]
-    message = rf"state\.callbacks\.0\.state\.deep\.inside\.1 is a {type_name}"
+def test_state_that_cannot_be_saved_is_refused_before_the_first_update_by_its_key_path(
+    value, kind, is_saved_by, tmp_path
+):
     saver = [SaveTrainingStateCallback(tmp_path / "states")] if is_saved_by == "callback" else []
     model = toys.network(6)
     weights = toys.weights(model)
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=rf"state\.callbacks\.0\.state\.deep\.inside\.1 is a {kind}"):
         fit(None if saver else tmp_path / "run", callbacks=[Holds(value), *saver], model=model)
     assert torch.equal(toys.weights(model), weights)
     assert find_newest(tmp_path / "run") == (None, [])
@@ -587,34 +570,16 @@ class CountedLoss(nn.Module):
         return loss
 
 
-def with_batch_norm() -> nn.Module:
+def fit_with_buffers(folder, callbacks=(), cls=Trainer, **kwargs):
     def layers():
         return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Tanh(), nn.Linear(6, 1))
 
-    return toys.seeded(layers)
-
-
-class StopsInside(TrainerCallback):
-    """Raises at an event of micro-batch number `index` (counted over the run, from 0)."""
-
-    def __init__(self, event: str, index: int):
-        self.count = 0
-        self.index = index
-        setattr(self, event, self.stop)
-
-    def stop(self, trainer, **kwargs):
-        self.count += 1
-        if self.count == self.index + 1:
-            raise StopTrainingError("in the middle")
-
-
-def fit_with_buffers(folder: Path | None, callbacks=(), cls=Trainer, **kwargs):
     checkpoints = None if folder is None else Checkpointing(folder, keep_best=None)
     kwargs = {"gradient_accumulation_steps": 2, "checkpoints": checkpoints, "cls": cls, **kwargs}
-    return toys.trained(callbacks, toys.data(22), 2, model=with_batch_norm(), loss_func=CountedLoss(), **kwargs)
+    return toys.trained(callbacks, toys.data(22), 2, model=toys.seeded(layers), loss_func=CountedLoss(), **kwargs)
 
 
-def assert_same_state(found, expected) -> None:
+def assert_same_state(found, expected):
     toys.assert_same_weights(found, expected)
     toys.assert_same_weights(found.loss_func, expected.loss_func)
 
@@ -624,8 +589,14 @@ def assert_same_state(found, expected) -> None:
 def test_a_stop_inside_an_update_of_a_model_with_buffers_continues_with_the_bits_of_the_whole_run(
     event, index, tmp_path
 ):
+    count = itertools.count()  # of the run's micro-batches
+
+    def stop(trainer, **kwargs):
+        if next(count) == index:
+            raise StopTrainingError("in the middle")
+
     whole = fit_with_buffers(None)
-    result = fit_with_buffers(tmp_path, [StopsInside(event, index)]).result
+    result = fit_with_buffers(tmp_path, [toys.callback(**{event: stop})]).result
     assert result.stop_reason == "in the middle" and result.updates == index // 2
     resumed = fit_with_buffers(tmp_path, resume_from="auto")
     assert_same_state(resumed, whole)
@@ -654,11 +625,8 @@ def test_a_stop_raised_in_a_hook_after_the_forward_pass_leaves_no_trace_either(t
 class SignalInEvaluation(TrainerCallback):
     """Sends this process a signal in the second batch of an evaluation, and notes every batch that was evaluated."""
 
-    def __init__(self, folder: Path, is_intermediate: bool):
-        self.path = folder / "evaluated"
-        self.is_intermediate = is_intermediate
-        self.is_here = False
-        self.batches = 0
+    def __init__(self, folder, is_intermediate):
+        self.path, self.is_intermediate = folder / "evaluated", is_intermediate
 
     def on_eval_epoch_start(self, trainer, is_intermediate=False, **kwargs):
         self.is_here, self.batches = is_intermediate == self.is_intermediate, 0
@@ -671,13 +639,9 @@ class SignalInEvaluation(TrainerCallback):
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
-def evaluated(folder: Path, callbacks=()):
+def evaluated(folder, callbacks=()):
     often = {"eval_dataset": toys.data(14), "evaluate_every": 3, "log_every": 2}
     return fit(folder / "run", callbacks=callbacks, resume_from="auto", **often)
-
-
-def job(folder: Path, is_intermediate: bool) -> None:
-    evaluated(folder, [SignalInEvaluation(folder, is_intermediate)])
 
 
 @pytest.mark.parametrize(
@@ -687,7 +651,7 @@ def test_a_signal_in_an_evaluation_leaves_it_or_finishes_it_and_the_resumed_run_
     is_intermediate, batches, update, tmp_path
 ):
     whole = evaluated(tmp_path / "whole")
-    assert exit_code(job, tmp_path, is_intermediate) == 75
+    assert exit_code(evaluated, tmp_path, [SignalInEvaluation(tmp_path, is_intermediate)]) == 75
     assert (tmp_path / "evaluated").read_text() == batches, "of four"
     assert find_newest(tmp_path / "run")[0] == step(tmp_path / "run", update)
     resumed = evaluated(tmp_path)
