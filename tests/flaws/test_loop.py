@@ -239,7 +239,7 @@ def gradients_of_windows(trainer, dataset, accumulation: int) -> list[torch.Tens
         x, y, _ = dataset[ids]
         model.zero_grad()
         nn.functional.mse_loss(model(x), y).backward()
-        gradients.append(torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()]))
+        gradients.append(toys.row(parameter.grad for parameter in model.parameters()))
     return gradients
 
 
@@ -250,17 +250,15 @@ def test_flaw_21_gradients_are_clipped_once_per_update_and_by_norm_if_asked():
         unclipped: list
 
         def _clip_gradients(self):
-            parameters = self.model.parameters()
-            self.unclipped.append(torch.cat([p.grad.reshape(-1).cpu() for p in parameters]).clone())
+            self.unclipped.append(toys.row(parameter.grad for parameter in self.model.parameters()))
             super()._clip_gradients()
 
     trainer = subject.trainer(lr=0.0, cls=Clipping)
     trainer.unclipped = []
     subject.fit(trainer, dataset, gradient_accumulation_steps=4, gradient_clip_value=0.5)
     assert len(trainer.unclipped) == 2
-    for got, clipped, expected in zip(
-        trainer.unclipped, trainer.gradients, gradients_of_windows(trainer, dataset, 4), strict=True
-    ):
+    wanted = gradients_of_windows(trainer, dataset, 4)
+    for got, clipped, expected in zip(trainer.unclipped, trainer.gradients, wanted, strict=True):
         assert expected.abs().max() > 0.5
         assert torch.allclose(got, expected, atol=1e-5)
         assert torch.allclose(clipped, expected.clamp(-0.5, 0.5), atol=1e-5)
@@ -291,8 +289,7 @@ def test_flaw_23_a_run_inherits_neither_scheduler_nor_evaluation_from_the_one_be
     trainer.lrs.clear()
     subject.fit(trainer, dataset)
     assert trainer.lrs == [trainer.lrs[0]] * 4
-    assert trainer.scheduler is None
-    assert trainer._eval_dataloader is None
+    assert trainer.scheduler is trainer._eval_dataloader is None
     assert "eval_loss_epoch" not in trainer.run_history.get_metric_names()
 
 
@@ -304,8 +301,7 @@ def test_flaw_24_limited_batches_are_what_the_whole_run_counts_with():
     # A limit above the length: the window of the last two batches still gets its update.
     trainer = subject.trainer([subject.callbacks.LimitBatchesCallback(10)])
     subject.fit(trainer, subject.data(24), gradient_accumulation_steps=4)
-    assert len(trainer.seen) == 6
-    assert len(trainer.gradients) == 2
+    assert (len(trainer.seen), len(trainer.gradients)) == (6, 2)
 
     placeholders = subject.TrainerPlaceholderValues
     epochs, steps = placeholders.NUM_EPOCHS, placeholders.NUM_UPDATE_STEPS_PER_EPOCH

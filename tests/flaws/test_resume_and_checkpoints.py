@@ -1,7 +1,6 @@
 """Flaws 1 to 12: resume and checkpoints. One test per flaw, each named after the right behaviour."""
 
 import contextlib
-import hashlib
 import math
 import resource
 from functools import partial
@@ -12,20 +11,13 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
 
+import toys
+
 from . import subject
 
 
 def save_states(folder: Path, **kwargs):
     return subject.callbacks.SaveTrainingStateCallback(save_dir=folder, **kwargs)
-
-
-def names_in(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
-def fingerprint(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def test_flaw_01_a_resumed_run_trains_only_the_epochs_that_are_left(tmp_path):
@@ -51,7 +43,7 @@ def test_flaw_02_a_state_saved_inside_an_epoch_goes_on_with_the_next_batch(tmp_p
         [save_states(tmp_path, save_every_n_steps=3, save_at_end=False)], subject.network(8, dropout=0.5)
     )
     subject.fit(whole, dataset, num_epochs=2)
-    assert names_in(tmp_path) == {"step_3", "step_6"}
+    assert toys.names_in(tmp_path) == {"step_3", "step_6"}
 
     for num_batches in (3, 6):
         resumed = subject.trainer(model=subject.network(8, dropout=0.5))
@@ -86,7 +78,7 @@ def test_flaw_04_a_state_named_after_a_step_holds_the_weights_after_its_update(t
     dataset = subject.data(32)
     whole = subject.trainer([save_states(tmp_path / "windows", save_every_n_steps=3, save_at_end=False)])
     subject.fit(whole, dataset, gradient_accumulation_steps=2)
-    assert names_in(tmp_path / "windows") == {"step_4", "step_6"}
+    assert toys.names_in(tmp_path / "windows") == {"step_4", "step_6"}
     for num_batches in (4, 6):
         resumed = subject.trainer()
         state = tmp_path / "windows" / f"step_{num_batches}"
@@ -123,40 +115,37 @@ def test_flaw_05_history_and_callbacks_go_on_where_they_stood(tmp_path):
         assert best_again.best_metric == pytest.approx(best.best_metric)
         assert best_again.best_metric_epoch == best.best_metric_epoch
         assert patience_again.early_stopping_patience_counter == patience.early_stopping_patience_counter == 3
-        for averaged, expected in zip(
-            ema_again.ema_model.module.parameters(), ema.ema_model.module.parameters(), strict=True
-        ):
-            assert torch.allclose(averaged, expected)
+        assert torch.allclose(subject.weights(ema_again.ema_model.module), subject.weights(ema.ema_model.module))
 
 
 def test_flaw_06_the_newest_states_are_the_ones_that_are_kept(tmp_path):
     dataset = subject.data(16)
     trainer = subject.trainer([save_states(tmp_path, save_every_n_epochs=1, max_checkpoints=2)])
     subject.fit(trainer, dataset)
-    assert names_in(tmp_path) == {"epoch_1", "final"}
+    assert toys.names_in(tmp_path) == {"epoch_1", "final"}
 
     subject.fit(trainer, dataset)  # writes states of the same two names
-    assert names_in(tmp_path) == {"epoch_1", "final"}
+    assert toys.names_in(tmp_path) == {"epoch_1", "final"}
     for state in ("epoch_1", "final"):
         resumed = subject.trainer()
         subject.fit(resumed, dataset, num_epochs=2, resume_from=tmp_path / state)
         assert torch.equal(resumed.weights_before[0], subject.weights(trainer)), state
 
     subject.fit(trainer, dataset, num_epochs=3)
-    assert names_in(tmp_path) == {"epoch_3", "final"}
+    assert toys.names_in(tmp_path) == {"epoch_3", "final"}
 
 
 def test_flaw_07_a_resumed_run_does_not_overwrite_states_of_the_same_name(tmp_path):
     dataset = subject.data(16)
     first = subject.trainer([save_states(tmp_path, save_every_n_steps=2, save_at_end=False)])
     subject.fit(first, dataset)
-    assert names_in(tmp_path) == {"step_2", "step_4"}
-    before = {name: fingerprint(tmp_path / name) for name in ("step_2", "step_4")}
+    assert toys.names_in(tmp_path) == {"step_2", "step_4"}
+    before = {name: toys.contents(tmp_path / name) for name in ("step_2", "step_4")}
 
     resumed = subject.trainer([save_states(tmp_path, save_every_n_steps=2, save_at_end=False)])
     subject.fit(resumed, dataset, num_epochs=2, resume_from=tmp_path / "step_4")
-    assert names_in(tmp_path) == {"step_2", "step_4", "step_6", "step_8"}
-    assert before == {name: fingerprint(tmp_path / name) for name in ("step_2", "step_4")}
+    assert toys.names_in(tmp_path) == {"step_2", "step_4", "step_6", "step_8"}
+    assert before == {name: toys.contents(tmp_path / name) for name in ("step_2", "step_4")}
 
 
 @contextlib.contextmanager
@@ -210,11 +199,7 @@ def wsd_scheduler(total_steps: int, **kwargs):
 
 
 def values_of(optimizer, scheduler, num_steps: int) -> list[float]:
-    values = []
-    for _ in range(num_steps):
-        scheduler.step()
-        values.append(optimizer.param_groups[0]["lr"])
-    return values
+    return [scheduler.step() or toys.lrs(optimizer)[0] for _ in range(num_steps)]
 
 
 def test_flaw_09_a_wsd_scheduler_goes_on_at_the_step_it_was_saved_at():
@@ -236,8 +221,7 @@ def test_flaw_10_a_wsd_continuation_starts_a_fresh_stable_phase_without_warmup()
     optimizer, continued = wsd_scheduler(200, num_warmup_steps=10, is_continuation_from_checkpoint=True)
     continued.load_state_dict(scheduler.state_dict())
     assert continued.is_continuation_from_checkpoint
-    assert continued.total_steps == 200
-    assert continued.get_current_step() == -1
+    assert (continued.total_steps, continued.get_current_step()) == (200, -1)
     values = values_of(optimizer, continued, 191)
     assert values[:180] == [1.0] * 180
     assert values[190] == pytest.approx(1 - math.sqrt(0.5), abs=1e-5)
@@ -257,8 +241,7 @@ def test_flaw_11_what_was_saved_as_a_checkpoint_can_be_loaded_in_a_fresh_trainer
         assert fresh.optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.25), name
         assert ("scheduler_state_dict" in checkpoint) == (name == "with_scheduler.pt")
         if name == "with_extras.pt":
-            assert checkpoint["score"] == 0.5
-            assert checkpoint["count"] == 3
+            assert (checkpoint["score"], checkpoint["count"]) == (0.5, 3)
             assert Path(checkpoint["source"]) == extras["source"]
 
 

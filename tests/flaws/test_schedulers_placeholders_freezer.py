@@ -23,14 +23,8 @@ def test_flaw_42_cosine_with_warmup_decays_until_the_last_update():
     base, floor, total, warmup = 1.0, 0.001, 100, 20
 
     for cooldown in (0, 10):
-        scheduler = cosine_class(
-            optimizer(base),
-            total_num_epochs=total // 10,
-            num_update_steps_per_epoch=10,
-            lr_min=floor,
-            num_warmup_epochs=warmup // 10,
-            num_cooldown_epochs=cooldown // 10,
-        )
+        phases = {"num_warmup_epochs": warmup // 10, "num_cooldown_epochs": cooldown // 10}
+        scheduler = cosine_class(optimizer(base), total // 10, 10, lr_min=floor, **phases)
         end = total - cooldown
         values = [scheduler.get_updated_values(n)[0] for n in range(total + 5)]
         expected = [
@@ -45,13 +39,8 @@ def test_flaw_42_cosine_with_warmup_decays_until_the_last_update():
 def test_flaw_43_warmup_from_a_ratio_starts_there_and_never_overshoots():
     bases, ratio, warmup = (1.0, 0.1), 0.5, 10
     groups = optimizer(*bases)
-    scheduler = subject.schedulers.CosineLrScheduler(
-        groups,
-        total_num_epochs=10,
-        num_update_steps_per_epoch=10,
-        num_warmup_epochs=1,
-        warmup_starting_lr_ratio=ratio,
-    )
+    warming = {"num_warmup_epochs": 1, "warmup_starting_lr_ratio": ratio}
+    scheduler = subject.schedulers.CosineLrScheduler(groups, 10, 10, **warming)
     assert [group["lr"] for group in groups.param_groups] == [ratio * base for base in bases]
     for n in range(warmup + 1):
         expected = [base * (ratio + (1 - ratio) * n / warmup) for base in bases]
@@ -207,14 +196,9 @@ def test_flaw_48_timm_schedulers_get_true_counts_of_updates_and_epochs():
     for evaluates in (True, False):
         for accumulation, updates_per_epoch in ((1, 4), (3, 2)):
             trainer = subject.trainer(cls=subject.module("trainer").TrainerWithTimmScheduler)
-            subject.fit(
-                trainer,
-                subject.data(16),
-                num_epochs=2,
-                eval_dataset=subject.data(4) if evaluates else None,
-                gradient_accumulation_steps=accumulation,
-                create_scheduler_fn=TimmShaped,
-            )
+            options = {"gradient_accumulation_steps": accumulation, "create_scheduler_fn": TimmShaped}
+            eval_dataset = subject.data(4) if evaluates else None
+            subject.fit(trainer, subject.data(16), num_epochs=2, eval_dataset=eval_dataset, **options)
             case = f"evaluates={evaluates}, accumulation={accumulation}"
             observed[case] = (trainer.scheduler.updates, trainer.scheduler.epochs)
             expected[case] = (list(range(1, 2 * updates_per_epoch + 1)), [1, 2])

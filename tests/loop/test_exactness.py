@@ -89,10 +89,8 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, callbacks=(), da
     """Train with the Trainer; return the learning rate that each update used."""
     watch = toys.watch(on_before_optimizer_step=lambda trainer, **kwargs: trainer.optimizer.param_groups[0]["lr"])
     trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[*callbacks, watch])
-    dataset = data() if dataset is None else dataset
     kwargs = {"per_device_batch_size": BATCH_SIZE, "seed": SEED, **kwargs}
-    result = trainer.train(dataset, NUM_EPOCHS, **kwargs)
-    assert result.updates == len(watch.seen)
+    assert trainer.train(dataset or data(), NUM_EPOCHS, **kwargs).updates == len(watch.seen)
     return watch.seen
 
 
@@ -100,11 +98,6 @@ def assert_same_bits(ours: nn.Module, by_hand: nn.Module) -> None:
     toys.assert_same_weights(ours, by_hand)
     untrained = network(batch_norm=isinstance(ours[1], nn.BatchNorm1d))
     assert not torch.equal(toys.weights(untrained), toys.weights(by_hand)), "nothing was trained"
-
-
-def assert_same_optimizer_state(ours: torch.optim.Optimizer, by_hand: torch.optim.Optimizer) -> None:
-    assert by_hand.state
-    toys.assert_same(ours.state_dict(), by_hand.state_dict())
 
 
 def by_value(value: float):
@@ -151,7 +144,8 @@ def test_weights_and_optimizer_are_those_of_a_hand_written_loop(make_optimizer, 
     trained(ours, our_optimizer, **kwargs)
     written_by_hand(theirs, their_optimizer, **by_hand)
     assert_same_bits(ours, theirs)
-    assert_same_optimizer_state(our_optimizer, their_optimizer)
+    assert their_optimizer.state
+    toys.assert_same(our_optimizer.state_dict(), their_optimizer.state_dict())
 
 
 def test_dropout_and_batch_norm_are_those_of_a_hand_written_loop_under_the_same_keys():
@@ -190,10 +184,8 @@ def test_a_scheduler_that_counts_itself_is_primed_so_that_update_1_uses_its_valu
     optimizer = sgd(theirs)
     scheduler = CosineLrScheduler(optimizer, NUM_EPOCHS, UPDATES_PER_EPOCH, **warmup)
     scheduler.step()
-    their_lrs = written_by_hand(theirs, optimizer, accumulation=2, scheduler=scheduler)
-    assert our_lrs == their_lrs
-    assert our_lrs[0] == 0.02
-    assert our_lrs[UPDATES_PER_EPOCH] == 0.1
+    assert our_lrs == written_by_hand(theirs, optimizer, accumulation=2, scheduler=scheduler)
+    assert (our_lrs[0], our_lrs[UPDATES_PER_EPOCH]) == (0.02, 0.1)
     assert_same_bits(ours, theirs)
 
 
@@ -209,9 +201,8 @@ def test_a_torch_scheduler_is_not_primed():
 @pytest.mark.parametrize("update_every", [1, 2])
 def test_the_moving_average_is_that_of_a_hand_written_loop(tmp_path, update_every):
     ours, theirs = network(batch_norm=True), network(batch_norm=True)
-    ema = ModelEmaCallback(
-        decay=0.9, evaluate_during_training=False, save_path=tmp_path / "ema.pt", update_every=update_every
-    )
+    path = tmp_path / "ema.pt"
+    ema = ModelEmaCallback(0.9, evaluate_during_training=False, save_path=path, update_every=update_every)
     trained(ours, sgd(ours), [ema], gradient_accumulation_steps=2)
 
     average = copy.deepcopy(theirs)
@@ -233,7 +224,7 @@ def test_the_moving_average_is_that_of_a_hand_written_loop(tmp_path, update_ever
     assert updates == NUM_EPOCHS * UPDATES_PER_EPOCH
     assert_same_bits(ours, theirs)
     assert_same_bits(ema.ema_model.module, average)
-    saved = torch.load(tmp_path / "ema.pt", weights_only=True)["model_state_dict"]
+    saved = torch.load(path, weights_only=True)["model_state_dict"]
     toys.assert_same(dict(saved), toys.state_of(average))
 
 
