@@ -91,27 +91,21 @@ def test_a_byte_order_mark_and_blanks_around_column_names_are_no_matter(capsys):
     assert "text='text' (guessed)  label='label' (guessed)" in capsys.readouterr().out
 
 
-def test_an_answer_that_its_context_has_not_is_refused(capsys):
+def test_answers_that_are_not_in_their_context_and_other_numbers_of_tags_than_words_are_refused(capsys):
     for name, content in (("a", questions(0, "Byron")), ("b", questions(4, "Ada"))):
         Path(f"{name}.jsonl").write_bytes(content)
         told = ["error[data.answers]", "line 1", "fix: "]
         check_refused(capsys, told, "train", "question-answering", "--data", f"{name}.jsonl")
-
-
-def test_other_numbers_of_tags_than_of_words_are_refused(capsys):
     write_jsonl(Path("x.jsonl"), [{"tokens": ["a", "b"], "tags": ["O"]}] * 9)
     check_refused(capsys, ["error[data.tags]", "line 1"], "train", "token-classification", "--data", "x.jsonl")
 
 
-def test_a_label_that_training_has_not_is_told_with_the_nearest_and_both_ways_out(capsys, reviews):
+def test_a_label_or_a_file_that_is_not_there_is_told_with_the_nearest(capsys, reviews):
     other = [{**row, "stars": "positive"} if place == 0 else row for place, row in enumerate(rows(10, seed=3))]
     write_csv(Path("val.csv"), other)
     told = ["error[data.labels]", "val.csv", "'positive'", "did you mean 'pos'?", "--label_map positive=pos"]
     files = ["--train_file", reviews, "--validation_file", "val.csv"]
     check_refused(capsys, [*told, "--unknown_labels drop"], "train", "text-classification", *files)
-
-
-def test_a_file_that_is_not_there_is_told_with_the_nearest(capsys, reviews):
     told = ["error[data.file]", "rewiews.csv does not exist", "fix: --data reviews.csv"]
     check_refused(capsys, told, "train", "text-classification", "--data", "rewiews.csv")
 

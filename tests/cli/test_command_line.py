@@ -247,7 +247,7 @@ def test_what_helps_fits_the_reason_why_a_file_was_not_written(number):
         assert failure.error.fix.startswith(DISK_FIXES[number])
 
 
-def test_tasks_explain_and_doctor_say_what_there_is(capsys):
+def test_tasks_explain_doctor_and_demo_say_what_there_is_and_refuse_other_words(capsys):
     assert "text-classification" in run(capsys, "tasks")[1]
     code, out, _ = run(capsys, "explain", "text-classification")
     assert code == 0 and "--label_column" in out and "--learning_rate" in out and "example:" in out
@@ -257,6 +257,10 @@ def test_tasks_explain_and_doctor_say_what_there_is(capsys):
     assert code == 0 and "torch" in out and "GPUs" in out
     code, out, _ = run(capsys, "demo")
     assert code == 0 and "lw demo text-classification" in out
+    for verb in ("doctor", "tasks"):
+        code, out, err = run(capsys, verb, "--loud")
+        assert (code, out) == (2, "") and f"error[args.unknown]: lw {verb} has no --loud" in err
+        assert run(capsys, verb, "--help")[1].startswith(f"usage: lw {verb}")
 
 
 @pytest.mark.slow
@@ -325,13 +329,6 @@ def test_every_command_that_a_person_reads_is_written_with_the_short_name():
     long_name = re.compile(rf"\bloopwright ({'|'.join(VERBS)})\b(?! import)")
     found = [f"{file.name}: {match[0]}" for file in files for match in long_name.finditer(read_text(file))]
     assert len(files) > 300 and found == []
-
-
-def test_verbs_without_words_of_their_own_refuse_any_and_have_help(capsys):
-    for verb in ("doctor", "tasks"):
-        code, out, err = run(capsys, verb, "--loud")
-        assert (code, out) == (2, "") and f"error[args.unknown]: lw {verb} has no --loud" in err
-        assert run(capsys, verb, "--help")[1].startswith(f"usage: lw {verb}")
 
 
 def test_an_empty_input_is_no_prediction(capsys, finished):

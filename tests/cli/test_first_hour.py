@@ -62,12 +62,9 @@ def interrupted_by(error):
     return train
 
 
-def test_ctrl_c_before_the_first_update_says_that_nothing_was_trained(capsys):
+def test_ctrl_c_is_told_once_by_the_run_or_for_it(capsys):
     assert guarded(interrupted_by(KeyboardInterrupt()), []) == 130
     assert capsys.readouterr() == ("", "interrupted before the first update; nothing was trained\n")
-
-
-def test_ctrl_c_in_a_run_is_told_by_the_run_and_by_nobody_else_unless_it_is_quiet(capsys):
     error = KeyboardInterrupt()
     error.__notes__ = ["saved x   continue with: lw resume x"]
     assert guarded(interrupted_by(error), []) == 130
@@ -164,12 +161,9 @@ def test_words_alone_are_missing_and_help_is_asked_for(capsys):
     assert "usage: lw train" in capsys.readouterr().out
 
 
-def test_an_unknown_setting_of_a_file_has_the_nearest_name_as_a_flag_has(capsys, reviews):
+def test_an_unknown_setting_and_a_value_that_cannot_be_are_named_as_typed(capsys, reviews):
     Path("cfg.yaml").write_text(f"task: text-classification\ndata: {reviews}\nepocs: 3\n")
     assert "did you mean epochs" in refused(capsys, "train", "cfg.yaml")
-
-
-def test_a_value_that_cannot_be_is_named_as_it_was_typed(capsys, reviews):
     start = ["train", "text-classification", "--data", reviews]
     told = refused(capsys, *start, "--lr", "-1")
     assert told.startswith("error[args.value]: --lr -1: learning_rate must be ") and "fix: --lr " in told
@@ -184,13 +178,10 @@ def test_a_tracker_that_is_not_there_is_refused_before_the_data_is_read(capsys):
     assert told.startswith("error[install.extra]") and "pip install clearml" in told
 
 
-def test_two_wrong_columns_are_told_together(capsys, reviews):
+def test_wrong_columns_are_told_together_and_texts_are_not_taken_for_images(capsys, reviews):
     words = ["train", "text-classification", "--data", reviews, "--text_column", "txt", "--label_column", "lbel"]
     told = refused(capsys, *words)
     assert "'txt'" in told and "'lbel'" in told and "fix: --text_column review --label_column stars" in told
-
-
-def test_a_table_of_texts_is_not_taken_for_images(capsys, reviews):
     told = refused(capsys, "train", "image-classification", "--data", reviews)
     assert "--image_column text" not in told and "fix: --data FOLDER of images" in told
 

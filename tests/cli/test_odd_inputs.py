@@ -22,21 +22,15 @@ def refused(capsys):
     return check
 
 
-def test_inputs_that_are_no_utf8_are_refused(refused, finished, monkeypatch):
+def test_inputs_that_are_no_utf8_no_files_or_empty_are_refused(refused, finished, monkeypatch, tmp_path):
     assert "error[data.encoding]" in refused("predict", finished.path, "caf\udce9")
     for stdin in (io.StringIO("caf\udce9\n"), io.TextIOWrapper(io.BytesIO(b"good\ncaf\xe9\n"), encoding="utf-8")):
         monkeypatch.setattr("sys.stdin", stdin)
         assert "stdin is not UTF-8" in refused("predict", finished.path, "-")
-
-
-def test_a_folder_and_a_pipe_with_the_ending_of_a_file_do_exist(refused, finished, tmp_path):
     (tmp_path / "rows.csv").mkdir()
     os.mkfifo(tmp_path / "pipe.csv")
     assert "rows.csv is a folder" in refused("predict", finished.path, "rows.csv")
     assert "pipe.csv is no ordinary file" in refused("predict", finished.path, "pipe.csv")
-
-
-def test_a_name_that_the_shell_left_empty_is_refused(refused):
     for task in ("text-classification", "image-classification"):
         assert "--data is empty" in refused("check", task, "--files", "--data", "")
 

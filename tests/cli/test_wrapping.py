@@ -11,7 +11,7 @@ from loopwright.runs.data import describe
 from loopwright.sources import DataPlan
 
 
-def test_a_text_is_broken_between_words_and_goes_on_below_where_it_began(monkeypatch):
+def test_a_text_is_broken_between_words_on_a_terminal_alone(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     assert hanging("  name  ", "a-long-word and others that do not fit here") == (
         "  name  a-long-word and others that do\n        not fit here"
@@ -20,9 +20,6 @@ def test_a_text_is_broken_between_words_and_goes_on_below_where_it_began(monkeyp
     assert folded(f"error: short\n  fix: {'word ' * 9}end") == (
         "error: short\n  fix: word word word word word word\n  word word word end"
     )
-
-
-def test_without_a_terminal_nothing_is_broken(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     assert hanging("  name  ", "word " * 60) == "  name  " + ("word " * 60).rstrip()
 
@@ -35,14 +32,11 @@ def test_lists_fit_into_sixty_columns(capsys, monkeypatch, words):
     assert len(lines) > 15 and [line for line in lines if len(line) > 60] == []
 
 
-def test_a_guessed_column_is_named_once_with_a_word_that_it_was_guessed(finished):
+def test_guessed_columns_and_the_places_of_the_worst_samples_are_named(finished):
     plan = DataPlan.from_json((finished.path / "data.json").read_text())
-    lines = describe(plan)
-    assert [line for line in lines if "guessed" in line] == ["text='review' (guessed)  label='stars' (guessed)"]
-
-
-def test_the_worst_samples_name_the_file_and_the_line_that_they_stand_in(finished):
-    plan = DataPlan.from_json((finished.path / "data.json").read_text())
+    assert [line for line in describe(plan) if "guessed" in line] == [
+        "text='review' (guessed)  label='stars' (guessed)"
+    ]
     with open(plan.files[0].path, newline="") as file:
         lines = list(csv.reader(file))
     worst = [json.loads(line) for line in (finished.path / "eval" / "worst.jsonl").read_text().splitlines()]
