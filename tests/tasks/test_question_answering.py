@@ -25,7 +25,6 @@ from tasks.runs import check_resume, refusal, train_in
 from tasks.texts import save_bert
 
 TASK = QuestionAnswering()
-
 NAMES = ("red", "green", "blue", "black", "white", "cat", "dog", "horse", "mouse", "duck")
 FILLERS = ("it", "was", "seen", "by", "the", "old", "river", "at", "noon")
 
@@ -65,9 +64,6 @@ def tokenizer():
     return train_tokenizer([row["context"] for row in questions()] + ["which one is meant ?"], 400)
 
 
-# ------------------------------------------------------------------------------------------------------ end to end
-
-
 def test_a_small_model_finds_the_answer_over_all_features_of_a_row(answered):
     assert answered.status == "done"
     assert set(answered.metrics) == {"exact_match", "f1", "loss"}
@@ -86,7 +82,7 @@ def test_a_small_model_finds_the_answer_over_all_features_of_a_row(answered):
         assert len(each["n_best"]) == 5
 
 
-def test_a_row_with_several_features_is_scored_and_written_once(answered):
+def test_a_row_with_several_features_is_scored_and_written_once_also_when_evaluated_again(answered, tmp_path):
     predictions = read_lines(answered.path / "eval" / "predictions.jsonl")
     plan = json.loads((answered.path / "data.json").read_text())
     assert [each["position"] for each in predictions] == list(range(plan["splits"]["validation"]["num_rows"]))
@@ -97,9 +93,6 @@ def test_a_row_with_several_features_is_scored_and_written_once(answered):
     assert all(each["prediction"] in each["context"] and each["id"].startswith("q") for each in predictions)
     worst = [each["loss"] for each in read_lines(answered.path / "eval" / "worst.jsonl")]
     assert worst == sorted(worst, reverse=True)
-
-
-def test_evaluating_again_gives_the_same_scores_and_other_data_is_scored_too(answered, tmp_path):
     assert answered.evaluate() == answered.metrics
     other = answered.evaluate(write_jsonl(tmp_path / "other.jsonl", questions(6, seed=8)))
     assert set(other) == {"exact_match", "f1", "loss"}
@@ -108,9 +101,8 @@ def test_evaluating_again_gives_the_same_scores_and_other_data_is_scored_too(ans
 
 def test_a_file_pairs_and_a_tab_are_predicted_alike(answered, tmp_path):
     made = questions(4, seed=6)
-    file = write_jsonl(
-        tmp_path / "new.jsonl", [{"question": row["question"], "context": row["context"]} for row in made]
-    )
+    asked = [{"question": row["question"], "context": row["context"]} for row in made]
+    file = write_jsonl(tmp_path / "new.jsonl", asked)
     pairs = [part for row in made for part in (row["question"], row["context"])]
     tabs = [f"{row['question']}\t{row['context']}" for row in made]
     assert answered.predict(file) == answered.predict(pairs) == answered.predict(tabs)
@@ -153,17 +145,9 @@ def test_unanswerable_questions_are_detected_and_scored_as_squad_2(tmp_path):
 def test_an_encoder_decoder_generates_the_answer_with_the_same_scores(tmp_path, tokenizer):
     from transformers import T5Config, T5ForConditionalGeneration
 
-    config = T5Config(
-        vocab_size=len(tokenizer),
-        d_model=16,
-        d_kv=8,
-        d_ff=16,
-        num_layers=1,
-        num_heads=2,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.sep_token_id,
-        decoder_start_token_id=tokenizer.pad_token_id,
-    )
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": len(tokenizer)}
+    start = dict.fromkeys(("pad_token_id", "decoder_start_token_id"), tokenizer.pad_token_id)
+    config = T5Config(eos_token_id=tokenizer.sep_token_id, **start, **sizes)
     T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
     tokenizer.save_pretrained(tmp_path / "t5")
     data = write_jsonl(tmp_path / "questions.jsonl", questions(24, length=6, unanswered=0.2))
@@ -208,9 +192,6 @@ def test_the_sample_of_squad_trains_evaluates_and_predicts(tmp_path):
     moved = api.Run.find(run.path.rename(tmp_path / "moved"))
     assert moved.evaluate() == metrics
     assert len(moved.predict(data)) == len(json.loads(data.read_text())["data"])
-
-
-# -------------------------------------------------------------------------------------------------------- features
 
 
 def targets_as_text(feature, start, end):
@@ -272,15 +253,12 @@ def test_a_question_without_room_for_the_context_is_truncated(tokenizer):
     assert encode.counts([row, {**row, "context": "short"}]) == [len(features), 1]
 
 
-def test_a_span_of_characters_is_found_as_tokens_only_if_it_is_all_there():
+def test_spans_are_found_as_tokens_if_all_there_and_the_best_among_all_valid_ones():
     offsets = [[-1, -1], [4, 8], [8, 12], [12, 15], [-1, -1]]
     assert token_span(offsets, 9, 11) == (2, 2)  # blanks before a word belong to its token
     assert token_span(offsets, 4, 15) == (1, 3)
     assert token_span(offsets, 3, 8) is None and token_span(offsets, 12, 16) is None
     assert token_span([[-1, -1]], 0, 1) is None
-
-
-def test_the_best_spans_are_found_among_all_valid_ones():
     generator = torch.Generator().manual_seed(0)
     start, end = (torch.randn(3, 9, generator=generator) for _ in range(2))
     is_allowed = torch.rand(3, 9, generator=generator) > 0.3
@@ -296,9 +274,6 @@ def test_the_best_spans_are_found_among_all_valid_ones():
         found = list(zip(scores[row].tolist(), firsts[row].tolist(), lasts[row].tolist(), strict=True))
         assert [each for each in found if each[0] > float("-inf")] == expected
     assert best_spans(start, end, is_allowed & False, 99, 99)[0].max() == float("-inf")
-
-
-# --------------------------------------------------------------------------------------------------------- answers
 
 
 def window(number=0, spans=(), null_score=0.0, *, context="the red cat", position=0, num_windows=2, **more):
@@ -364,9 +339,6 @@ def test_the_order_of_features_and_the_number_of_processes_change_no_score(is_v2
     assert len(score([only_two])[0]) == 7
 
 
-# ------------------------------------------------------------------------------------------------------- bad input
-
-
 refused = partial(refusal, "question-answering", FLAGS)
 
 
@@ -374,34 +346,26 @@ def test_lengths_beyond_the_model_are_refused(tmp_path):
     data = write_jsonl(tmp_path / "questions.jsonl", questions(10))
     assert "fix: --stride 9" in refused("args.value", data=data, max_length=32, doc_stride=20)
     assert "fix: --max_length 512" in refused("model.length", data=data, max_length=1000)
-    with pytest.raises(ConfigError, match="n_best must be at least 1"):
-        api.train("question-answering", data=data, n_best=0, **FLAGS)
-    with pytest.raises(ConfigError, match="stride must be at least 0"):
-        api.train("question-answering", data=data, stride=-1, **FLAGS)
+    for name, lowest in (("n_best", 1), ("stride", 0)):
+        with pytest.raises(ConfigError, match=f"{name} must be at least {lowest}"):
+            api.train("question-answering", data=data, **{name: lowest - 1}, **FLAGS)
 
 
-def test_unanswerable_questions_are_refused_if_each_needs_an_answer(tmp_path):
+def test_answers_that_are_needed_or_outside_the_context_are_refused(tmp_path):
     made = questions(10)
     made[7]["answers"] = {"text": [], "answer_start": []}
     data = write_jsonl(tmp_path / "questions.jsonl", made)
     told = refused("data.answers", data=data, version_2_with_negative=False)
     assert "have no answer" in told and "line 8 of questions.jsonl" in told
-
-
-def test_data_without_any_answer_is_refused(tmp_path):
     made = [row | {"answers": {"text": [], "answer_start": []}} for row in questions(10)]
     told = refused("data.answers", data=write_jsonl(tmp_path / "questions.jsonl", made))
     assert "none of the" in told and "--answers_column" in told
-
-
-def test_an_answer_outside_the_context_is_refused(tmp_path):
     made = questions(10)
     made[3]["answers"] = {"text": ["purple"], "answer_start": [3]}
     assert "'purple'" in refused("data.answers", data=write_jsonl(tmp_path / "questions.jsonl", made))
 
 
 def test_generated_answers_need_a_model_that_can_generate(tmp_path):
-
     data = write_jsonl(tmp_path / "questions.jsonl", questions(10))
     assert "encoder-decoder" in refused("args.value", data=data, answer_by="generation")
     save_bert(tmp_path / "bert", "BertForQuestionAnswering", train_tokenizer(["a b"], 300), vocab_size=400)

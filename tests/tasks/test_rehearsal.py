@@ -19,22 +19,24 @@ from loopwright.tasks.data import RunData
 from tasks.conftest import FLAGS
 
 
-@pytest.fixture
-def run(reviews, tmp_path):
+def ready_run(folder, flags):
     """Return a run that is ready to train."""
     task = get_task("text-classification")
-    flags = {name: value for name, value in FLAGS.items() if name != "quiet"}
-    settings = settle(task, {**flags, "data": reviews})
+    settings = settle(task, {name: value for name, value in flags.items() if name != "quiet"})
     data = RunData(task.preflight(settings.args))
-    run = RunJob(task, settings, data, Screen(is_quiet=True), RunFolder(tmp_path))
+    run = RunJob(task, settings, data, Screen(is_quiet=True), RunFolder(folder))
     run.build(Origin(None))
     run.measure()
     return run
 
 
 @pytest.fixture
+def run(reviews, tmp_path):
+    return ready_run(tmp_path, {**FLAGS, "data": reviews})
+
+
+@pytest.fixture
 def job(run):
-    """Return what the task gets."""
     return run.job
 
 
@@ -78,11 +80,18 @@ def test_the_longest_rows_are_rehearsed(job):
     assert sorted((lengths[index] for index in chosen), reverse=True) == sorted(lengths, reverse=True)[:4]
 
 
-def test_as_many_texts_are_rehearsed_as_are_asked_for():
+def test_as_many_rows_are_rehearsed_as_are_asked_for_and_no_image_is_decoded_to_choose():
     dataset = [{"input_ids": [1] * (index % 7 + 1)} for index in range(700)]
     assert len(set(trial.longest_rows(dataset, 600))) == 600
     assert len(trial.longest_rows(dataset, 701)) == 700
     assert trial.longest_rows(dataset, 2) == [6, 13]
+
+    def refuse(row):
+        raise AssertionError(f"{row} was decoded")
+
+    images = ImageDataset(range(1000), refuse, None, lambda scene, row: {})
+    assert trial.longest_rows(images, 3) == [0, 1, 2]
+    assert trial.longest_rows(images, 1001) == list(range(1000))
 
 
 @pytest.mark.parametrize("is_broken", [False, True], ids=["whole", "broken off"])
@@ -104,15 +113,6 @@ def test_there_is_one_way_to_put_a_job_back_and_it_puts_back_everything(job, is_
     assert [module.training for module in job.model.modules()] == modes and not frozen.training
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(parameter.grad is None for parameter in job.model.parameters())
-
-
-def test_no_image_is_decoded_to_choose_what_is_rehearsed():
-    def refuse(row):
-        raise AssertionError(f"{row} was decoded")
-
-    dataset = ImageDataset(range(1000), refuse, None, lambda scene, row: {})
-    assert trial.longest_rows(dataset, 3) == [0, 1, 2]
-    assert trial.longest_rows(dataset, 1001) == list(range(1000))
 
 
 def test_finding_a_learning_rate_does_not_evaluate_the_training_data(run, job, monkeypatch):

@@ -39,7 +39,7 @@ def test_merged_scorers_of_several_processes_equal_one(name):
     assert merged.compute() == pytest.approx(whole.compute(), abs=1e-12)
 
 
-def test_the_worst_and_most_confident_samples_are_kept_in_any_order():
+def test_the_worst_and_most_confident_samples_are_kept_in_any_order_unless_they_have_no_loss():
     made = samples()
     for sample in made[::7]:
         sample["sure"] = sample["loss"]
@@ -49,9 +49,6 @@ def test_the_worst_and_most_confident_samples_are_kept_in_any_order():
     expected = sorted(made, key=lambda sample: -sample["loss"])[:5]
     assert first.worst == second.worst == expected
     assert first.suspects == second.suspects == sorted(made[::7], key=lambda sample: -sample["loss"])[:3]
-
-
-def test_samples_without_a_loss_are_not_examples():
     found = Examples()
     found.add([{"position": 0, "prediction": 1}])
     assert found.worst == found.suspects == []

@@ -1,6 +1,7 @@
 """What is said while a person waits: lines, the line that changes, long work, the table of evaluations, the clock."""
 
 import io
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -128,7 +129,7 @@ def test_a_thousand_counts_write_the_line_a_few_times_and_cost_little(monkeypatc
 
 def test_a_notebook_has_the_bar_of_tqdm(monkeypatch, capfd):
     shell = SimpleNamespace(config={"IPKernelApp": {}})
-    monkeypatch.setitem(__import__("sys").modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     made = Screen()
     assert made.is_live and made.columns is None
     line = made.open_line(lambda done, columns: f"at {done}, {columns}", 4)
@@ -211,7 +212,7 @@ def test_a_narrow_line_leaves_out_what_matters_least():
     assert bar_of(0.5) == "━" * 9 + "─" * 9 and bar_of(2.0) == "━" * 18
 
 
-def test_evaluations_are_rows_of_one_table_that_marks_the_best():
+def test_evaluations_are_rows_of_one_table_that_marks_the_best_fits_and_repeats_its_header():
     table = EvalTable("f1")
     metrics, bounds = {"accuracy": 0.5, "f1": 0.25, "loss": 1.5}, {"f1": (0.2, 0.3)}
     rows = [table.lines(10 * i, i, metrics, bounds, 2.0, is_best=i != 2, columns=120)[0] for i in (1, 2, 3)]
@@ -226,22 +227,13 @@ def test_evaluations_are_rows_of_one_table_that_marks_the_best():
     shown, whole = table.lines(40, 4, metrics, bounds, 2.0, is_best=True, columns=52)
     assert shown == ["eval        40  0.2500 ±0.050  1.5000      2.0  best"] and "0.5000" in whole[0]
     shown, _ = EvalTable("f1").lines(40, 4, metrics, bounds, 2.0, is_best=True, columns=20)
-    assert [line.split() for line in shown] == [
-        ["update", "f1", "seconds"],
-        ["eval", "40", "0.2500", "±0.050", "2.0", "best"],
-    ]
-
-
-def test_no_row_of_the_table_is_wider_than_the_terminal_and_the_interval_of_the_loss_gives_way_first():
-    metrics = {"accuracy": 0.5, "f1": 0.25, "loss": 1.5}
+    assert [" ".join(line.split()) for line in shown] == ["update f1 seconds", "eval 40 0.2500 ±0.050 2.0 best"]
+    # No row is wider than the terminal, and the interval of the loss gives way first.
     bounds = {name: (value - 0.1, value + 0.1) for name, value in metrics.items()}
     for columns in range(44, 100):
         shown, whole = EvalTable("accuracy").lines(10, 1, metrics, bounds, 2.0, is_best=True, columns=columns)
         assert max(map(len, shown)) <= columns and "1.5000 ±0.100" in whole[1]
         assert ("1.5000 ±0.100" in shown[1]) == (columns >= 81) and ("0.2500 ±0.100" in shown[1]) == (columns >= 74)
-
-
-def test_a_long_table_in_a_pipe_repeats_its_header():
     table = EvalTable("f1")
     lines = [line for i in range(41) for line in table.lines(i, i, {"f1": 0.5}, {}, 1.0, is_best=False)[1]]
     assert sum("update" in line for line in lines) == 3 and len(lines) == 44
@@ -262,7 +254,7 @@ def test_a_mistake_is_told_on_one_line(sample, words):
     assert mistake_text(sample) == words
 
 
-def test_the_course_counts_every_evaluation_that_is_to_come():
+def test_the_course_counts_every_evaluation_to_come_also_if_it_ends_inside_an_epoch():
     by_epoch = RunLength(100, 4, update_seconds=0.5, evaluation_seconds=2.0)
     assert [by_epoch.evaluations_after(update) for update in (0, 24, 25, 99, 100)] == [5, 5, 4, 2, 1]
     assert by_epoch.expected_seconds() == 100 * 0.5 + 5 * 2.0
@@ -272,9 +264,6 @@ def test_the_course_counts_every_evaluation_that_is_to_come():
     assert [both.evaluations_after(update) for update in (0, 24, 25, 99, 100)] == [21, 17, 16, 2, 1]
     assert RunLength(50, 3, evaluate_every=25).evaluations_after(0) == 1 + 3 + 2 - 1  # the last one is the end's
     assert RunLength(100, 4).expected_seconds() is None and by_epoch.epoch_at(30) == 1.2
-
-
-def test_a_run_that_ends_inside_an_epoch_counts_whole_epochs_up_to_there():
     length = RunLength(7, 3, evaluate_every=7, per_epoch=3)  # 3 + 3 + 1 updates
     assert [length.epoch_at(update) for update in (3, 6)] == [1.0, 2.0] and length.epoch_at(7) == 7 / 3
     assert [length.evaluations_after(update) for update in (0, 2, 3, 6, 7)] == [4, 4, 3, 2, 1]

@@ -10,6 +10,7 @@ import torch
 from loopwright import api, cli
 from loopwright.errors import ConfigError
 from loopwright.tasks import get_task
+from loopwright.tasks.text.embedding import _is_no_rival, _targets
 from loopwright.tasks.text.pools import PoolScorer
 from sample_data import SAMPLES
 from tasks.conftest import FLAGS
@@ -183,13 +184,10 @@ def test_scores_of_texts_without_a_common_word_are_learnt(tmp_path):
 
 
 def test_scores_are_read_as_cosines():
-    task, torch_scores = get_task("sentence-embedding"), torch.tensor([-1.0, 0.0, 1.0])
-    from loopwright.tasks.text.embedding import _targets
-
-    args = task.arguments(lowest_score=-1.0, highest_score=1.0)
-    assert _targets(args, torch_scores).tolist() == [-1.0, 0.0, 1.0]
-    args = task.arguments(lowest_score=0.0, highest_score=5.0)
-    assert _targets(args, torch.tensor([0.0, 2.5, 5.0])).tolist() == [0.0, 0.5, 1.0]
+    for low, high, lowest_cosine in ((-1.0, 1.0, -1.0), (0.0, 5.0, 0.0)):
+        args = get_task("sentence-embedding").arguments(lowest_score=low, highest_score=high)
+        scores = torch.tensor([low, (low + high) / 2, high])
+        assert _targets(args, scores).tolist() == [lowest_cosine, (lowest_cosine + 1) / 2, 1.0]
 
 
 def test_a_given_model_is_scored_before_training_and_its_unused_pooler_stays(tmp_path):
@@ -217,10 +215,8 @@ def samples(count, seed=0):
     numbers = np.random.default_rng(seed)
     left = numbers.normal(size=(count, 8))
     right = left + numbers.normal(size=(count, 8))
-    return [
-        {"position": place, "first": left[place], "second": right[place], "keys": [place, 1000 + place]}
-        for place in range(count)
-    ]
+    vectors = enumerate(zip(left, right, strict=True))
+    return [{"position": n, "first": one, "second": two, "keys": [n, 1000 + n]} for n, (one, two) in vectors]
 
 
 def scores_of(made, pool_size=7, batch=4):
@@ -231,14 +227,11 @@ def scores_of(made, pool_size=7, batch=4):
     return scorer.compute(), sorted(complete, key=lambda sample: sample["position"])
 
 
-def test_the_order_and_the_size_of_batches_change_nothing():
+def test_the_order_and_the_size_of_batches_change_nothing_and_a_full_pool_is_scored_at_once():
     made = samples(25)
     assert scores_of(made) == scores_of(made[::-1], batch=3) == scores_of(made, batch=25)
     assert scores_of(made)[0] != scores_of(made, pool_size=25)[0]
-
-
-def test_a_full_pool_is_scored_at_once_and_forgotten():
-    scorer, made = PoolScorer(7, 0.05), samples(25)
+    scorer = PoolScorer(7, 0.05)
     assert [len(scorer.add([sample])) for sample in made] == [7 * (place % 7 == 6) for place in range(25)]
     assert len(scorer.finish()) == 4
 
@@ -258,17 +251,12 @@ def test_processes_share_the_pools_that_they_have_parts_of():
     assert sorted(complete, key=lambda sample: sample["position"]) == alone
 
 
-def test_the_same_text_is_not_its_own_rival():
+def test_the_same_text_is_not_its_own_rival_nor_one_in_the_loss():
     made = samples(2)
     made[1] |= {"second": made[0]["second"], "keys": [1, 1000]}
     assert [sample["rank"] for sample in scores_of(made)[1]] == [1, 1]
     made[1]["keys"] = [1, 1001]
     assert [sample["rank"] for sample in scores_of(made)[1]] == [2, 2]  # as near as the right one is not found
-
-
-def test_the_same_text_is_not_a_rival_in_the_loss():
-    from loopwright.tasks.text.embedding import _is_no_rival
-
     ids = torch.tensor([[[1, 2], [3, 0]], [[4, 5], [3, 9]], [[6, 7], [3, 3]]])
     mask = torch.tensor([[[1, 1], [1, 0]], [[1, 1], [1, 0]], [[1, 1], [1, 1]]])
     assert _is_no_rival(ids, mask).tolist() == [[False, True, False], [True, False, False], [False, False, False]]
@@ -277,7 +265,9 @@ def test_the_same_text_is_not_a_rival_in_the_loss():
 refused = partial(refusal, "sentence-embedding", FLAGS)
 
 
-def test_settings_that_leave_nothing_to_learn_are_refused(tmp_path):
+def test_settings_that_leave_nothing_to_learn_and_an_encoder_decoder_are_refused(tmp_path):
+    from transformers import T5Config
+
     data = write_csv(tmp_path / "pairs.csv", pairs(20))
     assert "fix: --batch 32" in refused("args.value", data=data, batch=1)
     refused("data.column", data=data, objective="scores")
@@ -285,19 +275,12 @@ def test_settings_that_leave_nothing_to_learn_are_refused(tmp_path):
     assert "--objective negatives" in refused("data.one_class", data=alike)
     several = write_csv(tmp_path / "several.csv", scored(20))
     assert "--lowest_score 0 --highest_score 5" in refused("args.value", data=several, lowest_score=6, highest_score=5)
-    assert (
-        api.check("sentence-embedding", data=alike, objective="negatives", quiet=True, rehearsal=False).labels is None
-    )
+    flags = {"objective": "negatives", "quiet": True, "rehearsal": False}
+    assert api.check("sentence-embedding", data=alike, **flags).labels is None
     for name, value in (("temperature", 0), ("pool_size", 1)):
         with pytest.raises(ConfigError, match=name):
             api.train("sentence-embedding", data=data, **{name: value}, **FLAGS)
-
-
-def test_an_encoder_decoder_is_refused(tmp_path):
-    from transformers import T5Config
-
     T5Config(d_model=8, num_layers=1, num_heads=1, d_ff=8, vocab_size=40).save_pretrained(tmp_path / "t5")
-    data = write_csv(tmp_path / "pairs.csv", pairs(20))
     assert "not an encoder" in refused("model.task", data=data, model=tmp_path / "t5")
 
 

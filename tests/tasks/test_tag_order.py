@@ -6,24 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from loopwright.tasks.arguments import TaskTrainingArguments
-from loopwright.tasks.base import Job, Origin
-from loopwright.tasks.data import RunData
 from loopwright.tasks.text.tag_order import is_in_order, likeliest, may_follow
-from loopwright.tasks.text.token_classification import TokenClassification
 from tasks.reviews import write_jsonl
-
-TASK = TokenClassification()
+from tasks.test_token_classification import TASK, build
 
 NAMES = ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
-
-
-def build(path, data, *, is_run: bool = False, **flags) -> Job:
-    """Return the job of a file of data, with a model from scratch or that of a run."""
-    args = TASK.arguments(task=TASK.name, data=str(data), **flags)
-    training = TaskTrainingArguments(output_dir="unused", use_cpu=True)
-    origin = Origin(None if path is None else str(path), is_run=is_run)
-    return TASK.build(RunData(TASK.preflight(args)), args, training, origin)
 
 
 def write_tags(folder, tags: list[str]):

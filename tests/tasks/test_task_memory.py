@@ -23,8 +23,8 @@ def limit(monkeypatch):
     kind = type(get_task("text-classification"))
     whole = kind.compute_loss
 
-    def set_limit(train: int = 1000, evaluation: int = 1000) -> list[int]:
-        seen: list[int] = []
+    def set_limit(train=1000, evaluation=1000):
+        seen = []
 
         def compute_loss(self, job, model, batch):
             rows = len(batch["position"])
@@ -45,20 +45,17 @@ def bert(tmp_path):
     return tiny_bert(tmp_path / "bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
-def weights(run: api.Run) -> torch.Tensor:
+def weights(run):
     return torch.cat([each.flatten() for each in load_file(run.path / "model" / "model.safetensors").values()])
-
-
-def events(run: api.Run, name: str) -> list[dict]:
-    return [event for event in read_lines(run.path / "metrics.jsonl") if event["event"] == name]
 
 
 def test_a_task_out_of_memory_continues_in_parts_with_the_same_result(limit, reviews):
     whole = api.train("text-classification", data=reviews, **SHORT)
     limit(train=4, evaluation=8)
     split = api.train("text-classification", data=reviews, **{**SHORT, "rehearsal": True}, oom="split")
-    assert [event["parts"] for event in events(split, "oom_split")] == [2, 4]
-    assert [event["parts"] for event in events(split, "oom_eval_split")] == [2, 4]
+    for name in ("oom_split", "oom_eval_split"):
+        told = [event for event in read_lines(split.path / "metrics.jsonl") if event["event"] == name]
+        assert [event["parts"] for event in told] == [2, 4]
     assert torch.allclose(weights(split), weights(whole), rtol=0, atol=1e-6)
     first, second = (read_lines(run.path / "eval" / "predictions.jsonl") for run in (whole, split))
     assert [each["position"] for each in first] == [each["position"] for each in second]
@@ -83,13 +80,14 @@ def test_stopping_names_the_flags_that_would_help_with_what_they_save(limit, rev
         assert flag in fix, fix
 
 
-def test_in_python_a_run_stops_unless_it_is_told_to_split(limit, reviews):
+def test_in_python_what_does_not_fit_ends_a_search_a_run_or_an_evaluation(limit, reviews, tmp_path):
+    limit(train=0)
+    with pytest.raises(MemoryLimitError, match="that was not asked for"):
+        api.train("text-classification", data=reviews, **{**SHORT, "batch": "auto"})
+    assert not (tmp_path / "runs").exists()
     limit(train=4)
     with pytest.raises(MemoryLimitError, match="--oom split"):
         api.train("text-classification", data=reviews, **SHORT)
-
-
-def test_an_evaluation_sample_that_does_not_fit_is_told_with_its_flags(limit, reviews):
     limit(evaluation=0)
     with pytest.raises(MemoryLimitError, match="--per_device_eval_batch_size 16") as caught:
         api.train("text-classification", data=reviews, **SHORT)
@@ -153,13 +151,6 @@ def test_batch_auto_goes_no_further_than_the_memory_of_the_host(reviews, monkeyp
     found = api.train("text-classification", data=reviews, **{**SHORT, "batch": "auto"}, effective_batch=16)
     assert read_mapping(found.path / "config.yaml")["per_device_train_batch_size"] < 16
     assert "would need about" in (found.path / "log.txt").read_text()
-
-
-def test_a_sample_that_does_not_fit_ends_the_search_and_leaves_no_folder(limit, reviews, tmp_path):
-    limit(train=0)
-    with pytest.raises(MemoryLimitError, match="that was not asked for"):
-        api.train("text-classification", data=reviews, **{**SHORT, "batch": "auto"})
-    assert not (tmp_path / "runs").exists()
 
 
 def test_effective_batch_sets_the_accumulation_of_a_batch_that_is_given(reviews):

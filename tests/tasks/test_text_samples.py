@@ -19,7 +19,7 @@ from tasks.reviews import events, read_lines
 from tasks.texts import FLAGS, lines, tiny_gpt2, write_text
 
 
-def paragraphs(run: api.Run) -> list[list[str]]:
+def paragraphs(run):
     written = (run.path / "samples" / "train_batch0.txt").read_text(encoding="utf-8")
     return [part.splitlines() for part in written.strip().split("\n\n")]
 
@@ -79,11 +79,7 @@ def test_a_resumed_run_drops_samples_newer_than_its_checkpoint(tmp_path, gpt2):
     assert written[:2] == first
 
 
-@pytest.mark.parametrize(
-    "error",
-    [RuntimeError("no generation here"), torch.OutOfMemoryError("CUDA out of memory.")],
-    ids=["error", "memory"],
-)
+@pytest.mark.parametrize("error", [RuntimeError("no generation here"), torch.OutOfMemoryError("CUDA out of memory.")])
 def test_a_model_that_cannot_generate_samples_is_still_trained(tmp_path, gpt2, monkeypatch, error):
     expected = train(tmp_path, "expected", gpt2, num_samples=0)
 

@@ -1,6 +1,5 @@
 """Runs with `--time`: timing leaves no trace, the number of updates is kept, the learning rate ends at zero."""
 
-import json
 import os
 import signal
 
@@ -8,19 +7,16 @@ import pytest
 import torch
 
 from loopwright import api
-from loopwright.callbacks import TrainerCallback
 from loopwright.cli import main
 from loopwright.errors import InputError
-from loopwright.run_folder import RunFolder
 from loopwright.runs import trial
 from loopwright.runs.auto.time_budget import Costs
-from loopwright.runs.console.screen import Screen
-from loopwright.runs.job import RunJob
 from loopwright.runs.settings import settle
 from loopwright.tasks import get_task
-from loopwright.tasks.base import Origin
-from loopwright.tasks.data import RunData
 from tasks.conftest import FLAGS
+from tasks.reviews import read_lines
+from tasks.test_rehearsal import ready_run
+from toys import at_update
 
 FLAGS = {name: value for name, value in FLAGS.items() if name != "epochs"}
 # With epochs of 5 updates 8 s are 12 updates: 1.7 s, 12 × 0.25 s, 4 evaluations, 4 saves; one more would take 8.15 s.
@@ -40,31 +36,16 @@ def steady(monkeypatch):
     monkeypatch.setattr(trial, "time_run", time_run)
 
 
-class Interrupt(TrainerCallback):
-    """Ends a run as Ctrl-C does."""
-
-    def on_update_end(self, trainer, **kwargs):
-        if trainer.progress.update == 7:
-            raise KeyboardInterrupt
-
-
 def weights_of(run):
     return (run.path / "model" / "model.safetensors").read_bytes()
 
 
 def lines_of(run, event):
-    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["event"] == event]
+    return [line for line in read_lines(run.path / "metrics.jsonl") if line["event"] == event]
 
 
 def test_timing_puts_everything_back_bit_by_bit_and_leaves_no_file(reviews, tmp_path):
-    task = get_task("text-classification")
-    flags = {name: value for name, value in FLAGS.items() if name != "quiet"}
-    settings = settle(task, {**flags, "data": reviews, "time": "4s", "eval_on_train": True})
-    data = RunData(task.preflight(settings.args))
-    run = RunJob(task, settings, data, Screen(is_quiet=True), RunFolder(tmp_path))
-    run.build(Origin(None))
-    run.measure()
+    run = ready_run(tmp_path, {**FLAGS, "data": reviews, "time": "4s", "eval_on_train": True})
     job = run.job
     job.model.eval()
     before = {name: tensor.clone() for name, tensor in job.model.state_dict().items()}
@@ -97,8 +78,13 @@ def test_a_run_with_a_time_that_is_interrupted_goes_on_to_the_same_end_bit_for_b
 ):
     flags = {**FLAGS, "data": reviews, "time": "8s"}
     whole = api.train("text-classification", output_dir=tmp_path / "whole", **flags)
+
+    def interrupt(trainer):
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr(type(get_task("text-classification")), "callbacks", lambda self, job, run: [Interrupt()])
+        callbacks = [at_update(7, interrupt)]
+        patch.setattr(type(get_task("text-classification")), "callbacks", lambda self, job, run: callbacks)
         with pytest.raises(KeyboardInterrupt):
             api.train("text-classification", output_dir=tmp_path / "part", **flags)
     part = api.Run.find(tmp_path / "part")
@@ -127,9 +113,12 @@ def test_a_new_time_is_planned_from_where_the_run_stands(reviews, tmp_path, stea
     assert lines_of(longer, "log")[-1]["lr"] == 0.0
 
 
-def test_check_says_what_would_be_planned_and_leaves_nothing(reviews, tmp_path, steady, capsys):
+def test_check_and_a_time_too_short_for_one_update_leave_nothing(reviews, tmp_path, steady, capsys):
     api.check("text-classification", data=reviews, time="8s", **{**FLAGS, "quiet": False})
     assert "time    8s: 12 steps" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["reviews.csv"]
+    with pytest.raises(InputError, match="--time 2s is too short: with a single update the run takes about 3.5 s"):
+        api.train("text-classification", data=reviews, time="2s", **FLAGS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["reviews.csv"]
 
 
@@ -141,19 +130,8 @@ def test_a_signal_while_updates_are_timed_leaves_no_run_and_nothing_to_resume(re
         genuine(watch, trainer, **kwargs)
 
     monkeypatch.setattr(trial._EnoughUpdates, "on_update_end", end)
-    flags = {name: value for name, value in FLAGS.items() if name != "quiet"}
-    words = [
-        "train",
-        "text-classification",
-        *(f"--{name}={value}" for name, value in {**flags, "data": reviews, "time": "60s"}.items()),
-        f"--out={tmp_path / 'a'}",
-    ]
-    assert main([*words, "--quiet"]) == 75
+    flags = {**FLAGS, "data": reviews, "time": "60s", "out": tmp_path / "a"}
+    words = [f"--{name}={value}" for name, value in flags.items() if name != "quiet"]
+    assert main(["train", "text-classification", *words, "--quiet"]) == 75
     assert capsys.readouterr() == ("", "ended by SIGTERM before the first update; nothing was trained\n")
     assert not (tmp_path / "a").exists()
-
-
-def test_a_time_too_short_for_one_update_leaves_no_run(reviews, tmp_path, steady):
-    with pytest.raises(InputError, match="--time 2s is too short: with a single update the run takes about 3.5 s"):
-        api.train("text-classification", data=reviews, time="2s", **FLAGS)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["reviews.csv"]

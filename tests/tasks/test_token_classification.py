@@ -12,7 +12,7 @@ from loopwright import api
 from loopwright.errors import InputError
 from loopwright.report.panels.sample import is_right
 from loopwright.tasks.arguments import TaskTrainingArguments
-from loopwright.tasks.base import Job, Origin
+from loopwright.tasks.base import Origin
 from loopwright.tasks.data import RunData
 from loopwright.tasks.text.token_classification import Collator, Encoder, TokenClassification, entities
 from sample_data import SAMPLES
@@ -23,19 +23,12 @@ from tasks.runs import check_resume, refusal, train_in
 from tasks.texts import save_bert, small_tokenizer
 
 TASK = TokenClassification()
-
 TASK_NAME = "token-classification"
 FIRST = ("Ada", "Alan", "Grace", "Edsger", "Barbara")
 LAST = ("Lovelace", "Turing", "Hopper", "Dijkstra", "Liskov")
 PLACES = ("Paris", "London", "Berlin", "Tokyo")
 OTHER = ("went", "to", "the", "of", "city", "today", "with", "saw", "and", "quickly")
-TINY = {
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "max_position_embeddings": 64,
-}
+TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}
 
 
 def sentences(count: int = 96, seed: int = 0) -> list[dict]:
@@ -58,11 +51,6 @@ def sentences(count: int = 96, seed: int = 0) -> list[dict]:
     return made
 
 
-def conll(row: dict) -> str:
-    """Return a sentence as lines of a word, something else, and a tag."""
-    return "\n".join(f"{word} - {tag}" for word, tag in zip(row["words"], row["ner"], strict=True))
-
-
 def tiny_tagger(folder, names, **options):
     """Write a BERT tagger of a few thousand weights with a tokenizer, and return its folder."""
     labels = dict(enumerate(names))
@@ -71,11 +59,12 @@ def tiny_tagger(folder, names, **options):
     return save_bert(folder, "BertForTokenClassification", tokenizer, id2label=labels, label2id=numbers, **options)
 
 
-def build(path, data, **flags) -> Job:
+def build(path, data, *, is_run=False, **flags):
     """Return the job of a model folder, or of one made from the data, as a run would make it."""
     args = TASK.arguments(task=TASK_NAME, data=str(data), **flags)
     training = TaskTrainingArguments(output_dir="unused", use_cpu=True)
-    return TASK.build(RunData(TASK.preflight(args)), args, training, Origin(None if path is None else str(path)))
+    origin = Origin(None if path is None else str(path), is_run=is_run)
+    return TASK.build(RunData(TASK.preflight(args)), args, training, origin)
 
 
 @pytest.fixture
@@ -92,9 +81,6 @@ def run(tmp_path_factory) -> api.Run:
     return train_in(folder, TASK_NAME, data=file, **{**FLAGS, "epochs": 4})
 
 
-# ------------------------------------------------------------------------------------------------- end to end
-
-
 def test_a_small_model_learns_names_and_beats_the_baselines(run):
     assert set(run.metrics) == {"precision", "recall", "f1", "accuracy", "loss"}
     assert run.result["metric"] == "f1" and run.metrics["f1"] >= 0.9
@@ -103,11 +89,6 @@ def test_a_small_model_learns_names_and_beats_the_baselines(run):
     low, high = run.result["intervals"]["f1"]
     assert low <= run.metrics["f1"] <= high
     assert_loss_has_interval(run)
-
-
-def test_each_written_sentence_is_right_or_wrong(run):
-    found = [is_right(sample) for sample in read_lines(run.path / "eval" / "predictions.jsonl")]
-    assert found and set(found) <= {True, False}
 
 
 def test_entities_are_predicted_with_their_text(run):
@@ -139,7 +120,7 @@ def test_rows_with_unusable_words_are_refused(run):
     assert caught.value.code == "data.value"
 
 
-def test_the_predictions_in_the_run_folder_give_the_metrics(run):
+def test_the_predictions_in_the_run_folder_give_the_metrics_verdicts_and_words_of_entities(run):
     told = read_lines(run.path / "eval" / "predictions.jsonl")
     found = [{tuple(span.values()) for span in each["entities"]} for each in told]
     expected = [{tuple(span.values()) for span in each["expected"]} for each in told]
@@ -149,6 +130,11 @@ def test_the_predictions_in_the_run_folder_give_the_metrics(run):
     assert all(len(each["tokens"]) == len(each["prediction"]) == len(each["reference"]) for each in told)
     worst = [each["loss"] for each in read_lines(run.path / "eval" / "worst.jsonl")]
     assert worst == sorted(worst, reverse=True)
+    verdicts = [is_right(sample) for sample in told]
+    assert verdicts and set(verdicts) <= {True, False}
+    shown = [(each, entity) for each in told for entity in each["entities"] + each["expected"]]
+    assert len(shown) >= 10
+    assert all(entity["text"] == " ".join(each["tokens"][entity["start"] : entity["end"]]) for each, entity in shown)
 
 
 def test_evaluating_again_gives_the_same_metrics_and_other_data_has_its_own(run, tmp_path):
@@ -170,7 +156,8 @@ def test_transformers_opens_the_model_folder(run, tmp_path):
 
 def test_a_moved_and_resumed_run_on_conll_equals_an_uninterrupted_one(tmp_path):
     data = tmp_path / "names.conll"
-    data.write_text("-DOCSTART- -X- O\n\n" + "\n\n".join(map(conll, sentences())) + "\n")
+    blocks = ["\n".join(map("{} - {}".format, row["words"], row["ner"])) for row in sentences()]
+    data.write_text("-DOCSTART- -X- O\n\n" + "\n\n".join(blocks) + "\n")
     model = tiny_tagger(tmp_path / "bert", ["A", "B"], hidden_dropout_prob=0.1)
     flags = {**FLAGS, "data": data, "model": model, "label_all_tokens": True, "rehearsal": False}
     _, resumed, longer = check_resume(TASK_NAME, tmp_path, {"epochs": 1}, {"epochs": 2}, "model/config.json", **flags)
@@ -208,9 +195,8 @@ def test_parts_of_speech_are_scored_by_word(tmp_path):
         made.append({"tokens": " ".join([*words, str(number)]), "pos_tags": tags})
     run = api.train(TASK_NAME, data=write_jsonl(tmp_path / "pos.jsonl", made), **{**FLAGS, "rehearsal": False})
     assert set(run.metrics) == {"token_accuracy", "loss"} and run.metrics["token_accuracy"] > 0.5
-    assert (
-        run.result["baselines"]["usual-tag"]["token_accuracy"] > run.result["baselines"]["majority"]["token_accuracy"]
-    )
+    baselines = run.result["baselines"]
+    assert baselines["usual-tag"]["token_accuracy"] > baselines["majority"]["token_accuracy"]
     (found,) = run.predict(["Ada saw"])
     assert len(found["tags"]) == len(found["scores"]) == 2 and "entities" not in found
 
@@ -238,19 +224,16 @@ def test_the_conll_sample_is_trained_moved_and_resumed(tmp_path):
     assert resumed.status == "done" and len(resumed.predict(["Bill Clinton went to Chicago"])) == 1
 
 
-# -------------------------------------------------------------------------------------------- words and tokens
-
-
 def test_only_the_first_token_of_a_word_has_a_label_unless_all_are_asked_for(data):
     job = build(None, data)
     names = list(job.plan.labels.names)
     row = {"tokens": ["Unheard", "Lovelace"], "tags": [names.index("B-PER"), names.index("O")]}
-    (first,) = [TASK.create_dataset(job, [row], is_labelled=True)[0]]
+    first = TASK.create_dataset(job, [row], is_labelled=True)[0]
     numbers = job.processor(row["tokens"], is_split_into_words=True).word_ids()
     assert numbers.count(0) > 1
     assert [label for label in first["labels"] if label != -100] == row["tags"]
     job.args.label_all_tokens = True
-    (every,) = [TASK.create_dataset(job, [row], is_labelled=True)[0]]
+    every = TASK.create_dataset(job, [row], is_labelled=True)[0]
     of_first_word = [label for label, number in zip(every["labels"], numbers, strict=True) if number == 0]
     assert [names[label] for label in of_first_word] == ["B-PER", *["I-PER"] * (len(of_first_word) - 1)]
     assert every["words"] == first["words"]
@@ -272,9 +255,18 @@ def test_words_beyond_the_limit_count_as_not_found(data):
     assert sample["prediction"] == ["B-LOC"] * num_seen + ["O"] * (15 - num_seen)
 
 
-def test_a_batch_is_scored_alike_on_whichever_side_it_is_padded(data):
+def test_the_loss_is_a_mean_over_labelled_tokens_and_scores_are_alike_on_whichever_side_is_padded(data):
     job = build(None, data)
     dataset = TASK.create_dataset(job, job.data.rows("train"), is_labelled=True)
+    batch = Collator(job.processor, None)([dataset[0], dataset[1]])
+    model = job.model.eval()
+    with torch.no_grad():
+        loss, _ = TASK.compute_loss(job, model, batch)
+        assert loss.item() == pytest.approx(
+            model(**TASK.model_inputs(batch), labels=batch["labels"]).loss.item(), rel=1e-5
+        )
+        batch["labels"].fill_(-100)
+        assert TASK.compute_loss(job, model, batch)[0].item() == 0 == TASK.count_items(batch)
     features = [dataset[index] for index in range(6)]
     torch.manual_seed(0)
     of_token = torch.randn(len(job.processor), len(job.plan.labels.names))
@@ -289,20 +281,6 @@ def test_a_batch_is_scored_alike_on_whichever_side_it_is_padded(data):
     for one, other in zip(*told, strict=True):
         assert one.pop("loss") == pytest.approx(other.pop("loss"), rel=1e-6)
         assert one == other
-
-
-def test_the_loss_is_a_mean_over_labelled_tokens_and_finite_without_any(data):
-    job = build(None, data)
-    dataset = TASK.create_dataset(job, job.data.rows("train"), is_labelled=True)
-    batch = Collator(job.processor, None)([dataset[0], dataset[1]])
-    model = job.model.eval()
-    with torch.no_grad():
-        loss, _ = TASK.compute_loss(job, model, batch)
-        assert loss.item() == pytest.approx(
-            model(**TASK.model_inputs(batch), labels=batch["labels"]).loss.item(), rel=1e-5
-        )
-        batch["labels"].fill_(-100)
-        assert TASK.compute_loss(job, model, batch)[0].item() == 0 == TASK.count_items(batch)
 
 
 def test_tokenizers_of_bytes_see_a_blank_before_each_word(data, tmp_path):
@@ -322,7 +300,8 @@ def test_tokenizers_of_bytes_see_a_blank_before_each_word(data, tmp_path):
         [pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     for name, tokenizer in (("roberta", roberta), ("generic", generic)):
-        RobertaForTokenClassification(RobertaConfig(vocab_size=500, pad_token_id=1, **TINY)).save_pretrained(name)
+        config = RobertaConfig(vocab_size=500, pad_token_id=1, intermediate_size=16, **TINY)
+        RobertaForTokenClassification(config).save_pretrained(name)
         tokenizer.save_pretrained(name)
         job = build(name, data)
         ids = Encoder(job.processor, None, None)({"tokens": ["saw", "saw"]})["input_ids"]
@@ -351,51 +330,32 @@ def test_entities_are_read_as_the_metric_reads_them():
     chosen = random.Random(0)
     for _ in range(300):
         row = chosen.choices(tags, k=chosen.randint(0, 9))
-        theirs = [
-            (each["label"], each["start"], each["end"] + 1) for each in nervaluate.collect_named_entities(as_iob2(row))
-        ]
-        assert entities(row) == theirs
-
-
-# --------------------------------------------------------------------------------------------------- bad input
+        theirs = nervaluate.collect_named_entities(as_iob2(row))
+        assert entities(row) == [(each["label"], each["start"], each["end"] + 1) for each in theirs]
 
 
 refused = partial(refusal, TASK_NAME, FLAGS)
 
 
-def test_a_sentence_with_a_tag_too_few_is_refused(tmp_path):
+def test_a_sentence_with_a_tag_too_few_and_several_columns_of_tags_are_refused(tmp_path):
     made = sentences(20)
     made[7]["ner"].pop()
     assert "line 8" in refused("data.tags", data=write_jsonl(tmp_path / "short.jsonl", made))
-
-
-def test_several_columns_of_tags_are_not_guessed_among(tmp_path):
     made = [{"tokens": row["words"], "ner": row["ner"], "pos_tags": row["ner"]} for row in sentences(20)]
     file = write_jsonl(tmp_path / "both.jsonl", made)
     assert "--tags_column ner" in refused("data.column", data=file)
     assert TASK.preflight(TASK.arguments(data=str(file), label_column_name="pos_tags")).columns["tags"] == "pos_tags"
 
 
-def test_a_slow_tokenizer_is_refused(data, tmp_path):
+def test_a_slow_tokenizer_and_more_tokens_than_positions_are_refused(data, tmp_path):
     from transformers import CanineConfig, CanineForTokenClassification, CanineTokenizer
 
     folder = tmp_path / "canine"
-    config = CanineConfig(
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        num_hash_buckets=8,
-        max_position_embeddings=64,
-    )
-    CanineForTokenClassification(config).save_pretrained(folder)
+    CanineForTokenClassification(CanineConfig(intermediate_size=16, num_hash_buckets=8, **TINY)).save_pretrained(folder)
     CanineTokenizer().save_pretrained(folder)
     assert "cannot map its tokens" in refused("model.tokenizer", data=data, model=folder)
-
-
-def test_more_tokens_than_the_model_has_positions_for_are_refused(data, tmp_path):
-    folder = tiny_tagger(tmp_path / "bert", ["A", "B"])
-    assert "--max_length 64" in refused("model.length", data=data, model=folder, max_length=65)
+    short = tiny_tagger(tmp_path / "bert", ["A", "B"])
+    assert "--max_length 64" in refused("model.length", data=data, model=short, max_length=65)
 
 
 def test_tags_that_are_numbers_are_named_by_a_map(tmp_path):
@@ -408,9 +368,6 @@ def test_tags_that_are_numbers_are_named_by_a_map(tmp_path):
     assert next(iter(TASK.create_scorer(job).directions)) == "f1"
 
 
-# ---------------------------------------------------------------------------------- a trained model on other files
-
-
 def test_files_in_other_forms_than_the_training_data_are_tagged_alike(run, tmp_path):
     made = sentences()[:6]
     expected = run.predict([{"tokens": row["words"]} for row in made])
@@ -421,10 +378,3 @@ def test_files_in_other_forms_than_the_training_data_are_tagged_alike(run, tmp_p
     for name in ("lines.txt", "lines.conll", "odd.jsonl"):
         assert run.predict(tmp_path / name) == expected
     assert run.evaluate(tmp_path / "lines.conll")["f1"] == 1.0
-
-
-def test_entities_are_written_with_their_words(run):
-    told = read_lines(run.path / "eval" / "predictions.jsonl")
-    shown = [(each, entity) for each in told for entity in each["entities"] + each["expected"]]
-    assert len(shown) >= 10
-    assert all(entity["text"] == " ".join(each["tokens"][entity["start"] : entity["end"]]) for each, entity in shown)
