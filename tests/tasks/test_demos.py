@@ -1,7 +1,6 @@
 """The demos of the text tasks: listed with their seconds, and each of them learns, here in a shortened run."""
 
 import re
-from dataclasses import dataclass
 
 import pytest
 
@@ -11,30 +10,18 @@ from loopwright.demos import find_minilm, stdlib_docs
 from loopwright.tasks import get_task
 from report.demo_panels import assert_every_panel_has_data
 
-SECONDS = re.compile(r", (\d+) s$")
-
-
-@dataclass(frozen=True)
-class Short:
-    """How a demo is shortened, and what it still has to reach."""
-
-    flags: str  # besides those of the demo
-    num_rows: int  # of validation
-    metric: str
-    least: float  # the metric has to be better than this
-    baseline: str  # which `least` itself is better than, by its name in the result
-
-
+# Flags that shorten the demo, rows of validation, a metric, the value that it has to be better than, and the baseline
+# that this value itself is better than.
 SHORT = {
-    "text-classification": Short("--max_train_samples 240 --batch 8", 60, "accuracy", 0.3, "majority"),
-    "token-classification": Short("--max_train_samples 240 --batch 4 --lr 8e-4", 50, "f1", 0.15, "majority"),
-    "question-answering": Short("--max_train_samples 200 --batch 4 --freeze 5", 32, "f1", 33, "frequent answer"),
-    "multiple-choice": Short("--max_train_samples 80 --batch 4", 60, "accuracy", 0.38, "chance"),
-    "sentence-embedding": Short("--max_train_samples 400 --batch 16 --max_length 16", 160, "mrr", 0.6, "word-overlap"),
-    "causal-lm": Short("--max_steps 60 --batch 8 --max_train_samples 3000", 60, "bits_per_byte", 3.2, "unigram"),
-    "masked-lm": Short("--max_steps 60 --max_train_samples 3000", 100, "token_accuracy", 0.12, "unigram"),
-    "summarization": Short("--max_train_samples 1300", 50, "rougeL", 0.35, "lead"),
-    "translation": Short("--max_train_samples 3800", 60, "chrf", 31, "copy"),
+    "text-classification": ("--max_train_samples 240 --batch 8", 60, "accuracy", 0.3, "majority"),
+    "token-classification": ("--max_train_samples 240 --batch 4 --lr 8e-4", 50, "f1", 0.15, "majority"),
+    "question-answering": ("--max_train_samples 200 --batch 4 --freeze 5", 32, "f1", 33, "frequent answer"),
+    "multiple-choice": ("--max_train_samples 80 --batch 4", 60, "accuracy", 0.38, "chance"),
+    "sentence-embedding": ("--max_train_samples 400 --batch 16 --max_length 16", 160, "mrr", 0.6, "word-overlap"),
+    "causal-lm": ("--max_steps 60 --batch 8 --max_train_samples 3000", 60, "bits_per_byte", 3.2, "unigram"),
+    "masked-lm": ("--max_steps 60 --max_train_samples 3000", 100, "token_accuracy", 0.12, "unigram"),
+    "summarization": ("--max_train_samples 1300", 50, "rougeL", 0.35, "lead"),
+    "translation": ("--max_train_samples 3800", 60, "chrf", 31, "copy"),
 }
 
 
@@ -53,7 +40,7 @@ def test_each_demo_is_listed_with_its_seconds(capsys, monkeypatch):
     listed = {line.split()[2]: line for line in capsys.readouterr().out.splitlines()}
     assert set(SHORT) <= set(listed) and len(SHORT) == 9
     for task in SHORT:
-        assert 10 <= int(SECONDS.search(listed[task])[1]) <= 150
+        assert 10 <= int(re.search(r", (\d+) s$", listed[task])[1]) <= 150
 
 
 @pytest.mark.slow
@@ -61,16 +48,15 @@ def test_each_demo_is_listed_with_its_seconds(capsys, monkeypatch):
 def test_a_shortened_demo_is_better_than_its_baseline(task, capsys):
     if get_task(task).demo_model == "minilm" and find_minilm().folder is None:
         pytest.skip(find_minilm().problem)
-    short = SHORT[task]
-    words = ["--no_rehearsal", "--logging_steps", "20", "--max_eval_samples", str(short.num_rows), *short.flags.split()]
+    flags, num_rows, metric, least, baseline = SHORT[task]
+    words = ["--no_rehearsal", "--logging_steps", "20", "--max_eval_samples", str(num_rows), *flags.split()]
     words += [] if "--max_steps" in words else ["--epochs", "1"]
     assert main(["demo", task, *words]) == 0
     assert "best " in capsys.readouterr().out
     result = Run.find("last").result
-    reached = result["metrics"][short.metric]
-    baseline = result["baselines"][short.baseline][short.metric]
-    sign = -1 if short.metric == "bits_per_byte" else 1
-    assert sign * reached > sign * short.least > sign * baseline
+    reached = result["metrics"][metric]
+    sign = -1 if metric == "bits_per_byte" else 1
+    assert sign * reached > sign * least > sign * result["baselines"][baseline][metric]
     if "untrained" in result["baselines"]:  # a model that is good before it is trained has to become better
-        assert reached > result["baselines"]["untrained"][short.metric]
+        assert reached > result["baselines"]["untrained"][metric]
     assert_every_panel_has_data(Run.find("last").path)
