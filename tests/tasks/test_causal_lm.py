@@ -2,7 +2,7 @@
 
 import json
 import math
-from functools import partial
+import weakref
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import torch
 from loopwright import api
 from loopwright.cli import main
 from loopwright.errors import ConfigError, InputError
+from loopwright.sources import DataPlan
 from loopwright.tasks.text import causal_lm
 from loopwright.tasks.text import language_model as language
 from sample_data import SAMPLES
@@ -33,11 +34,6 @@ def learnt(tmp_path_factory):
     return train_in(folder, "causal-lm", data=data, **flags)
 
 
-@pytest.fixture
-def text_file(tmp_path):
-    return write_text(tmp_path / "lines.txt", lines())
-
-
 def test_a_small_model_learns_the_text_and_continues_it(learnt):
     baselines = learnt.result["baselines"]
     assert set(baselines) == {"gzip", "unigram"} and learnt.result["metric"] == "bits_per_byte"
@@ -51,7 +47,9 @@ def test_a_small_model_learns_the_text_and_continues_it(learnt):
     assert found["continuation"].startswith(" the ")
 
 
-def test_files_texts_and_rows_are_continued_alike(learnt, tmp_path):
+def test_files_texts_and_rows_are_continued_alike_and_transformers_opens_the_model(learnt, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     prompts = ["the cat sat on", "the", "the hen sat on the roof and"]
     one_by_one = [learnt.predict([each])[0] for each in prompts]
     assert learnt.predict(prompts) == one_by_one
@@ -59,35 +57,26 @@ def test_files_texts_and_rows_are_continued_alike(learnt, tmp_path):
     assert learnt.predict(data) == learnt.predict([{"text": each} for each in prompts]) == one_by_one
     long = " ".join(["the cat sat on the mat"] * 40)
     assert learnt.predict([long])[0]["text"].startswith(long)
-
-
-def test_every_byte_of_the_validation_data_is_counted_once(learnt):
-    blocks = read_lines(learnt.path / "eval" / "predictions.jsonl")
-    plan = learnt.folder.data.read_text()
-    from loopwright.sources import DataPlan
-
-    rows = DataPlan.from_json(plan).rows("validation")
-    texts = [rows[index]["text"] for index in range(len(rows))]
-    assert sum(block["num_bytes"] for block in blocks) == sum(len(each.encode()) + 1 for each in texts)
-    assert "".join(block["text"] for block in blocks) == "".join(f"{each}{causal_lm.END_TOKEN}" for each in texts)
-    bits = sum(block["loss"] * block["num_tokens"] for block in blocks) / math.log(2)
-    assert bits / sum(block["num_bytes"] for block in blocks) == pytest.approx(
-        learnt.metrics["bits_per_byte"], rel=1e-9
-    )
-    assert {block["num_tokens"] for block in blocks[:-1]} == {32}
-    worst = [each["loss"] for each in read_lines(learnt.path / "eval" / "worst.jsonl")]
-    assert worst == sorted(worst, reverse=True)
-
-
-def test_evaluating_again_and_a_model_folder_that_transformers_opens(learnt, tmp_path):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     assert learnt.evaluate() == learnt.metrics
     folder = learnt.export(tmp_path / "exported")
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     text = "the cat sat on the bed and said naïve 3 €\n\twith  blanks"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert model.config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_every_byte_of_the_validation_data_is_counted_once(learnt):
+    blocks = read_lines(learnt.path / "eval" / "predictions.jsonl")
+    rows = DataPlan.from_json(learnt.folder.data.read_text()).rows("validation")
+    texts = [rows[index]["text"] for index in range(len(rows))]
+    num_bytes = sum(block["num_bytes"] for block in blocks)
+    assert num_bytes == sum(len(each.encode()) + 1 for each in texts)
+    assert "".join(block["text"] for block in blocks) == "".join(f"{each}{causal_lm.END_TOKEN}" for each in texts)
+    bits = sum(block["loss"] * block["num_tokens"] for block in blocks) / math.log(2)
+    assert bits / num_bytes == pytest.approx(learnt.metrics["bits_per_byte"], rel=1e-9)
+    assert {block["num_tokens"] for block in blocks[:-1]} == {32}
+    worst = [each["loss"] for each in read_lines(learnt.path / "eval" / "worst.jsonl")]
+    assert worst == sorted(worst, reverse=True)
 
 
 def test_blocks_cover_the_text_and_each_token_is_a_target_once(gpt2):
@@ -125,19 +114,9 @@ def test_the_bytes_of_the_tokens_are_those_of_the_text(gpt2, is_fast):
 
 @pytest.mark.parametrize("line_by_line", [False, True])
 def test_the_metrics_are_the_same_for_every_batch_size(gpt2, text_file, line_by_line):
-    found = []
-    for size in (3, 32):
-        run = api.train(
-            "causal-lm",
-            data=text_file,
-            model=gpt2,
-            line_by_line=line_by_line,
-            per_device_eval_batch_size=size,
-            **{**FLAGS, "block_size": 24, "max_steps": 2},
-        )
-        found.append(run.metrics)
-    for metrics in found[1:]:
-        assert metrics == pytest.approx(found[0], rel=1e-5)
+    flags = {**FLAGS, "data": text_file, "model": gpt2, "block_size": 24, "max_steps": 2, "line_by_line": line_by_line}
+    small, large = (api.train("causal-lm", per_device_eval_batch_size=size, **flags).metrics for size in (3, 32))
+    assert large == pytest.approx(small, rel=1e-5)
 
 
 def test_the_loss_is_that_of_the_model_itself(gpt2, text_file):
@@ -167,18 +146,16 @@ def test_a_resumed_run_equals_an_uninterrupted_one(gpt2, text_file, tmp_path):
 
 
 def test_an_evaluation_keeps_no_logits_of_a_large_vocabulary(tmp_path, text_file, monkeypatch):
+    from transformers import GPT2LMHeadModel
+
     folder = tiny_gpt2(tmp_path / "large", vocabulary=50_257)
     seen, most, alive = [], [0], []
 
     def watch(module, inputs, output):
         if not torch.is_grad_enabled():
-            import weakref
-
             seen.append(weakref.ref(output))
             most[0] = max(most[0], output.numel())
             alive.append(sum(each() is not None for each in seen))
-
-    from transformers import GPT2LMHeadModel
 
     made = GPT2LMHeadModel.__init__
 
@@ -188,15 +165,9 @@ def test_an_evaluation_keeps_no_logits_of_a_large_vocabulary(tmp_path, text_file
 
     monkeypatch.setattr(GPT2LMHeadModel, "__init__", observed)
     monkeypatch.setattr(language, "_MOST_LOGITS", 4 * 24 * 50_257)
-    run = api.train(
-        "causal-lm",
-        data=text_file,
-        model=folder,
-        **{**FLAGS, "block_size": 24, "max_steps": 1, "batch": 2, "per_device_eval_batch_size": 32},
-    )
-    assert run.status == "done" and len(seen) > 4
-    assert most[0] <= 4 * 24 * 50_257
-    assert max(alive) <= 2
+    flags = {**FLAGS, "block_size": 24, "max_steps": 1, "batch": 2, "per_device_eval_batch_size": 32}
+    assert api.train("causal-lm", data=text_file, model=folder, **flags).status == "done" and len(seen) > 4
+    assert most[0] <= 4 * 24 * 50_257 and max(alive) <= 2
 
 
 def test_a_tokenizer_without_a_pad_or_an_end_token_will_do(tmp_path, text_file):
@@ -224,40 +195,27 @@ def test_embeddings_are_added_for_the_tokens_of_the_tokenizer(tmp_path, text_fil
     assert run.model.config.vocab_size == len(tokenizer)
 
 
-refused = partial(refusal, "causal-lm", FLAGS)
-
-
-def test_a_block_longer_than_the_model_allows_is_refused(gpt2, text_file):
-    assert "fix: --block_size 64" in refused("model.length", data=text_file, model=gpt2, block_size=65)
-
-
-def test_a_model_that_sees_later_tokens_is_refused(text_file, tmp_path):
-    assert "BertForMaskedLM" in refused("model.task", data=text_file, model=tiny_bert(tmp_path / "bert"))
-
-
-def test_rows_without_text_are_refused(gpt2, tmp_path):
+def test_a_long_block_a_model_that_sees_later_tokens_and_rows_without_text_are_refused(gpt2, text_file, tmp_path):
     blank = write_jsonl(tmp_path / "blank.jsonl", [{"text": " " * number} for number in range(30)])
-    assert "all are blank" in refused("data.empty", data=blank, model=gpt2)
+    for code, message, flags in (
+        ("model.length", "fix: --block_size 64", {"data": text_file, "model": gpt2, "block_size": 65}),
+        ("model.task", "BertForMaskedLM", {"data": text_file, "model": tiny_bert(tmp_path / "bert")}),
+        ("data.empty", "all are blank", {"data": blank, "model": gpt2}),
+    ):
+        assert message in refusal("causal-lm", FLAGS, code, **flags)
 
 
-@pytest.mark.parametrize(
-    "flags", [{"block_size": 2}, {"vocab_size": 10}, {"max_new_tokens": 0}, {"temperature": -1.0}], ids=str
-)
-def test_invalid_settings_are_refused(text_file, flags):
-    with pytest.raises(ConfigError, match=next(iter(flags))):
-        api.train("causal-lm", data=text_file, **{**FLAGS, **flags})
-
-
-def test_a_vocabulary_size_with_a_model_is_refused(gpt2, text_file):
+def test_invalid_settings_are_refused(gpt2, text_file):
+    for name, value in {"block_size": 2, "vocab_size": 10, "max_new_tokens": 0, "temperature": -1.0}.items():
+        with pytest.raises(ConfigError, match=name):
+            api.train("causal-lm", data=text_file, **{**FLAGS, name: value})
     with pytest.raises(ConfigError, match="leave it out"):
         api.train("causal-lm", data=text_file, model=gpt2, vocab_size=400, **FLAGS)
 
 
 def test_a_page_of_an_encyclopedia_is_learnt_from(gpt2):
-    page = SAMPLES / "wiki_text" / "wiki_00"
-    run = api.train(
-        "causal-lm", data=page, file_kind="txt", text_unit="paragraph", model=gpt2, **{**FLAGS, "max_steps": 20}
-    )
+    flags = {**FLAGS, "file_kind": "txt", "text_unit": "paragraph", "max_steps": 20}
+    run = api.train("causal-lm", data=SAMPLES / "wiki_text" / "wiki_00", model=gpt2, **flags)
     assert run.metrics["bits_per_byte"] < 8
     assert run.predict(["Anarchism is"])[0]["text"].startswith("Anarchism is")
 

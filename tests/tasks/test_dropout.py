@@ -26,10 +26,8 @@ def test_a_model_without_dropout_trains_as_it_is_evaluated_and_one_with_much_doe
     model = AutoModel.from_config(AutoConfig.for_model(kind, vocab_size=50, **SMALL[kind]))
     ids = torch.arange(3, 13)[None]
 
-    def states() -> torch.Tensor:
-        inputs = {"input_ids": ids, **({"decoder_input_ids": ids} if kind == "t5" else {})}
-        found: torch.Tensor = model(**inputs).last_hidden_state
-        return found
+    def states():
+        return model(input_ids=ids, **({"decoder_input_ids": ids} if kind == "t5" else {})).last_hidden_state
 
     model.train()
     assert not torch.equal(states(), states())
@@ -42,7 +40,7 @@ def test_a_model_without_dropout_trains_as_it_is_evaluated_and_one_with_much_doe
     assert not torch.equal(states(), states())
 
 
-def test_layerdrop_and_drop_path_stay_unchanged():
+def test_layerdrop_drop_path_and_the_config_attribute_of_a_users_module_stay_unchanged():
     from transformers import BartConfig, BartModel
 
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
@@ -51,9 +49,6 @@ def test_layerdrop_and_drop_path_stay_unchanged():
     set_dropout(model, 0.125)
     assert model.encoder.layerdrop == model.config.encoder_layerdrop == 0.25
     assert model.config.dropout == model.encoder.dropout == model.config.attention_dropout == 0.125
-
-
-def test_the_dropout_of_a_users_module_is_set_whatever_its_config_attribute_is():
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.1))
     module.config = {"dropout": 0.1}
     set_dropout(module, 0.5)

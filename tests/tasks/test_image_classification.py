@@ -1,6 +1,5 @@
 """image-classification end to end: small nets, transformers' models, any module; pictures, flags, bad input."""
 
-import io
 import json
 
 import numpy as np
@@ -10,8 +9,15 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from loopwright import api, models
+from loopwright.checkpoint import read
 from loopwright.cli import main
 from loopwright.errors import ConfigError, InputError
+from loopwright.runs.job import build_job, given_origin, make_optimizer
+from loopwright.runs.settings import settle
+from loopwright.runs.weights import best_checkpoint
+from loopwright.tasks import get_task
+from loopwright.tasks.data import RunData
+from loopwright.tasks.weight_average import average_in
 from report.demo_panels import assert_every_panel_has_data
 from tasks.intervals import assert_loss_has_interval
 from tasks.reviews import read_lines
@@ -21,12 +27,6 @@ from tasks.squares import images_in, pixels_of, write_paths, write_squares
 TASK = "image-classification"
 FLAGS = {"lr": 3e-3, "epochs": 3, "batch": 8, "threads": 1, "augmentation": "light", "quiet": True}
 SHORT = {**FLAGS, "epochs": 1, "max_steps": 3, "rehearsal": False}
-
-
-@pytest.fixture(scope="module")
-def squares(tmp_path_factory):
-    """Return a folder with a folder per colour."""
-    return write_squares(tmp_path_factory.mktemp("squares"))
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +46,11 @@ def vit(tmp_path_factory):
     return folder
 
 
-def test_a_small_net_learns_colours_and_is_compared_with_the_majority(trained):
+def test_a_small_net_learns_colours_and_leaves_pictures_and_the_confusion(trained):
     assert trained.status == "done" and trained.metrics["accuracy"] == 1.0
     assert set(trained.metrics) == {"accuracy", "f1", "loss"}
     assert trained.result["baselines"]["majority"]["accuracy"] < 0.6
     assert trained.evaluate() == trained.metrics
-
-
-def test_the_run_folder_has_pictures_and_the_confusion(trained):
     samples = {path.name for path in (trained.path / "samples").iterdir()}
     assert samples == {"train_batch0.png", "predictions.png", "worst.png", "confusion.png"}
     assert all(min(pixels_of(trained.path / "samples" / name).shape[:2]) >= 64 for name in samples)
@@ -88,13 +85,10 @@ def test_the_command_line_predicts_images_and_draws_overlays(trained, squares, c
     assert "nothing.png does not exist" in capsys.readouterr().err
 
 
-def test_other_images_are_evaluated_with_the_classes_of_the_model(trained, tmp_path):
+def test_other_images_are_evaluated_and_the_exported_net_is_opened_without_the_tasks(trained, squares, tmp_path):
     other = write_squares(tmp_path / "other", 12, seed=9, names=("red", "blue"))
     assert trained.evaluate(other)["accuracy"] >= 0.9
     assert (trained.path / "eval" / "other" / "predictions.jsonl").is_file()
-
-
-def test_the_exported_net_is_opened_without_the_library_of_tasks(trained, squares, tmp_path):
     model = models.load(trained.export(tmp_path / "exported"))
     assert model.labels == ["blue", "green", "red"]
     image = images_in(squares)[0]
@@ -138,8 +132,7 @@ def test_a_vit_is_trained_evaluated_and_exported_with_its_processor(squares, vit
 def test_a_vit_stretches_its_positions_over_larger_images(squares, vit):
     run = api.train(TASK, data=squares, model=vit, image_size=16, **{**SHORT, "max_steps": 1})
     assert run.status == "done" and len(run.predict(squares / "red")) == 15
-    resumed = api.resume(run, max_steps=2, quiet=True)
-    assert resumed.result["updates"] == 2
+    assert api.resume(run, max_steps=2, quiet=True).result["updates"] == 2
 
 
 def test_adapters_of_a_vit_are_trained_with_its_head_and_merged(squares, vit):
@@ -209,21 +202,14 @@ def test_the_configured_loss_is_used(squares):
         api.train(TASK, data=squares, loss="focal", label_smoothing=0.1, **SHORT)
 
 
-class PenaltyNet(torch.nn.Module):
-    """A net whose loss has a term that no sample has."""
-
-    def __init__(self):
-        super().__init__()
-        self.head = torch.nn.Linear(3 * 12 * 12, 3)
-
-    def forward(self, pixel_values, labels=None):
-        logits = self.head(pixel_values.flatten(1))
-        penalty = self.head.weight.square().sum()
-        return {"logits": logits, "loss": torch.nn.functional.cross_entropy(logits, labels) + penalty}
-
-
 def test_a_loss_with_a_term_that_no_sample_has_gets_no_interval(squares):
-    run = api.train(TASK, data=squares, model=PenaltyNet(), **{**SHORT, "max_steps": 1})
+    class PenaltyNet(torch.nn.Linear):
+        def forward(self, pixel_values, labels=None):
+            logits = super().forward(pixel_values.flatten(1))
+            penalty = self.weight.square().sum()
+            return {"logits": logits, "loss": torch.nn.functional.cross_entropy(logits, labels) + penalty}
+
+    run = api.train(TASK, data=squares, model=PenaltyNet(3 * 12 * 12, 3), **{**SHORT, "max_steps": 1})
     assert set(run.result["intervals"]) == {"accuracy", "f1"} and "loss" in run.metrics
 
 
@@ -233,10 +219,6 @@ def test_averaged_weights_are_evaluated_and_kept(squares):
     first, second = (load_file(run.path / "model" / "model.safetensors") for run in (plain, averaged))
     assert not torch.equal(first["head.weight"], second["head.weight"])
     assert averaged.evaluate() == averaged.metrics
-    from loopwright.checkpoint import read
-    from loopwright.runs.weights import best_checkpoint
-    from loopwright.tasks.weight_average import average_in
-
     saved = read(best_checkpoint(averaged.folder))
     assert torch.equal(saved.model["head.weight"], first["head.weight"])  # training itself is not changed
     assert torch.equal(average_in(saved.state)["head.weight"], second["head.weight"])
@@ -250,20 +232,11 @@ def test_channels_last_changes_the_memory_format_and_not_the_result(squares):
 
 
 def test_the_backbone_has_its_own_learning_rate_or_is_frozen(squares, vit):
-    from loopwright.runs.job import build_job, given_origin, make_optimizer
-    from loopwright.runs.settings import settle
-    from loopwright.tasks import get_task
-    from loopwright.tasks.data import RunData
-
+    task = get_task(TASK)
     for model in ((), ("--model", str(vit))):
         words = ["--data", str(squares), "--lr", "0.1", "--backbone_lr_factor", "0.1", *model]
-        settings = settle(get_task(TASK), words)
-        job = build_job(
-            get_task(TASK),
-            RunData(get_task(TASK).preflight(settings.args)),
-            settings,
-            given_origin(get_task(TASK), settings),
-        )
+        settings = settle(task, words)
+        job = build_job(task, RunData(task.preflight(settings.args)), settings, given_origin(task, settings))
         rates = {
             name: group["lr"]
             for group in make_optimizer(job).param_groups
@@ -278,14 +251,8 @@ def test_the_backbone_has_its_own_learning_rate_or_is_frozen(squares, vit):
     assert "frozen" in (run.path / "log.txt").read_text()
 
 
-AUGMENTATION = """
-def black(image):
-    return image.point(lambda value: 0)
-"""
-
-
 def test_a_users_augmentation_changes_only_training_images(squares, tmp_path):
-    (tmp_path / "own_changes.py").write_text(AUGMENTATION)
+    (tmp_path / "own_changes.py").write_text("def black(image):\n    return image.point(lambda value: 0)\n")
     run = api.train(TASK, data=squares, augment_with="own_changes:black", **SHORT)
     shown = {name: pixels_of(run.path / "samples" / f"{name}.png") for name in ("train_batch0", "predictions")}
     assert shown["train_batch0"][20:100, 20:100].max() == 0
@@ -294,13 +261,10 @@ def test_a_users_augmentation_changes_only_training_images(squares, tmp_path):
 
 def test_more_than_five_classes_have_a_top_5_accuracy(tmp_path):
     rng = np.random.default_rng(0)
-    images, labels = [], []
-    for index in range(28):
-        path = tmp_path / f"{index}.png"
+    images = [tmp_path / f"{index}.png" for index in range(28)]
+    for path in images:
         Image.fromarray(rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(path)
-        images.append(path)
-        labels.append(f"class {index % 7}")
-    data = write_paths(tmp_path / "all.jsonl", images, labels)
+    data = write_paths(tmp_path / "all.jsonl", images, [f"class {index % 7}" for index in range(28)])
     run = api.train(TASK, train_file=data, validation_file=data, keep_duplicates=True, **SHORT)
     low, high = run.result["intervals"]["top_5_accuracy"]
     assert low <= run.metrics["top_5_accuracy"] <= high
@@ -322,30 +286,23 @@ def test_damaged_and_missing_images_are_reported_before_training_or_dropped(tmp_
     assert main([*words, "--bad_images", "drop", "--out", "dropped"]) == 0
 
 
-def test_one_class_or_none_is_refused(tmp_path):
-    one = write_squares(tmp_path / "one", 6, names=("red",))
-    (tmp_path / "none").mkdir()
-    for data, code in ((one, "data.one_class"), (tmp_path / "none", "data.folder")):
-        with pytest.raises(InputError) as caught:
-            api.train(TASK, data=data, **SHORT)
-        assert caught.value.code == code
-
-
-def test_a_model_of_another_task_is_refused(squares, tmp_path):
-    models.create("masked_vit").save_pretrained(tmp_path / "other")
-    with pytest.raises(InputError, match="this task needs a conv_net") as caught:
-        api.train(TASK, data=squares, model=tmp_path / "other", **SHORT)
-    assert caught.value.code == "model.task"
-
-
-def test_a_model_of_texts_is_refused(squares, tmp_path):
+def test_one_class_no_class_and_a_model_of_another_task_or_of_texts_are_refused(squares, tmp_path):
     from transformers import BertConfig, BertModel
 
+    one = write_squares(tmp_path / "one", 6, names=("red",))
+    (tmp_path / "none").mkdir()
+    models.create("masked_vit").save_pretrained(tmp_path / "other")
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     BertModel(BertConfig(vocab_size=30, **sizes)).save_pretrained(tmp_path / "bert")
-    with pytest.raises(InputError, match="such as a ViT or a ResNet") as caught:
-        api.train(TASK, data=squares, model=tmp_path / "bert", **SHORT)
-    assert caught.value.code == "model.task"
+    for flags, code, message in (
+        ({"data": one}, "data.one_class", None),
+        ({"data": tmp_path / "none"}, "data.folder", None),
+        ({"data": squares, "model": tmp_path / "other"}, "model.task", "this task needs a conv_net"),
+        ({"data": squares, "model": tmp_path / "bert"}, "model.task", "such as a ViT or a ResNet"),
+    ):
+        with pytest.raises(InputError, match=message) as caught:
+            api.train(TASK, **flags, **SHORT)
+        assert caught.value.code == code
 
 
 @pytest.mark.slow
@@ -359,10 +316,8 @@ def test_the_demo_learns_digits_in_two_epochs_and_lists_its_variants(capsys):
     assert "its variants: fashion" in capsys.readouterr().err
 
 
-def test_a_damaged_image_is_named_by_predict(trained, tmp_path):
-    content = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(content, "PNG")
-    (tmp_path / "cut.png").write_bytes(content.getvalue()[:30])
+def test_a_damaged_image_is_named_by_predict(trained, squares, tmp_path):
+    (tmp_path / "cut.png").write_bytes(images_in(squares)[0].read_bytes()[:30])
     with pytest.raises(InputError, match="cut.png") as caught:
         trained.predict([tmp_path / "cut.png"])
     assert caught.value.code == "data.image"

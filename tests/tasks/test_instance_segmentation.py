@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,46 +27,30 @@ SHORT = {**FLAGS, "max_steps": 3, "rehearsal": False, "image_size": 32}
 
 
 @pytest.fixture(scope="module")
-def boxes(tmp_path_factory) -> Path:
+def boxes(tmp_path_factory):
     """Return a data folder that is left as it is."""
     return write_boxes(tmp_path_factory.mktemp("boxes") / "boxes")
 
 
 @pytest.fixture(scope="module")
-def trained(boxes, tmp_path_factory) -> Run:
+def trained(boxes, tmp_path_factory):
     """Return a finished run of the small model; its folder is left as it is."""
     return api.train(TASK, data=boxes, output_dir=tmp_path_factory.mktemp("trained") / "run", epochs=5, **FLAGS)
 
 
 @pytest.fixture(scope="module")
-def mask2former(tmp_path_factory) -> Path:
+def mask2former(tmp_path_factory):
     """Return the folder of a Mask2Former with few weights, for other classes than those of the data."""
     from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
 
-    stages = {"depths": [1, 1, 1, 1], "num_heads": [1, 1, 1, 1]}
-    backbone = SwinConfig(
-        image_size=32,
-        patch_size=2,
-        embed_dim=8,
-        window_size=4,
-        out_features=[f"stage{n}" for n in range(1, 5)],
-        **stages,
-    )
+    stages = {"depths": [1] * 4, "num_heads": [1] * 4, "out_features": [f"stage{n}" for n in range(1, 5)]}
+    backbone = SwinConfig(image_size=32, patch_size=2, embed_dim=8, window_size=4, **stages)
     sizes = {"hidden_dim": 32, "feature_size": 32, "mask_feature_size": 32}  # its norms have 32 groups
-    config = Mask2FormerConfig(
-        backbone_config=backbone,
-        num_queries=5,
-        encoder_layers=1,
-        decoder_layers=2,
-        encoder_feedforward_dim=16,
-        dim_feedforward=16,
-        num_attention_heads=2,
-        train_num_points=64,
-        num_labels=7,
-        **sizes,
-    )
+    sizes |= {"encoder_layers": 1, "decoder_layers": 2, "encoder_feedforward_dim": 16, "dim_feedforward": 16}
+    sizes |= {"num_queries": 5, "num_attention_heads": 2, "train_num_points": 64, "num_labels": 7}
     folder = tmp_path_factory.mktemp("models") / "mask2former"
     torch.manual_seed(0)
+    config = Mask2FormerConfig(backbone_config=backbone, **sizes)
     Mask2FormerForUniversalSegmentation(config).save_pretrained(folder)
     return folder
 
@@ -165,10 +148,8 @@ def test_masks_of_queries_equal_those_of_transformers():
     logits = torch.randn(2, 6, 4, generator=generator)
     masks = nn.functional.interpolate(torch.randn(2, 6, 4, 4, generator=generator), size=(96, 96), mode="bicubic")
     outputs = Mask2FormerForUniversalSegmentationOutput(class_queries_logits=logits, masks_queries_logits=masks)
-    processor = Mask2FormerImageProcessorPil()
-    theirs = processor.post_process_instance_segmentation(
-        outputs, threshold=0.2, target_sizes=[(384, 384)] * 2, return_binary_maps=True
-    )
+    options = {"threshold": 0.2, "target_sizes": [(384, 384)] * 2, "return_binary_maps": True}
+    theirs = Mask2FormerImageProcessorPil().post_process_instance_segmentation(outputs, **options)
     for ours, expected in zip(masks_of_queries(outputs, (384, 384), 0.2, 6), theirs, strict=True):
         infos = expected["segments_info"]
         order = sorted(range(len(infos)), key=lambda number: -infos[number]["score"])
@@ -185,27 +166,18 @@ def test_a_model_that_cannot_be_trained_on_masks_is_refused(boxes):
     assert "boxes, scores, classes and masks" in caught.value.fix
 
 
-def test_masks_are_mapped_back_to_the_pixels_of_the_file():
+def test_masks_are_mapped_back_to_the_pixels_of_the_file_and_decide_what_is_hit():
     square = np.zeros((1, 32, 32), bool)
     square[0, 4:10, 8:24] = True
     found = {"boxes": np.array([[8, 4, 24, 10]], np.float32), "classes": np.zeros(1, int), "masks": square}
     back = in_file(found, np.diag([0.5, 0.5, 1.0]), (40, 64))  # 64 x 40 pixels were fitted into 32 x 20
-    mask = mask_tools().decode(back["masks"][0])
     expected = np.zeros((40, 64))
     expected[8:20, 16:48] = 1
-    assert np.array_equal(mask, expected)
+    assert np.array_equal(mask_tools().decode(back["masks"][0]), expected)
     assert back["boxes"].tolist() == [[16, 8, 48, 20]]
-
-
-def test_objects_are_hit_by_their_masks_and_not_by_their_boxes():
-    halves = np.zeros((2, 10, 10), bool)
-    for row in range(10):
-        halves[0, row, : row + 1], halves[1, row, row:] = True, True
-    box = np.array([[0, 0, 10, 10]], np.float32)
-    one, other = (
-        {"boxes": box, "classes": np.zeros(1, int), "crowd": np.zeros(1, bool), "masks": [run_lengths(half)]}
-        for half in halves
-    )
+    whole = np.ones((10, 10), bool)  # two triangles that have the same box
+    box = {"boxes": np.array([[0, 0, 10, 10]], np.float32), "classes": np.zeros(1, int), "crowd": np.zeros(1, bool)}
+    one, other = ({**box, "masks": [run_lengths(half)]} for half in (np.tril(whole), np.triu(whole)))
     assert count_hits(one, other) == {"0": [0, 1, 1]}
     assert count_hits(one, one) == {"0": [1, 0, 0]}
 

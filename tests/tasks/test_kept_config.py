@@ -1,19 +1,10 @@
 """A config.yaml that was cut off is noticed, and read from a checkpoint; one that was edited is taken as it is."""
 
-import shutil
-
 import pytest
 import yaml
 
 from loopwright import api, cli
 from loopwright.errors import InputError
-
-
-@pytest.fixture
-def copied(finished, tmp_path) -> api.Run:
-    """Return a copy of a run that has ended."""
-    shutil.copytree(finished.path, tmp_path / "copied")
-    return api.Run.find(tmp_path / "copied")
 
 
 def cut(run, share):
@@ -42,20 +33,16 @@ def test_a_config_that_is_missing_or_of_zeros_is_put_back_too(copied):
         assert path.read_bytes() == whole
 
 
-def test_what_reads_the_settings_of_a_run_reads_the_copy(copied, finished, capsys):
+def test_what_reads_the_settings_of_a_run_reads_the_copy_and_the_report_says_so(copied, finished, capsys):
+    assert "cut off" not in copied.report().read_text()
     cut(copied, 0.5)
+    assert "config.yaml was cut off: what its end said is missing here" in copied.report().read_text()
     assert copied.evaluate() == finished.evaluate()
     assert copied.predict(["great film"]) == finished.predict(["great film"])
     assert cli.main(["train", str(copied.path), "--print_config"]) == 0
     told = capsys.readouterr().out
     assert cli.main(["train", str(finished.path), "--print_config"]) == 0
     assert told == capsys.readouterr().out and "per_device_train_batch_size: 16" in told
-
-
-def test_the_report_of_a_run_whose_config_was_cut_off_says_so(copied):
-    assert "cut off" not in copied.report().read_text()
-    cut(copied, 0.5)
-    assert "config.yaml was cut off: what its end said is missing here" in copied.report().read_text()
 
 
 def test_without_a_whole_copy_a_config_that_was_cut_off_is_refused_with_what_to_do(copied, capsys):

@@ -22,12 +22,6 @@ SHORT = {**FLAGS, "epochs": 1, "max_steps": 3, "rehearsal": False}
 
 
 @pytest.fixture(scope="module")
-def squares(tmp_path_factory):
-    """Return a folder of images in folders, whose names do not matter."""
-    return write_squares(tmp_path_factory.mktemp("squares"))
-
-
-@pytest.fixture(scope="module")
 def trained(squares, tmp_path_factory):
     """Return a run that has ended; its folder must be left as it is."""
     return train_in(tmp_path_factory.mktemp("trained"), TASK, data=squares, **FLAGS)
@@ -55,21 +49,18 @@ def test_the_mean_image_is_computed_from_the_training_images(tmp_path):
     assert limited.result["baselines"] == alone.result["baselines"]
 
 
-def test_the_worst_images_are_listed_by_their_error(trained):
+def test_the_worst_images_are_listed_and_there_are_pictures_of_visible_and_rebuilt_parts(trained):
     told = read_lines(trained.path / "eval" / "predictions.jsonl")
     assert np.mean([each["masked_mse"] for each in told]) == pytest.approx(trained.metrics["masked_mse"], rel=1e-5)
     worst = [each["loss"] for each in read_lines(trained.path / "eval" / "worst.jsonl")]
     assert worst == sorted(worst, reverse=True) and len(worst) == len(told)
     assert not [name for name in told[0] if name in ("prediction", "reference", "mask")]
-
-
-def test_there_are_pictures_of_the_visible_and_the_reconstructed_parts(trained):
     samples = {path.name for path in (trained.path / "samples").iterdir()}
     assert samples == {"train_batch0.png", "predictions.png", "worst.png"}
     assert pixels_of(trained.path / "samples" / "predictions.png").shape[1] > 800
 
 
-def test_images_are_rebuilt_on_the_command_line(trained, squares, capsys):
+def test_images_are_rebuilt_on_the_command_line_and_the_exported_model_is_opened(trained, squares, tmp_path, capsys):
     first, second = images_in(squares)[:2]
     assert main(["predict", str(trained.path), str(first), str(second), "--overlays", "drawn"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -77,9 +68,6 @@ def test_images_are_rebuilt_on_the_command_line(trained, squares, capsys):
     assert pixels_of(told[0]["overlay"]).shape[1] > 400
     again = trained.predict([first, second])
     assert [each["masked_mse"] for each in again] == [each["masked_mse"] for each in told]
-
-
-def test_the_exported_model_is_opened_by_name(trained, tmp_path):
     model = models.load(trained.export(tmp_path / "exported"))
     assert model.config["image_size"] == 12 and model.config["patch_size"] == 2
 
@@ -99,25 +87,17 @@ def test_the_demo_learns_to_fill_in_digits_better_than_the_mean_image():
     assert_every_panel_has_data(run.path)
 
 
-def vit():
-    from transformers import ViTConfig, ViTForMaskedImageModeling
-
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    return ViTForMaskedImageModeling(ViTConfig(image_size=8, patch_size=4, encoder_stride=4, **sizes))
+VIT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+VIT |= {"image_size": 8, "patch_size": 4}
+SWIN = {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 2, "image_size": 16, "patch_size": 2}
 
 
-def swin():
-    from transformers import SwinConfig, SwinForMaskedImageModeling
+@pytest.mark.parametrize(("kind", "sizes"), [("vit", VIT), ("swin", SWIN)], ids=["vit", "swin"])
+def test_transformers_models_are_trained_evaluated_used_and_exported(kind, sizes, squares, tmp_path):
+    from transformers import AutoConfig, AutoModelForMaskedImageModeling
 
-    sizes = {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 2}
-    return SwinForMaskedImageModeling(SwinConfig(image_size=16, patch_size=2, encoder_stride=4, **sizes))
-
-
-@pytest.mark.parametrize("make", [vit, swin], ids=["vit", "swin"])
-def test_transformers_models_are_trained_evaluated_used_and_exported(make, squares, tmp_path):
-    from transformers import AutoModelForMaskedImageModeling
-
-    model = make()
+    config = AutoConfig.for_model(kind, encoder_stride=4, **sizes)
+    model = AutoModelForMaskedImageModeling.from_config(config)
     model.save_pretrained(tmp_path / "model")
     run = api.train(TASK, data=squares, model=tmp_path / "model", **SHORT)
     assert run.result["updates"] == 3 and run.evaluate() == run.metrics
@@ -165,14 +145,9 @@ def test_training_draws_new_masks_each_time_and_evaluation_does_not(trained):
     assert not torch.equal(held[0]["bool_masked_pos"], held[1]["bool_masked_pos"])
 
 
-def test_the_sizes_of_a_small_model_follow_from_the_images():
-    assert small_sizes(8, None) == {"image_size": 8, "patch_size": 2}
-    assert small_sizes(29, None) == {"image_size": 28, "patch_size": 2}
-    assert small_sizes(128, None) == {"image_size": 128, "patch_size": 8}
-    assert small_sizes(30, 7) == {"image_size": 28, "patch_size": 7}
-
-
-def test_invalid_sizes_and_ratios_are_refused(squares):
+def test_the_sizes_of_a_small_model_follow_from_the_images_and_invalid_ones_are_refused(squares):
+    for side, patch, *expected in ((8, None, 8, 2), (29, None, 28, 2), (128, None, 128, 8), (30, 7, 28, 7)):
+        assert small_sizes(side, patch) == dict(zip(("image_size", "patch_size"), expected, strict=True))
     with pytest.raises(ConfigError, match="mask_ratio must be between 0 and 1"):
         api.train(TASK, data=squares, mask_ratio=1.0, **SHORT)
     with pytest.raises(InputError, match="do not consist of whole patches"):

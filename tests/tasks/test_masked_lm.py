@@ -1,7 +1,5 @@
 """masked-lm end to end: masks that repeat, blocks, resuming, filling in, bad models."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -20,26 +18,13 @@ def bert(tmp_path_factory):
     return tiny_bert(tmp_path_factory.mktemp("models") / "bert")
 
 
-@pytest.fixture
-def text_file(tmp_path):
-    return write_text(tmp_path / "lines.txt", lines())
-
-
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory):
     """Return a run from scratch that has ended; its folder must be left as it is."""
     folder = tmp_path_factory.mktemp("learnt")
     data = write_text(folder / "lines.txt", lines(300))
-    flags = {
-        **FLAGS,
-        "lr": 3e-3,
-        "mlm_probability": 0.3,
-        "block_size": 32,
-        "vocab_size": 400,
-        "epochs": 8,
-        "rehearsal": True,
-    }
-    return train_in(folder, "masked-lm", data=data, **flags)
+    flags = {**FLAGS, "lr": 3e-3, "block_size": 32, "vocab_size": 400, "epochs": 8, "rehearsal": True}
+    return train_in(folder, "masked-lm", data=data, mlm_probability=0.3, **flags)
 
 
 def test_a_small_model_learns_to_fill_in_words(learnt):
@@ -54,16 +39,13 @@ def test_a_small_model_learns_to_fill_in_words(learnt):
     assert scores == sorted(scores, reverse=True)
 
 
-def test_several_masks_and_rows_are_filled_in_their_order(learnt):
+def test_several_masks_and_rows_are_filled_in_their_order_and_no_mask_or_a_long_text_is_refused(learnt):
     texts = ["the cat [MASK] on the [MASK] and said", "the [MASK] sat", "[MASK] cow sat on the bed"]
     found = learnt.predict(texts)
     assert [len(each["masks"]) for each in found] == [2, 1, 1]
     assert not any("[MASK]" in each["text"] for each in found)
     alone = [learnt.predict([each])[0]["text"] for each in texts]
     assert [each["text"] for each in found] == alone
-
-
-def test_a_text_without_a_mask_or_too_long_is_refused(learnt):
     with pytest.raises(InputError, match=r"args.value.*no \[MASK\]"):
         learnt.predict(["the cat"])
     with pytest.raises(InputError, match="model.length"):
@@ -81,16 +63,12 @@ def test_evaluations_predict_the_same_tokens_each_time(learnt):
 @pytest.mark.parametrize("line_by_line", [False, True])
 def test_the_metrics_are_the_same_for_every_batch_size_and_seed(bert, text_file, line_by_line):
     found, asked = [], []
+    flags = {**FLAGS, "data": text_file, "model": bert, "lr": 0.0, "max_steps": 1, "block_size": 24}
     for size, seed in ((3, 2), (32, 3)):
-        flags = {**FLAGS, "lr": 0.0, "max_steps": 1, "block_size": 24, "seed": seed}
-        run = api.train(
-            "masked-lm", data=text_file, model=bert, line_by_line=line_by_line, per_device_eval_batch_size=size, **flags
-        )
+        run = api.train("masked-lm", line_by_line=line_by_line, per_device_eval_batch_size=size, seed=seed, **flags)
         found.append(run.metrics)
         asked.append([each["reference"] for each in read_lines(run.path / "eval" / "predictions.jsonl")])
-    assert asked[0] == asked[1]
-    for metrics in found[1:]:
-        assert metrics == pytest.approx(found[0], rel=1e-5)
+    assert asked[0] == asked[1] and found[1] == pytest.approx(found[0], rel=1e-5)
 
 
 def test_a_resumed_run_draws_the_same_masks_as_an_uninterrupted_one(bert, text_file, tmp_path):
@@ -127,18 +105,13 @@ def test_training_masks_differ_from_batch_to_batch_and_leave_special_tokens_alon
     assert 0.1 < is_asked.sum() / first["attention_mask"].sum() < 0.2
 
 
-refused = partial(refusal, "masked-lm", FLAGS)
-
-
 def test_models_that_cannot_be_masked_are_refused(text_file, tmp_path, bert):
-    refused("model.task", data=text_file, model=tiny_gpt2(tmp_path / "gpt2"))
-    refused("model.length", data=text_file, model=bert, block_size=65)
-    from transformers import AutoTokenizer
-
     folder = tiny_bert(tmp_path / "bert")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = language.load_tokenizer(str(folder))
     tokenizer.mask_token = None
     tokenizer.save_pretrained(folder)
-    refused("model.mask_token", data=text_file, model=folder)
+    refusal("masked-lm", FLAGS, "model.task", data=text_file, model=tiny_gpt2(tmp_path / "gpt2"))
+    refusal("masked-lm", FLAGS, "model.length", data=text_file, model=bert, block_size=65)
+    refusal("masked-lm", FLAGS, "model.mask_token", data=text_file, model=folder)
     with pytest.raises(ConfigError, match="mlm_probability"):
         api.train("masked-lm", data=text_file, mlm_probability=1.5, **FLAGS)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from html.parser import HTMLParser
 
 from loopwright import api
@@ -33,6 +32,14 @@ def shown_by(run):
     return page, " ".join(" ".join(page.words).split())
 
 
+def change(path, **fields):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def exported_card(run, tmp_path):
+    return (run.export(tmp_path / "model") / "README.md").read_text()
+
+
 def test_the_card_has_the_data_hash_the_metrics_with_their_intervals_the_baselines_and_what_chose_it(finished):
     card = (finished.path / "model" / "README.md").read_text()
     plan = json.loads((finished.path / "data.json").read_text())
@@ -58,31 +65,23 @@ def test_a_notebook_shows_the_top_of_the_report(finished):
     assert "color:inherit" in finished._repr_html_() and "<script" not in finished._repr_html_()
 
 
-def test_the_name_of_a_run_is_escaped_in_a_notebook(finished, tmp_path):
-    folder = shutil.copytree(finished.path, tmp_path / "copy")
-    about = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps({**about, "id": "<script>alert(1)</script>", "task": "<b>"}))
-    text = api.Run.find(folder)._repr_html_()
+def test_a_notebook_shows_the_name_of_a_run_escaped_and_an_unfinished_run_with_its_results_so_far(copied):
+    change(copied.path / "run.json", id="<script>alert(1)</script>", task="<b>")
+    text = api.Run.find(copied.path)._repr_html_()
     assert "<script" not in text and "&lt;script&gt;" in text
-    assert shown_by(api.Run.find(folder))
-
-
-def test_an_unfinished_run_is_shown_with_its_results_so_far(finished, tmp_path):
-    folder = shutil.copytree(finished.path, tmp_path / "copy")
-    (folder / "result.json").unlink()
-    assert "So far, at the best evaluation" in shown_by(api.Run.find(folder))[1]
-    (folder / "metrics.jsonl").write_text("")
-    words = shown_by(api.Run.find(folder))[1]
+    assert shown_by(api.Run.find(copied.path))
+    (copied.path / "result.json").unlink()
+    assert "So far, at the best evaluation" in shown_by(api.Run.find(copied.path))[1]
+    (copied.path / "metrics.jsonl").write_text("")
+    words = shown_by(api.Run.find(copied.path))[1]
     assert "has no records yet" in words and re.search(r"train rows \d+", words)
 
 
-def test_the_card_of_an_unfinished_run_says_so(finished, tmp_path):
-    folder = shutil.copytree(finished.path, tmp_path / "copy")
-    status = json.loads((folder / "status.json").read_text())
-    (folder / "status.json").write_text(json.dumps({**status, "state": "preempted", "update": 99}))
+def test_the_card_of_an_unfinished_run_says_so(finished, copied, tmp_path):
+    change(copied.path / "status.json", state="preempted", update=99)
     for name in ("result.json", "model/README.md", "model/model.safetensors"):
-        (folder / name).unlink()
-    card = (api.Run.find(folder).export(tmp_path / "model") / "README.md").read_text()
+        (copied.path / name).unlink()
+    card = exported_card(copied, tmp_path)
     update, best = finished.result["update"], finished.result["metrics"]["accuracy"]
     assert "The best model by accuracy (more is better) on the validation data, " in card
     assert f"after update {update} of 99, and the run is not finished." in card
@@ -90,27 +89,20 @@ def test_the_card_of_an_unfinished_run_says_so(finished, tmp_path):
     assert 'from_pretrained("FOLDER")' in card and "None" not in card
 
 
-def test_a_run_saved_before_its_first_evaluation_has_a_card_without_metrics(finished, tmp_path):
-    folder = shutil.copytree(finished.path, tmp_path / "copy")
-    status = json.loads((folder / "status.json").read_text())
-    (folder / "status.json").write_text(json.dumps({**status, "state": "preempted"}))
+def test_a_run_saved_before_its_first_evaluation_has_a_card_without_metrics(copied, tmp_path):
+    change(copied.path / "status.json", state="preempted")
     for name in ("result.json", "metrics.jsonl", "checkpoints/best.json"):
-        (folder / name).unlink()
-    card = (api.Run.find(folder).export(tmp_path / "model") / "README.md").read_text()
+        (copied.path / name).unlink()
+    card = exported_card(copied, tmp_path)
     assert "and the run is not finished; it was not evaluated." in card and "| validation |" not in card
 
 
-def test_a_run_stopped_early_keeps_its_card(finished, tmp_path):
-    folder = shutil.copytree(finished.path, tmp_path / "copy")
-    status = json.loads((folder / "status.json").read_text())
-    (folder / "status.json").write_text(json.dumps({**status, "state": "stopped", "message": "no improvement"}))
-    exported = api.Run.find(folder).export(tmp_path / "model") / "README.md"
-    assert exported.read_text() == (finished.path / "model" / "README.md").read_text()
+def test_a_run_stopped_early_keeps_its_card(finished, copied, tmp_path):
+    change(copied.path / "status.json", state="stopped", message="no improvement")
+    assert exported_card(copied, tmp_path) == (finished.path / "model" / "README.md").read_text()
 
 
-def test_the_card_of_a_resumed_run_describes_its_newer_weights(finished, tmp_path):
-    folder = shutil.copytree(finished.path, tmp_path / "copy")
-    status = json.loads((folder / "status.json").read_text())
-    (folder / "status.json").write_text(json.dumps({**status, "update": status["update"] + 5}))
-    card = (api.Run.find(folder).export(tmp_path / "model") / "README.md").read_text()
-    assert f"of {status['update'] + 5}, and the run is not finished" in card
+def test_the_card_of_a_resumed_run_describes_its_newer_weights(copied, tmp_path):
+    later = json.loads((copied.path / "status.json").read_text())["update"] + 5
+    change(copied.path / "status.json", update=later)
+    assert f"of {later}, and the run is not finished" in exported_card(copied, tmp_path)

@@ -4,9 +4,11 @@ import random
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from loopwright import api, cli
 from loopwright.errors import InputError
+from loopwright.runs.finish import evaluate
 from loopwright.tasks.text.groups import GroupCollator
 from sample_data import SAMPLES
 from tasks.conftest import FLAGS
@@ -14,7 +16,6 @@ from tasks.reviews import read_lines, write_csv, write_jsonl
 from tasks.runs import check_resume, train_in
 
 COLOURS = ("red", "blue", "green", "pink")
-SWAG = SAMPLES / "swag" / "sample.json"
 
 
 def rows(count=112, seed=0):
@@ -48,7 +49,7 @@ def learnt(tmp_path_factory):
     return train_in(folder, "multiple-choice", data=data, **{**FLAGS, "epochs": 5})
 
 
-def test_the_right_ending_is_learnt_and_predicted(learnt):
+def test_the_right_ending_is_learnt_and_predicted_and_the_worst_rows_are_written(learnt):
     assert learnt.metrics["accuracy"] >= 0.9
     assert learnt.result["baselines"]["chance"] == {"accuracy": 0.25}
     assert set(learnt.result["baselines"]) == {"chance", "majority"}
@@ -57,9 +58,6 @@ def test_the_right_ending_is_learnt_and_predicted(learnt):
     (found,) = learnt.predict(["it is blue", "so red", "so blue"])
     assert (found["choice"], found["text"]) == (1, "so blue")
     assert found["score"] == max(found["scores"]) and sum(found["scores"]) == pytest.approx(1, abs=1e-5)
-
-
-def test_predictions_and_worst_rows_are_written(learnt):
     predictions = read_lines(learnt.path / "eval" / "predictions.jsonl")
     shares = [each["prediction"] == each["reference"] for each in predictions]
     assert sum(shares) / len(shares) == pytest.approx(learnt.metrics["accuracy"], abs=1e-12)
@@ -107,8 +105,6 @@ def test_lists_that_differ_in_length_are_trained_resumed_and_evaluated(tmp_path)
 def test_adapters_are_trained_on_an_earlier_run_and_merged(learnt, tmp_path):
     data = write_csv(tmp_path / "more.csv", rows(40, seed=6))
     run = api.train("multiple-choice", data=data, model=learnt.path, lora=True, **{**FLAGS, "epochs": 1})
-    from safetensors.torch import load_file
-
     before, after = (load_file(folder / "model" / "model.safetensors") for folder in (learnt.path, run.path))
     assert set(before) == set(after)
     changed = {name for name in after if not torch.equal(before[name], after[name])}
@@ -116,25 +112,17 @@ def test_adapters_are_trained_on_an_earlier_run_and_merged(learnt, tmp_path):
     assert not [name for name in changed if "embeddings" in name]
 
 
-def test_the_loss_does_not_depend_on_the_batch(learnt, tmp_path):
-    from loopwright.runs.finish import evaluate
-
+def test_the_loss_does_not_depend_on_the_batch(learnt):
+    made = [{**row, "context": row["sent1"], "start": "so"} for row in rows(20, seed=2)]
+    made = [{**row, "choices": [row[f"ending{place}"] for place in range(4)]} for row in made]
     losses = []
     for size in (3, 32):
         job = api.load_run(learnt.folder)
         job.training.per_device_eval_batch_size = size
-        dataset = job.task.create_dataset(job, as_rows(rows(20, seed=2)), is_labelled=True)
+        dataset = job.task.create_dataset(job, made, is_labelled=True)
         losses.append(evaluate(job, dataset, None, print)[0])
     assert losses[0]["accuracy"] == losses[1]["accuracy"]
     assert losses[0]["loss"] == pytest.approx(losses[1]["loss"], rel=1e-5)
-
-
-def as_rows(made):
-    """Return rows of a file by role."""
-    return [
-        {"context": row["sent1"], "start": "so", "choices": [row[f"ending{place}"] for place in range(4)], **row}
-        for row in made
-    ]
 
 
 def test_a_batch_is_padded_with_marked_copies():
@@ -143,12 +131,8 @@ def test_a_batch_is_padded_with_marked_copies():
         padding_side = "right"
         model_input_names = ("input_ids",)
 
-    batch = GroupCollator(Padder())(
-        [
-            {"input_ids": [[5], [6, 7]], "labels": 1, "position": 4},
-            {"input_ids": [[1], [2], [3]], "labels": 2, "position": 2},
-        ]
-    )
+    two, three = {"input_ids": [[5], [6, 7]], "labels": 1}, {"input_ids": [[1], [2], [3]], "labels": 2}
+    batch = GroupCollator(Padder())([{**two, "position": 4}, {**three, "position": 2}])
     assert batch["input_ids"].tolist() == [[[5, 0], [6, 7], [5, 0]], [[1, 0], [2, 0], [3, 0]]]
     assert batch["is_text"].tolist() == [[True, True, False], [True, True, True]]
     assert (batch["labels"].tolist(), batch["position"].tolist()) == ([1, 2], [4, 2])
@@ -160,7 +144,6 @@ def test_a_batch_is_padded_with_marked_copies():
         ({"choices": ["so red"], "answer": 0}, "1 choice: at least two are needed"),
         ({"choices": ["so red", "so blue"], "answer": 3}, "has 2 choices, and its label is 3"),
     ],
-    ids=["one choice", "label beyond the choices"],
 )
 def test_rows_without_a_right_choice_are_refused_with_their_place(tmp_path, bad, words):
     made = as_lists(rows(20))
@@ -172,23 +155,21 @@ def test_rows_without_a_right_choice_are_refused_with_their_place(tmp_path, bad,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.jsonl"]
 
 
-def test_labels_that_are_not_positions_are_refused(tmp_path):
+def test_labels_that_are_not_positions_and_too_few_texts_are_refused(learnt, tmp_path):
     made = [{**row, "label": row["label"] + 1} for row in rows(20)]
     with pytest.raises(InputError, match="unknown '4'"):
         api.train("multiple-choice", data=write_csv(tmp_path / "bad.csv", made), **FLAGS)
-
-
-def test_too_few_texts_to_choose_from_are_refused(learnt):
     for texts in (["it is red"], ["it is red", "so red"], ["it is red\tso red"]):
         with pytest.raises(InputError, match="chooses among texts"):
             learnt.predict(texts)
 
 
 def test_the_sample_of_swag_is_trained_resumed_and_predicted_by_command(tmp_path, capsys):
-    words = ["multiple-choice", "--train_file", SWAG, "--validation_file", SWAG, "--keep_duplicates", "--epochs", "1"]
+    swag = SAMPLES / "swag" / "sample.json"
+    words = ["multiple-choice", "--train_file", swag, "--validation_file", swag, "--keep_duplicates", "--epochs", "1"]
     code = cli.main(["train", *map(str, words), "--batch", "4", "--threads", "1", "--out", str(tmp_path / "run")])
     moved = str((tmp_path / "run").rename(tmp_path / "moved"))
     assert code == cli.main(["resume", moved, "--epochs", "2"]) == cli.main(["evaluate", moved]) == 0
     capsys.readouterr()
-    assert cli.main(["predict", moved, str(SWAG)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(read_lines(SWAG))
+    assert cli.main(["predict", moved, str(swag)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(read_lines(swag))
