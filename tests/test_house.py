@@ -37,31 +37,31 @@ MOST_BODY_LINES = 60
 
 # Lines per package; "core" holds the modules at the top level. These only go down.
 MOST_LINES = {
-    "callbacks": 1934,
-    "checkpoint": 2714,
-    "cli": 1835,
-    "config": 2152,
-    "core": 3979,
-    "data": 5680,
-    "demos": 1694,
-    "engine": 2672,
-    "hf": 4053,
-    "metrics": 3218,
-    "models": 879,
-    "report": 4067,
-    "run_folder": 1741,
-    "runs": 4899,
-    "schedulers": 1379,
-    "sources": 6865,
-    "stepping": 929,
-    "tasks": 9766,
-    "tracking": 578,
-    "training": 2923,
+    "callbacks": 1810,
+    "checkpoint": 2433,
+    "cli": 1693,
+    "config": 2020,
+    "core": 3571,
+    "data": 5055,
+    "demos": 1453,
+    "engine": 2423,
+    "hf": 3550,
+    "metrics": 2805,
+    "models": 795,
+    "report": 3458,
+    "run_folder": 1552,
+    "runs": 4395,
+    "schedulers": 1241,
+    "sources": 5612,
+    "stepping": 831,
+    "tasks": 8920,
+    "tracking": 527,
+    "training": 2668,
 }
 
 # Lines of the packages that any training run needs, and of the tests.
 MOST_CORE_LINES = 19_000
-MOST_TEST_LINES = 52_000
+MOST_TEST_LINES = 50_000
 CORE_FOLDERS = {"core", "training", "stepping", "checkpoint", "engine"}
 CORE_FOLDERS |= {"callbacks", "run_folder", "schedulers", "tracking"}
 CORE_OF_DATA = ("order", "loader", "samples", "workers", "prefetch", "streams", "defaults", "collate")
