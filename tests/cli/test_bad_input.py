@@ -193,7 +193,7 @@ def codes_in_tests(folder: Path) -> set[str]:
             texts: list[ast.expr | None] = []
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-                texts += node.args[:1] if name in ("refused", "assert_refused") else []
+                texts += node.args if name in ("refused", "assert_refused", "refusal") else []
                 texts += [keyword.value for keyword in node.keywords if name == "raises" and keyword.arg == "match"]
             elif isinstance(node, ast.Compare) and getattr(node.left, "attr", "") == "code":
                 texts += node.comparators

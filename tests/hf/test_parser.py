@@ -1,5 +1,7 @@
 """HfArgumentParser: flags, files and both, by the types of dataclasses."""
 
+from __future__ import annotations
+
 import argparse
 import dataclasses
 import json
@@ -243,7 +245,7 @@ def test_help_shows_types_texts_defaults_groups_and_the_config_flag(capsys):
     @dataclass
     class Grouped:
         _argument_group_name = "about the data"
-        depth: "int" = 1
+        depth: int = 1
 
     assert "about the data" in HfArgumentParser(Grouped).format_help()
 

@@ -18,7 +18,9 @@ def test_a_given_learning_rate_is_used_also_from_a_config(tmp_path):
     task = get_task("text-classification")
     assert settle(task, ["--lr", "5e-5"]).training.learning_rate == 5e-5
     config = tmp_path / "config.yaml"
-    config.write_text('task: "text-classification"  # flag\nlearning_rate: 5e-05  # task\nmodel: null  # default\n')
+    config.write_text('task: "text-classification"\nlearning_rate: 5e-05\nmodel: null\n')
+    assert settle(task, [], config).sources["learning_rate"] == "file"
+    (tmp_path / "run.json").write_text('{"id": "x", "sources": {"learning_rate": "task"}}')
     kept = settle(task, [], config)
     assert (kept.training.learning_rate, kept.sources["learning_rate"]) == (5e-5, "task")
 
