@@ -226,11 +226,14 @@ def test_workers_that_hang_again_and_again_are_an_error_that_names_the_timeout(q
     assert pids() == []
 
 
-def test_closing_a_loader_ends_workers_that_hang_in_an_epoch_that_was_left():
+@pytest.mark.parametrize("has_lock", [False, True])
+def test_closing_a_loader_ends_workers_that_hang_in_an_epoch_that_was_left(has_lock):
     loader = adopted(Noisy(), 2)
     windows = loader.windows()
     next(windows)
     send(signal.SIGSTOP, only_first=False)()
+    if has_lock:  # as if a worker had been stopped while it asked whether to end
+        loader._workers._newest()._workers_done_event._cond.acquire(timeout=1)
     begun = time.monotonic()
     loader.close()
     assert pids() == []

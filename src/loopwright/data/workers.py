@@ -140,9 +140,15 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         """Stop the workers gracefully, or kill one that does not respond; called by torch and `WorkerWatch.close`."""
         if getattr(self, "_shutdown", True) or os.getpid() != self._owner or _utils.python_exit_status is not False:
             return
+        done = threading.Thread(target=self._workers_done_event.set, daemon=True)
         last_resort = threading.Timer(_GRACE_SECONDS, _kill, args=(self._workers,))
         last_resort.daemon = True
         with suppress(RuntimeError):  # no thread can start while the interpreter exits
+            done.start()
+            done.join(_GRACE_SECONDS)
+            if done.is_alive():  # a worker hangs with the lock of that event
+                self._abandon()
+                return
             last_resort.start()
         try:
             super()._shutdown_workers()
