@@ -31,7 +31,8 @@ USES = {
         *("_C", "_MultiProcessingDataLoaderIter", "_SIGCHLD_handler_set", "_data_queue", "_get_data", "_get_iterator"),
         *("_iterator", "_pin_memory", "_pin_memory_thread", "_pin_memory_thread_done_event", "_popen", "_recv"),
         *("_poll", "_reader", "_recv_bytes", "_remove_worker_pids", "_sem", "_shutdown", "_shutdown_workers"),
-        *("_timeout", "_utils", "_worker_pids_set", "_worker_result_queue", "_workers", "_workers_status"),
+        *("_timeout", "_utils", "_worker_pids_set", "_worker_result_queue", "_workers", "_workers_done_event"),
+        "_workers_status",
     },
     "engine/buffers.py": {"_foreach_copy_", "_version"},
     "engine/compilation.py": {"_compiled_call_impl", "_dynamo"},
@@ -260,6 +261,7 @@ def _():
     *("_MultiProcessingDataLoaderIter", "_data_queue", "_get_data", "_get_iterator", "_iterator", "_pin_memory"),
     *("_pin_memory_thread", "_pin_memory_thread_done_event", "_popen", "_shutdown", "_shutdown_workers", "_timeout"),
     *("_worker_pids_set", "_worker_result_queue", "_workers", "_workers_status", "_SIGCHLD_handler_set"),
+    "_workers_done_event",
 )
 def _():
     from torch.utils.data import _utils
@@ -274,6 +276,7 @@ def _():
         assert iterator._timeout == 7 and iterator._pin_memory is False and iterator._shutdown is False
         assert iterator._data_queue is iterator._worker_result_queue and iterator._workers_status == [True]
         assert hasattr(iterator._workers[0]._popen, "terminate") and hasattr(iterator._workers[0]._popen, "kill")
+        assert not iterator._workers_done_event.is_set()
         assert iterator._worker_pids_set is True and _utils.signal_handling._SIGCHLD_handler_set is True
     finally:
         iterator._shutdown_workers()
