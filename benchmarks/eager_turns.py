@@ -18,30 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from overhead import BATCH_SIZE, TinyDataset
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from loopwright import Trainer
 from loopwright.callbacks import TrainerCallback
 
-BATCH_SIZE, POOL, NOT_TIMED = 32, 1024, 200
-
-
-class Rows(Dataset):
-    """A few rows in memory, again and again."""
-
-    def __init__(self, updates: int) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.size = updates * BATCH_SIZE
-        self.features = torch.randn(POOL, 32, generator=generator)
-        self.classes = torch.randint(4, (POOL,), generator=generator)
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.features[index % POOL], self.classes[index % POOL]
+NOT_TIMED = 200
 
 
 class Clock(TrainerCallback):
@@ -68,7 +53,7 @@ def parts() -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
 def by_hand(updates: int) -> float:
     (model, loss_function, optimizer), clock = parts(), Clock(updates)
     model.train()
-    for features, classes in DataLoader(Rows(updates), batch_size=BATCH_SIZE, shuffle=True, num_workers=0):
+    for features, classes in DataLoader(TinyDataset(updates), batch_size=BATCH_SIZE, shuffle=True, num_workers=0):
         loss_function(model(features.cuda()), classes.cuda()).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -81,7 +66,7 @@ def by_loopwright(updates: int) -> float:
     trainer = Trainer(*parts(), callbacks=[clock])
     options = {"per_device_batch_size": BATCH_SIZE, "train_dataloader_kwargs": {"num_workers": 0}, "step_mode": "eager"}
     with contextlib.redirect_stdout(io.StringIO()):
-        trainer.train(Rows(updates), num_epochs=1, **options)
+        trainer.train(TinyDataset(updates), num_epochs=1, **options)
     return clock.milliseconds
 
 
