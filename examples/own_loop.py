@@ -1,4 +1,4 @@
-"""Keep your own training loop, and lose nothing when it is killed: it goes on exactly where it was.
+"""Keep your own training loop, and lose nothing when it is killed: it resumes exactly where it was.
 
 Run it with `python examples/own_loop.py` and a folder: `--run FOLDER`. Kill it at any moment and start it again with
 the same folder: it ends with the same weights and the same metrics.jsonl as a run that was never killed.

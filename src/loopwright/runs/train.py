@@ -120,7 +120,7 @@ def _build(run: RunJob, origin: Origin | None, is_planned: bool) -> None:
 
 
 def _write_start(run: RunJob, is_planned: bool) -> None:
-    """Write settings, baselines and model config; those of a run that has begun stay as they are."""
+    """Write settings, baselines and model config, as far as a resumed run may change them."""
     folder, is_begun = run.folder, run.checkpoint is not None
     if folder is None or not run.trainer.is_first:
         return
