@@ -137,6 +137,7 @@ def test_check_does_everything_but_train_and_leaves_nothing(capsys, reviews, tmp
     ("words", "told"),
     [
         (["trian"], ["'trian' is not a verb", "did you mean train?"]),
+        (["--quiet", "train"], ["error[args.unknown]", "'--quiet' is not a verb"]),
         (["train", "text-clasification"], ["error[args.task]", "did you mean text-classification?"]),
         (["train", "--lr", "1"], ["error[args.task]", "lw train text-classification --lr 1"]),
         (["train", "absent.yaml"], ["error[data.file]", "absent.yaml"]),

@@ -1,11 +1,13 @@
 """Find the verb of a command line, and run it.
 
 `main` returns the exit code: 0 done, 1 a bug, 2 your input, 3 out of memory, 4 diverged, 65 no valid checkpoint,
-74 cannot write, 75 stopped early and resumable, 130 Ctrl-C and saved. A verb's module is imported when it is run.
+74 cannot write, 75 stopped early and resumable, 130 Ctrl-C and saved. Each verb is a sub-parser; its module is imported
+when the verb is run, and parses what follows the verb.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import importlib
 import os
@@ -14,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
+from typing import Any
 
 from loopwright.cli.exit_codes import INTERRUPTED, guarded
 from loopwright.cli.help_text import hanging
@@ -45,27 +48,46 @@ VERBS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
 ALIASES = {"eval": "evaluate"}
 
 
+class _Verb(argparse.ArgumentParser):
+    """The sub-parser of a verb. The verb's module parses the rest: its flags may depend on a run."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return argparse.Namespace(rest=list(args)), []
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, by default the process's own, and return its exit code."""
     _replace_closed_streams()
-    verb, *rest = list(sys.argv[1:] if argv is None else argv) or [""]
-    code = guarded(_find(verb), rest)
+    code = guarded(*_find(list(sys.argv[1:] if argv is None else argv)))
     if argv is None and code == INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything is printed: ignore another Ctrl-C during exit
     return code
 
 
-def _find(verb: str) -> Callable[[list[str]], int]:
-    if verb in ("", "-h", "--help", "help"):
-        return functools.partial(_help, 0 if verb else 2)
-    if verb == "--version":
-        return _version
-    verb = ALIASES.get(verb, verb)
-    if verb not in VERBS:
-        return functools.partial(no_verb, verb)
+def _find(argv: list[str]) -> tuple[Callable[[list[str]], int], list[str]]:
+    """Return the function of the verb, and what follows the verb."""
+    first = argv[0] if argv else ""
+    if first in ("", "-h", "--help", "help"):
+        return functools.partial(_help, code=0 if first else 2), argv[1:]
+    if first == "--version":
+        return _version, argv[1:]
+    try:
+        asked, unknown = _parser().parse_known_args(argv)
+    except argparse.ArgumentError:
+        unknown = [first]
+    if unknown:
+        return functools.partial(no_verb, first), argv[1:]
+    verb = ALIASES.get(asked.verb, asked.verb)
     module = importlib.import_module(f"loopwright.cli.{VERBS[verb][0]}")
-    function: Callable[[list[str]], int] = getattr(module, verb.replace("-", "_"))
-    return function
+    return getattr(module, verb.replace("-", "_")), asked.rest
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("lw", add_help=False, allow_abbrev=False, exit_on_error=False)
+    verbs = parser.add_subparsers(dest="verb", parser_class=_Verb)
+    for verb in (*VERBS, *ALIASES):
+        verbs.add_parser(verb, add_help=False)
+    return parser
 
 
 def _replace_closed_streams() -> None:
@@ -88,7 +110,7 @@ def _version(argv: list[str]) -> int:
     return 0
 
 
-def _help(code: int, argv: list[str]) -> int:
+def _help(argv: list[str], code: int) -> int:
     lines = [hanging(f"  {verb:<9} {arguments:<20}", text) for verb, (_, arguments, text) in VERBS.items()]
     end = hanging("  ", "lw VERB --help describes a verb; lw explain TASK lists every flag of a task.")
     sys.stdout.write("\n".join(["usage: lw VERB ...   (loopwright is the same)\n", *lines, "", end, ""]))
