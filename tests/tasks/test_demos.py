@@ -13,11 +13,11 @@ from report.demo_panels import assert_every_panel_has_data
 # Flags that shorten the demo, rows of validation, a metric, the value that it has to be better than, and the baseline
 # that this value itself is better than.
 SHORT = {
-    "text-classification": ("--max_train_samples 240 --batch 8", 60, "accuracy", 0.3, "majority"),
-    "token-classification": ("--max_train_samples 240 --batch 4 --lr 8e-4", 50, "f1", 0.15, "majority"),
-    "question-answering": ("--max_train_samples 200 --batch 4 --freeze 5", 32, "f1", 33, "frequent answer"),
+    "text-classification": ("--max_train_samples 160 --batch 8", 60, "accuracy", 0.3, "majority"),
+    "token-classification": ("--max_train_samples 160 --batch 4 --lr 8e-4", 50, "f1", 0.15, "majority"),
+    "question-answering": ("--max_train_samples 120 --batch 4 --freeze 5", 32, "f1", 33, "frequent answer"),
     "multiple-choice": ("--max_train_samples 80 --batch 4", 60, "accuracy", 0.38, "chance"),
-    "sentence-embedding": ("--max_train_samples 400 --batch 16 --max_length 16", 160, "mrr", 0.6, "word-overlap"),
+    "sentence-embedding": ("--max_train_samples 240 --batch 16 --max_length 16", 160, "mrr", 0.6, "word-overlap"),
     "causal-lm": ("--max_steps 60 --batch 8 --max_train_samples 3000", 60, "bits_per_byte", 3.2, "unigram"),
     "masked-lm": ("--max_steps 60 --max_train_samples 3000", 100, "token_accuracy", 0.12, "unigram"),
     "summarization": ("--max_train_samples 1300", 50, "rougeL", 0.35, "lead"),

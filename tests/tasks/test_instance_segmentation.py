@@ -195,7 +195,7 @@ def test_run_lengths_of_another_size_than_their_image_are_refused(boxes, tmp_pat
 
 @pytest.mark.slow
 def test_a_shortened_demo_finds_digits_and_their_masks(capsys):
-    words = "--max_train_samples 400 --epochs 3 --no_rehearsal --eval_strategy no --max_eval_samples 60"
+    words = "--max_train_samples 300 --epochs 3 --no_rehearsal --eval_strategy no --max_eval_samples 40"
     assert main(["demo", TASK, *words.split()]) == 0
     assert "best " in capsys.readouterr().out
     result = Run.find("last").result

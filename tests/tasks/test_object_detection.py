@@ -329,7 +329,7 @@ def test_a_killed_run_resumes_and_finds_objects_in_the_sample(task, tmp_path):
 
 @pytest.mark.slow
 def test_a_shortened_demo_finds_digits(capsys):
-    words = "--max_train_samples 400 --epochs 3 --no_rehearsal --eval_strategy no --max_eval_samples 60"
+    words = "--max_train_samples 300 --epochs 2 --no_rehearsal --eval_strategy no --max_eval_samples 40"
     assert main(["demo", TASK, *words.split()]) == 0
     assert "best " in capsys.readouterr().out
     result = Run.find("last").result
