@@ -4,6 +4,9 @@ A placeholder in a `functools.partial` represents a count of the coming run. Ari
 builds an immutable expression; `replace_trainer_placeholder_values` turns expressions into numbers once
 the run is known. Only objects of this module are ever evaluated, never text.
 
+Epochs times updates per epoch are at most `max_num_train_steps`, whether an expression multiplies the two placeholders
+or a function that gets both as arguments, as here:
+
 Example:
     create_scheduler_fn = partial(
         OneCycleLR,
@@ -110,7 +113,9 @@ def resolve(trainer: TrainerLike, value: Any) -> Any:
     ConfigError is raised if an expression needs something that this run does not have.
     """
     if isinstance(value, Expression):
-        return _number(trainer, value)
+        number, limit = _number(trainer, value), _limit(trainer)
+        is_factor = isinstance(value, TrainerPlaceholderValues) and value in (_EPOCHS, *_UPDATES)
+        return _Factor(number, limit, value in _UPDATES) if is_factor and limit is not None else number
     if isinstance(value, partial):
         parts = (value.func, value.args, value.keywords)
         function, args, keywords = resolved = tuple(resolve(trainer, part) for part in parts)
@@ -150,10 +155,67 @@ def _number(trainer: TrainerLike, value: Operand) -> Number:
             )
         return count
     if isinstance(value, Operation):
+        limit = _limit(trainer)
+        if limit is not None and (bounded := _bounded_product(trainer, value, limit)) is not None:
+            return bounded
         result: Number = _OPERATORS[value.operator](*(_number(trainer, operand) for operand in value.operands))
         return result
     assert not isinstance(value, Expression)
     return value
+
+
+class _Factor(int):
+    """The epochs of a run or its updates per epoch: their product, computed by anybody, is at most the limit."""
+
+    def __new__(cls, number: Number, limit: int, is_updates: bool) -> _Factor:
+        factor = super().__new__(cls, number)
+        factor.limit, factor.is_updates = limit, is_updates
+        return factor
+
+    limit: int
+    is_updates: bool
+
+    def __mul__(self, other: Any) -> Any:
+        is_total = isinstance(other, _Factor) and other.is_updates != self.is_updates
+        return min(int(self) * int(other), self.limit) if is_total else int(self) * other
+
+    __rmul__ = __mul__
+
+    def __reduce__(self) -> Any:  # copies and pickles are plain numbers
+        return int, (int(self),)
+
+
+def _limit(trainer: TrainerLike) -> int | None:
+    """Return `max_num_train_steps` if it ends the run before its epochs do."""
+    limit: int | None = getattr(trainer.run_config, "max_num_train_steps", None)
+    total = trainer.run_config.num_epochs * (_updates_per_epoch(trainer) or 0)
+    return limit if limit is not None and limit < total else None
+
+
+def _bounded_product(trainer: TrainerLike, value: Operation, limit: int) -> Number | None:
+    """Return a product with the epochs and the updates per epoch among its factors, these two bounded; else None."""
+    factors, divisors = _factors(value)
+    updates = next((each for each in factors if each in _UPDATES), None)
+    if updates is None or _EPOCHS not in factors:
+        return None
+    factors.remove(_EPOCHS)
+    factors.remove(updates)
+    product: Number = limit
+    for factor in factors:
+        product *= _number(trainer, factor)
+    for divisor in divisors:
+        product /= _number(trainer, divisor)
+    return product
+
+
+def _factors(value: Operand) -> tuple[list[Operand], list[Operand]]:
+    """Return the factors and the divisors of an expression; anything but a product is its own only factor."""
+    if not isinstance(value, Operation) or value.operator not in ("*", "/"):
+        return [value], []
+    (factors, divisors), (above, below) = map(_factors, value.operands)
+    if value.operator == "/":
+        above, below = below, above
+    return factors + above, divisors + below
 
 
 def _operation(symbol: str, *operands: Operand) -> Operation:
@@ -194,6 +256,11 @@ def _updates_per_epoch(trainer: TrainerLike) -> int | None:
     return trainer.run_config.num_local_update_steps_per_epoch if is_known else None
 
 
+_EPOCHS = TrainerPlaceholderValues.NUM_EPOCHS
+_UPDATES = (
+    TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
+    TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH,
+)
 _COUNTS: dict[TrainerPlaceholderValues, Callable[[TrainerLike], int | None]] = {
     TrainerPlaceholderValues.NUM_EPOCHS: lambda trainer: trainer.run_config.num_epochs,
     TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH: _updates_per_epoch,
