@@ -323,10 +323,7 @@ class Trainer(TrainerHooks):
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         """Compute a micro-batch's loss and its gradients."""
-        run = self._current_run
-        output = run.batch_output(self.calculate_train_batch_loss, batch)
-        self.call_event("on_train_step_end", batch=batch, batch_output=output, step=step)
-        loss = run.losses.weighted(output)  # by its items over the update's
+        loss = self._current_run.batch_loss(batch, step)  # calculate_train_batch_loss, weighted for the update
         if loss is not None:
             self.backward_step(loss)
 

@@ -96,6 +96,7 @@ class EvaluationPass:
 
     def _step(self, inputs: Any) -> tuple[Tensor, Any]:
         trainer, core = self._trainer, self._trainer.core
+        self._compute_by_batch(is_last=False)  # of the batch before: it was not the last, and ends here
         rows = num_rows(inputs) if core.current_rows is None else core.current_rows
         count = trainer.item_counter.count(inputs)
         extra = self._main_input(inputs) if "inputs" in trainer.args.include_for_metrics else None
@@ -113,7 +114,6 @@ class EvaluationPass:
         self._num_samples += rows
         self._has_loss |= loss is not None
         if self._comes_by_batch(gathered):
-            self._compute_by_batch(is_last=False)
             self._last_batch = EvalPrediction(*gathered)
         for batches, value in zip(self._collected, arrays or (), strict=False):
             if value is not None:
@@ -172,12 +172,13 @@ class EvaluationPass:
             )
 
     def _compute_by_batch(self, is_last: bool) -> Any:
-        if self._last_batch is None:
+        batch, self._last_batch = self._last_batch, None
+        if batch is None:
             return None
         compute_metrics = self._trainer.compute_metrics
         assert compute_metrics is not None
         try:
-            return compute_metrics(self._last_batch, compute_result=is_last)
+            return compute_metrics(batch, compute_result=is_last)
         except (RuntimeError, MemoryError) as error:
             leave_alone(error)
             raise

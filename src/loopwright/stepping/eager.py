@@ -90,10 +90,12 @@ class MicroBatchStep:
         loss, weight = output["loss"], inputs["weight"]
         if weight is not None and "num_items_in_batch" in output:
             raise NotCapturableError("the items of a micro-batch are counted in its forward pass")
-        trainer.backward_step(loss if weight is None else loss * weight)
         is_watched = any(listens(callback, "on_train_step_end") for callback in trainer.callback_handler)
         read = {name: output[name] for name in (output if is_watched else _READ_AFTER_REPLAY) if name in output}
-        return map_tensors(read, Tensor.detach)  # or the whole backward graph would be kept alive
+        del output  # backward takes the memory of outputs that nobody reads
+        read = map_tensors(read, Tensor.detach)  # or the whole backward graph would be kept alive
+        trainer.backward_step(loss if weight is None else loss * weight)
+        return read
 
     def take_graphed(self, output: Any, index: int) -> None:
         """Take the loss of a replayed micro-batch."""

@@ -69,14 +69,15 @@ def run_eval_epoch(run: TrainingRun, loader: Loader, metric_name: str, is_interm
         event("on_eval_step_start")
         return trainer.calculate_eval_batch_loss(batch)
 
-    with closing(_results(run, loader, compute, has_loss=True)) as results:
-        for piece, batch, output in results:
-            if piece.rows:
-                check_batch_output(output, "calculate_eval_batch_loss", is_training=False)
-                counted = trainer.count_batch_items(piece.batch)
-                items = output.get("num_items_in_batch", output["batch_size"]) if counted is None else counted
-                tracker.update(output["loss"], items)
-            event("on_eval_step_end", batch=batch, batch_output=output, step=run.eval_batch)
+    def use(piece: MicroBatch, batch: Any, output: Any) -> None:
+        if piece.rows:
+            check_batch_output(output, "calculate_eval_batch_loss", is_training=False)
+            counted = trainer.count_batch_items(piece.batch)
+            items = output.get("num_items_in_batch", output["batch_size"]) if counted is None else counted
+            tracker.update(output["loss"], items)
+        event("on_eval_step_end", batch=batch, batch_output=output, step=run.eval_batch)
+
+    _run_batches(run, loader, compute, use, has_loss=True)
     trainer.eval_epoch_end()
     loss, has_nonfinite_loss = reduced_mean(tracker, run.engine)
     trainer.run_history.update_metric(metric_name, loss)
@@ -87,15 +88,17 @@ def run_eval_epoch(run: TrainingRun, loader: Loader, metric_name: str, is_interm
 
 def run_prediction(run: TrainingRun) -> tuple[Any, int]:
     """Return the outputs of `calculate_prediction` for every sample, in order, on the CPU, and how many samples."""
-    outputs, rows, engine = [], 0, run.engine
-    predicted = _results(run, run.eval_loader, run.trainer.calculate_prediction, has_loss=False)
-    with torch.no_grad(), closing(predicted) as results:
-        for piece, _, output in results:
-            if piece.rows == 0:
-                output = map_tensors(output, lambda tensor: tensor[:0])
-            outputs += _of_all_processes(output, engine)
-            rows += piece.rows
-    return _joined(outputs), int(sum_over_processes([rows], engine.device)[0])
+    outputs: list[Any] = []
+    rows: list[int] = []
+
+    def use(piece: MicroBatch, batch: Any, output: Any) -> None:
+        whole = output if piece.rows else map_tensors(output, lambda tensor: tensor[:0])
+        outputs.extend(_of_all_processes(whole, run.engine))
+        rows.append(piece.rows)
+
+    with torch.no_grad():
+        _run_batches(run, run.eval_loader, run.trainer.calculate_prediction, use, has_loss=False)
+    return _joined(outputs), int(sum_over_processes([sum(rows)], run.engine.device)[0])
 
 
 @contextmanager
@@ -127,29 +130,39 @@ def _pieces(run: TrainingRun, loader: Loader) -> Generator[MicroBatch, None, Non
             run.current_rows = None
 
 
-def _results(
-    run: TrainingRun, loader: Loader, compute: Callable[[Any], Any], has_loss: bool
-) -> Generator[tuple[MicroBatch, Any, Any], None, None]:
-    """Yield every batch with its output; in parts where memory runs out, each sample once."""
+def _run_batches(
+    run: TrainingRun, loader: Loader, compute: Callable[[Any], Any], use: Callable[..., None], has_loss: bool
+) -> None:
+    """Compute and use the output of every batch; in parts where memory runs out, each sample once."""
     with closing(_pieces(run, loader)) as pieces:
         for run.eval_batch, piece in enumerate(pieces):
             done, may_be_whole = 0, True
             while done < max(piece.rows, 1):
                 part = _part(run, piece, done, may_be_whole)
-                try:
-                    inputs = to_device(part.batch, run.engine.device)
-                    output = compute(inputs)
-                except (RuntimeError, MemoryError) as error:
-                    if not is_out_of_memory(error):
-                        raise
-                    forget_frames(error)
-                    failure = error
-                else:
-                    yield part, inputs, output
+                failure = _run_batch(run, part, compute, use)
+                if failure is None:
                     done += max(part.rows, 1)
-                    continue
-                inputs, may_be_whole = None, False
-                run.memory.cut_evaluation(part, failure, has_loss)
+                else:
+                    may_be_whole = False
+                    run.memory.cut_evaluation(part, failure, has_loss)
+
+
+def _run_batch(
+    run: TrainingRun, part: MicroBatch, compute: Callable[[Any], Any], use: Callable[..., None]
+) -> Exception | None:
+    """Run one batch, whose inputs and output live no longer than this; return the error if memory ran out."""
+    inputs = None
+    try:
+        inputs = to_device(part.batch, run.engine.device)
+        output = compute(inputs)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        forget_frames(error)
+        inputs = None  # the traceback keeps this frame
+        return error
+    use(part, inputs, output)
+    return None
 
 
 def _part(run: TrainingRun, piece: MicroBatch, start: int, may_be_whole: bool) -> MicroBatch:

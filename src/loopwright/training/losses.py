@@ -88,7 +88,8 @@ class EpochLosses:
         items = output.get("num_items_in_batch") if self._counts is None else None
         if rows:
             counted = output["batch_size"] if self._counts is None else self._counts[index]
-            self._entries.append((loss, counted if items is None else items))
+            # Detached: a kept graph would keep everything that a custom function of it holds.
+            self._entries.append((loss.detach(), counted if items is None else items))
         if self._is_alone:
             return loss
         if items is not None:

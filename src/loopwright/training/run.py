@@ -12,7 +12,7 @@ run.checkpoints      saves, and knows what was resumed                 (checkpoi
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
@@ -375,18 +375,20 @@ class TrainingRun:
         engine.share_gradients(self.trainer.model, index == len(window.pieces) - 1)
         seed_torch(forward_key(piece.key), engine.device)
 
-    def batch_output(self, compute: Callable[[Any], dict[str, Any]], batch: Any) -> dict[str, Any]:
-        """Return the output of the batch-loss hook; the first one of a run is checked.
+    def batch_loss(self, batch: Any, step: int) -> Tensor | None:
+        """Return the loss of a micro-batch for backward, weighted by its items; its outputs live no longer than this.
 
         A stop raised in the hook becomes a request where other processes wait for this one's gradients: they get
         gradients of zero, and all stop together after this update.
         """
+        trainer = self.trainer
         try:
-            output = compute(batch)
+            output = trainer.calculate_train_batch_loss(batch)
         except StopTrainingError as error:
             output = self.stand_in(batch, error)
         self.check_first_output(output, "calculate_train_batch_loss")
-        return output
+        trainer.call_event("on_train_step_end", batch=batch, batch_output=output, step=step)
+        return self.losses.weighted(output)
 
     def check_first_output(self, output: Any, method: str) -> None:
         if not self._output_is_checked:
