@@ -32,7 +32,7 @@ from loopwright.runs.trained_model import evaluate_run, export_run, load_run, pr
 from loopwright.sources import CODES, DataPlan
 from loopwright.tasks import get_task, load_tasks, summaries, task_names
 from loopwright.tasks.base import Task
-from loopwright.tasks.scoring import as_json
+from loopwright.tasks.scoring import as_json, intervals_as_json
 from loopwright.version import package_version
 
 if TYPE_CHECKING:

@@ -40,8 +40,7 @@ def test_a_small_model_learns_the_text_and_continues_it(learnt):
     assert learnt.metrics["bits_per_byte"] < 0.6 * baselines["unigram"]["bits_per_byte"]
     assert learnt.metrics["perplexity"] == pytest.approx(math.exp(learnt.metrics["loss"]), rel=1e-6)
     assert learnt.metrics["perplexity"] < baselines["unigram"]["perplexity"]
-    low, high = learnt.result["intervals"]["bits_per_byte"]
-    assert low <= learnt.metrics["bits_per_byte"] <= high
+    assert learnt.result["no_intervals"]["bits_per_byte"].startswith("at least 50 samples are needed, there are ")
     (found,) = learnt.predict(["the cat sat on"])
     assert found["text"] == "the cat sat on" + found["continuation"]
     assert found["continuation"].startswith(" the ")

@@ -180,7 +180,7 @@ def test_a_module_passed_in_python_has_to_be_passed_again(squares, tmp_path):
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 12 * 12, 3))
 
     run = api.train(TASK, data=squares, model=module(), output_dir=tmp_path / "run", **SHORT)
-    assert run.metrics == run.evaluate(model=module()) and "loss" in run.result["intervals"]
+    assert run.metrics == run.evaluate(model=module()) and "at least 50 samples" in run.result["no_intervals"]["loss"]
     assert len(run.predict(squares / "red", model=module())) == 15
     assert api.resume(run, max_steps=5, model=module(), quiet=True).result["updates"] == 5
     for use in (run.evaluate, lambda: run.resume(max_steps=6), lambda: run.predict(squares / "red")):
@@ -210,7 +210,8 @@ def test_a_loss_with_a_term_that_no_sample_has_gets_no_interval(squares):
             return {"logits": logits, "loss": torch.nn.functional.cross_entropy(logits, labels) + penalty}
 
     run = api.train(TASK, data=squares, model=PenaltyNet(3 * 12 * 12, 3), **{**SHORT, "max_steps": 1})
-    assert set(run.result["intervals"]) == {"accuracy", "f1"} and "loss" in run.metrics
+    assert run.result["no_intervals"]["loss"] == "the losses of the samples do not add up to it"
+    assert set(run.result["intervals"]) == {"accuracy"} and "loss" in run.metrics
 
 
 def test_averaged_weights_are_evaluated_and_kept(squares):

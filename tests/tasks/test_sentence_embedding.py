@@ -79,8 +79,7 @@ def test_partners_are_found_among_all_of_the_validation(learnt):
     assert learnt.result["baselines"]["word-overlap"]["mrr"] < 0.2
     low, high = learnt.result["intervals"]["mrr"]
     assert low <= learnt.metrics["mrr"] <= high
-    low, high = learnt.result["intervals"]["pool_loss"]
-    assert low < learnt.metrics["pool_loss"] < high
+    assert learnt.result["no_intervals"]["pool_loss"].startswith("at least 50 samples are needed, there are ")
     assert "loss" not in learnt.result["intervals"]  # it depends on which pairs share a batch
     assert learnt.result["metric"] == "mrr"
     assert learnt.evaluate() == learnt.metrics

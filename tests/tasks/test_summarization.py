@@ -25,8 +25,7 @@ def test_summaries_are_learnt_and_written(news):
     assert set(run.metrics) == {"rouge1", "rouge2", "rougeL", "rougeLsum", "loss"}
     assert run.result["metric"] == "rougeL" and set(run.result["baselines"]) == {"lead", "lead-3"}
     assert run.metrics["rougeL"] >= run.result["baselines"]["lead"]["rougeL"] + 0.3
-    low, high = run.result["intervals"]["rougeL"]
-    assert low <= run.metrics["rougeL"] <= high
+    assert run.result["no_intervals"]["rougeL"].startswith("at least 5 samples are needed, there are ")
     (written,) = run.predict(["Somebody saw a tree there."])
     assert list(written) == ["summary"] and written["summary"].startswith("News about")
     worst = read_lines(run.path / "eval" / "worst.jsonl")

@@ -15,6 +15,7 @@ from loopwright.cli.exit_codes import DONE
 from loopwright.cli.json_output import json_events
 from loopwright.cli.parser import VerbParser, add_json, add_run, parse_for_run
 from loopwright.errors import InputError
+from loopwright.report import missing_intervals
 from loopwright.run_folder import RunFolder, find_run
 
 _MORE = " With a run before --help, the flags of its task are listed too."
@@ -36,9 +37,10 @@ def evaluate(argv: list[str]) -> int:
             find_run(asked.run), asked.data, screen, asked.allow_changed_data, changes
         )
         if events is not None:
-            events.lines({**api.as_json(metrics), "intervals": intervals})
+            events.lines({**api.as_json(metrics), **api.intervals_as_json(intervals)})
         else:
-            sys.stdout.write(api.metrics_text(metrics, intervals) + "\n")
+            lines = [api.metrics_text(metrics, intervals), *missing_intervals(intervals.missing)]
+            sys.stdout.write("\n".join(lines) + "\n")
     return DONE
 
 

@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any
 
 from loopwright.errors import ConfigError
-from loopwright.metrics.base import Combined, CountingMetric, Metric, Options
+from loopwright.metrics.base import Combined, CountingMetric, Metric
 from loopwright.metrics.bootstrap import Bootstrap
 from loopwright.metrics.classification import (
     F1,
@@ -38,6 +38,7 @@ from loopwright.metrics.classification import (
 )
 from loopwright.metrics.detection import CocoAP
 from loopwright.metrics.images import MeanIoU, ReconstructionError, TopKAccuracy
+from loopwright.metrics.intervals import Intervals
 from loopwright.metrics.means import BitsPerByte, MeanLoss, Perplexity
 from loopwright.metrics.question_answering import Squad, SquadV2
 from loopwright.metrics.regression import (
@@ -68,6 +69,7 @@ __all__ = [
     "CountingMetric",
     "Entities",
     "ExactMatch",
+    "Intervals",
     "MatthewsCorrelation",
     "MeanAbsoluteError",
     "MeanIoU",
@@ -117,8 +119,7 @@ VISION_METRICS: Mapping[str, type[Metric]] = _by_name((TopKAccuracy, MeanIoU, Co
 class _GluePearson(PearsonCorrelation):
     """Pearson's correlation under the name that GLUE's STS-B gives it."""
 
-    def result(self, options: Options) -> dict[str, Any]:
-        return {"pearson": super().result(options)["pearsonr"]}
+    result_name = "pearson"
 
 
 GLUE: Mapping[str, Callable[[], Metric]] = MappingProxyType(

@@ -7,6 +7,7 @@ same bits for every batch size, order and number of processes.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopwright.errors import ConfigError, DataError, InputError
+from loopwright.metrics.intervals import LEAST_FOR_SHARES, LEAST_ROWS, Bounds, Resampled
 from loopwright.metrics.sums import Counts, Totals
 
 Column = NDArray[Any]
@@ -122,6 +124,17 @@ class Metric(ABC):
         """The metrics of counts that this metric consists of; empty if it has no interval."""
         return []
 
+    def own_interval(self, level: float, groups: Mapping[int, Any] | None = None) -> dict[str, Bounds | str]:
+        """Return (low, high) of the results that have an interval although they are no function of counts.
+
+        A text says why a result has none. Call it before `compute`.
+
+        Args:
+            level: the share of the interval, between 0 and 1.
+            groups: a metric of this kind for each group of samples, by its number, if samples come in groups.
+        """
+        return {}
+
     @property
     def num_samples(self) -> int:
         """The number of samples since the last result."""
@@ -163,7 +176,14 @@ class CountingMetric(Metric):
 
     A subclass defines the summands of a sample (`count`) and the result of the sums (`score`). `Bootstrap` uses both
     for intervals.
+
+    Attributes:
+        limits: the lowest and the highest value of the results; None for means without limits.
+        micro_f1: the result that is an F1 over all decisions, if there is one.
     """
+
+    limits: ClassVar[Bounds | None] = None
+    micro_f1: ClassVar[str | None] = None
 
     @abstractmethod
     def count(self, columns: Columns) -> Counts:
@@ -177,20 +197,46 @@ class CountingMetric(Metric):
         """Return another metric's sums, in the order of this one's sums."""
         return totals
 
-    def interval(self, replicates: Counts, level: float) -> dict[str, tuple[float, float]]:
-        """Return (low, high) of each result: the central interval of the replicates' results, without nan.
+    def interval(self, sample: Resampled) -> dict[str, Bounds | str]:
+        """Return (low, high) of each result, or why it has none; called by `Bootstrap`."""
+        values, replicates = self.scores_of(sample.totals), self.scores_of(sample.replicates)
+        parts, classes = self.num_parts(sample.totals), self.num_per_class(sample.totals)
+        found: dict[str, Bounds | str] = {}
+        for name, value in values.items():
+            few = sample.too_few(LEAST_FOR_SHARES) if name in parts else sample.too_few(LEAST_ROWS, classes)
+            if few or self.limits is None:
+                found[name] = few or sample.mean(float(value), replicates[name])
+                continue
+            low, high = self.limits
+            unit, units = ((each - low) / (high - low) for each in (value, replicates[name]))
+            # A mean over classes of equal accuracy varies as a share of so many trials.
+            equivalent = len(classes) ** 2 / float((1 / classes).sum()) if len(classes) else math.inf
+            bounds = sample.score(
+                float(unit), units, parts.get(name, equivalent), is_f1=name in parts and name == self.micro_f1
+            )
+            found[name] = (
+                bounds if isinstance(bounds, str) else (low + bounds[0] * (high - low), low + bounds[1] * (high - low))
+            )
+        return found
 
-        This is the one place that decides how the intervals of a metric are computed; called by `Bootstrap`.
+    def num_parts(self, totals: Counts) -> dict[str, float]:
+        """Return the number of things that a result is a share or a mean of, for all such results between limits.
 
-        Args:
-            replicates: the sums of each resampling, (replicates, sums).
-            level: the share of the interval, between 0 and 1.
+        They have intervals from few rows on. Without an entry a result needs more.
         """
+        return {}
+
+    def num_per_class(self, totals: Counts) -> Counts:
+        """Return the number of references of each class, if results without parts are means over classes."""
+        return np.zeros(0, dtype=np.int64)
+
+    def scores_of(self, totals: Counts) -> Scores:
+        """Return the results of sums, nan where there is none."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            scores = self.score(replicates, self.options)
-        if odd := [name for name, values in scores.items() if values.shape != (len(replicates),)]:
+            scores = self.score(totals, self.options)
+        if odd := [name for name, values in scores.items() if np.shape(values) != totals.shape[:-1]]:
             raise ConfigError(f"an interval of {odd[0]} needs one number: choose an average")
-        return {name: _central(values[~np.isnan(values)], level) for name, values in scores.items()}
+        return scores
 
     @property
     def counting_parts(self) -> list[CountingMetric]:
@@ -208,6 +254,8 @@ class CountingMetric(Metric):
 class ShareMetric(CountingMetric):
     """One or several shares of the samples; a subclass defines their names, and which samples count (`hits`)."""
 
+    limits = (0.0, 1.0)
+
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
@@ -223,6 +271,14 @@ class ShareMetric(CountingMetric):
 
     def score(self, totals: Counts, options: Options) -> Scores:
         return {name: ratio(totals[..., index], totals[..., -1], np.nan) for index, name in enumerate(self.names)}
+
+    def num_parts(self, totals: Counts) -> dict[str, float]:
+        return dict.fromkeys(self.names, float(totals[-1]))
+
+    def interval(self, sample: Resampled) -> dict[str, Bounds | str]:
+        if sample.is_grouped:
+            return super().interval(sample)
+        return {name: sample.share(sample.totals[index], sample.totals[-1]) for index, name in enumerate(self.names)}
 
 
 class Combined(Metric):
@@ -266,6 +322,13 @@ class Combined(Metric):
     def counting_parts(self) -> list[CountingMetric]:
         parts = [part.counting_parts for part in self.parts]
         return [each for part in parts for each in part] if all(parts) else []
+
+    def own_interval(self, level: float, groups: Mapping[int, Any] | None = None) -> dict[str, Bounds | str]:
+        found: dict[str, Bounds | str] = {}
+        for index, part in enumerate(self.parts):
+            own = None if groups is None else {number: group.parts[index] for number, group in groups.items()}
+            found |= part.own_interval(level, own)
+        return found
 
     @property
     def num_samples(self) -> int:
@@ -409,15 +472,6 @@ def _iterable(name: str, values: Any, what: str) -> Any:
     if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
         raise DataError(f"{name} must be a list with one {what} per sample, got {values!r:.80}")
     return values
-
-
-def _central(values: NDArray[np.float64], level: float) -> tuple[float, float]:
-    """Return the ends of the central interval of the values; nan if there are none."""
-    if not len(values):
-        return (np.nan, np.nan)
-    with np.errstate(invalid="ignore"):  # Between two infinite perplexities.
-        low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return (float(low), float(high))
 
 
 def _late_options(metric: str, names: list[str]) -> ConfigError:

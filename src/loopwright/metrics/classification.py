@@ -28,6 +28,7 @@ from loopwright.metrics.base import (
     as_matrix,
     ratio,
 )
+from loopwright.metrics.intervals import Bounds, Resampled
 from loopwright.metrics.sums import Counts, Totals
 
 AVERAGES = ("binary", "micro", "macro", "weighted", None)
@@ -94,6 +95,8 @@ class SumsPerLabel(CountingMetric):
 class LabelMetric(SumsPerLabel):
     """A metric of samples with one label each."""
 
+    limits: ClassVar[Bounds] = (0.0, 1.0)
+
     def update(self, columns: Columns) -> None:
         predicted, referred = self._coded(columns)
         counted = [
@@ -113,6 +116,10 @@ class LabelMetric(SumsPerLabel):
 
     def score(self, totals: Counts, options: Options) -> Scores:
         return {self.name: self.value(sums_by_kind(totals), options)}
+
+    def num_per_class(self, totals: Counts) -> Counts:
+        referred = sums_by_kind(totals)[2]
+        return np.asarray(referred[referred > 0])
 
     @abstractmethod
     def value(self, sums: Counts, options: Options) -> NDArray[np.float64]:
@@ -172,17 +179,36 @@ class AveragedMetric(LabelMetric):
                 )
         return super().result(options)
 
+    def num_parts(self, totals: Counts) -> dict[str, float]:
+        if self.options["average"] not in ("binary", "micro"):
+            return {}
+        right, predicted, referred = self._chosen(sums_by_kind(totals), self.options)[0].sum(axis=-1)
+        denominator = self.parts(right, predicted, referred)[1]
+        return {self.name: float(denominator - right if self.micro_f1 else denominator)}
+
+    def interval(self, sample: Resampled) -> dict[str, Bounds | str]:
+        if self.options["average"] not in ("binary", "micro") or sample.is_grouped:
+            return super().interval(sample)
+        sums, _ = self._chosen(sums_by_kind(sample.totals), self.options)
+        return {self.name: self.interval_of_ratio(sample, *sums.sum(axis=-1))}
+
+    def interval_of_ratio(self, sample: Resampled, right: Any, predicted: Any, referred: Any) -> Bounds | str:
+        """Return the interval of the ratio of one label, or of all decisions."""
+        return sample.share(*self.parts(right, predicted, referred))
+
+    def _chosen(self, sums: Counts, options: Options) -> tuple[Counts, bool]:
+        """Return the sums of the labels that count, and whether the options name them."""
+        chosen: list[Any] | None = [options["pos_label"]] if options["average"] == "binary" else options["labels"]
+        if chosen is None:
+            return sums[..., sorted(range(len(self.labels)), key=self.labels.__getitem__)], False
+        sums = np.concatenate([sums, np.zeros_like(sums[..., :1])], axis=-1)  # of labels that do not occur
+        return sums[..., [self._state.places.get(label, len(self.labels)) for label in chosen]], True
+
     def value(self, sums: Counts, options: Options) -> NDArray[np.float64]:
         average = options["average"]
         otherwise = 0.0 if options["zero_division"] == "warn" else float(options["zero_division"])
-        chosen: list[Any] | None = [options["pos_label"]] if average == "binary" else options["labels"]
-        if chosen is None:
-            order = sorted(range(len(self.labels)), key=self.labels.__getitem__)
-        else:
-            sums = np.concatenate([sums, np.zeros_like(sums[..., :1])], axis=-1)  # of labels that do not occur
-            order = [self._state.places.get(label, len(self.labels)) for label in chosen]
-        sums = sums[..., order]
-        is_counted = np.asarray(sums[1] + sums[2] > 0) | (chosen is not None)
+        sums, is_named = self._chosen(sums, options)
+        is_counted = np.asarray(sums[1] + sums[2] > 0) | is_named
         right, predicted, referred = sums.sum(axis=-1) if average == "micro" else sums
         scores = ratio(*self.parts(right, predicted, referred), otherwise)
         if average == "macro":
@@ -198,9 +224,13 @@ class F1(AveragedMetric):
     """The harmonic mean of precision and recall."""
 
     name = "f1"
+    micro_f1 = "f1"
 
     def parts(self, right: Counts, predicted: Counts, referred: Counts) -> tuple[Counts, Counts]:
         return 2 * right, predicted + referred
+
+    def interval_of_ratio(self, sample: Resampled, right: Any, predicted: Any, referred: Any) -> Bounds | str:
+        return sample.f1(right, predicted, referred)
 
 
 class Precision(AveragedMetric):
@@ -225,6 +255,12 @@ class MatthewsCorrelation(LabelMetric):
     """Matthews' correlation of two or more labels; 0 if predictions or references are constant."""
 
     name = "matthews_correlation"
+    limits = (-1.0, 1.0)
+
+    def num_per_class(self, totals: Counts) -> Counts:
+        """Return the number of references of each class; a single class leaves the correlation undefined."""
+        counts = super().num_per_class(totals)
+        return counts if len(counts) > 1 else np.zeros(1, dtype=np.int64)
 
     def value(self, sums: Counts, options: Options) -> NDArray[np.float64]:
         right, predicted, referred = sums
@@ -244,6 +280,8 @@ class MultiLabel(CountingMetric):
     """
 
     name = "multilabel"
+    limits = (0.0, 1.0)
+    micro_f1 = "f1_micro"
     forms: ClassVar = {"predictions": as_matrix, "references": as_matrix}
     options_apply_early = True
     defaults: ClassVar[Options] = MappingProxyType({"threshold": None, "labels": None})
@@ -280,6 +318,17 @@ class MultiLabel(CountingMetric):
             "f1_macro": ratio(2 * right, predicted + referred, 0.0).mean(axis=-1),
             "subset_accuracy": ratio(totals[..., 0], totals[..., 1], np.nan),
         }
+
+    def num_parts(self, totals: Counts) -> dict[str, float]:
+        right, predicted, referred = sums_by_kind(totals[2:]).sum(axis=-1)
+        return {"f1_micro": float(predicted + referred - right), "subset_accuracy": float(totals[1])}
+
+    def num_per_class(self, totals: Counts) -> Counts:
+        return np.asarray(sums_by_kind(totals[2:])[2])
+
+    def interval(self, sample: Resampled) -> dict[str, Bounds | str]:
+        found = super().interval(sample)
+        return found if sample.is_grouped else {**found, "subset_accuracy": sample.share(*sample.totals[:2])}
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per label, in the order of the columns."""
@@ -390,9 +439,9 @@ def check_same_type(metric: str, seen: Iterable[Any], new: Iterable[Any]) -> Non
         raise DataError(f"labels of {metric} must all be numbers or all be texts, got {new[0]!r} after others")
 
 
-def sums_by_kind(totals: Counts) -> Counts:
+def sums_by_kind(totals: Counts, num_kinds: int = 3) -> Counts:
     """Return sums of three per label, (..., 3 * labels), as (3, ..., labels): right, predicted, referred to."""
-    return np.moveaxis(totals.reshape(*totals.shape[:-1], -1, 3), -1, 0)
+    return np.moveaxis(totals.reshape(*totals.shape[:-1], -1, num_kinds), -1, 0)
 
 
 def sums_of_matrix(matrix: Counts) -> tuple[Counts, Counts, Counts]:

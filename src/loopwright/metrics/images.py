@@ -83,6 +83,7 @@ class MeanIoU(CountingMetric):
     """
 
     name = "mean_iou"
+    limits = (0.0, 1.0)
     forms: ClassVar = {"predictions": as_items, "references": as_items}
     options_apply_early = True
     defaults: ClassVar[Options] = MappingProxyType({"labels": None, "ignore_index": 255})
@@ -95,24 +96,33 @@ class MeanIoU(CountingMetric):
             self._state.add(1, matrix)
 
     def result(self, options: Options) -> dict[str, Any]:
-        return {name: float(value) for name, value in self.score(_sums_of(self._state.sums), options).items()}
+        return {name: float(value) for name, value in self._scores(*sums_of_matrix(self._state.sums)).items()}
 
     def count(self, columns: Columns) -> Counts:
-        """Return three numbers per class for each image: pixels that are right, predicted, referred to."""
-        rows = [_sums_of(matrix) for matrix in self._matrices(columns)]
-        counted = np.zeros((len(rows), max(map(len, rows), default=0)), dtype=np.int64)
+        """Return four numbers per class for each image: pixels right, predicted, referred to, and whether any were."""
+        rows = [_sums_of(matrix).reshape(-1, 3) for matrix in self._matrices(columns)]
+        counted = np.zeros((len(rows), max(map(len, rows), default=0), 4), dtype=np.int64)
         for place, row in zip(counted, rows, strict=True):
-            place[: len(row)] = row
-        return counted
+            place[: len(row)] = np.column_stack([row, row[:, 2] > 0])
+        return counted.reshape(len(rows), -1)
 
     def score(self, totals: Counts, options: Options) -> Scores:
-        right, predicted, referred = sums_by_kind(totals)
+        return self._scores(*sums_by_kind(totals, 4)[:3])
+
+    def _scores(self, right: Counts, predicted: Counts, referred: Counts) -> Scores:
         union = predicted + referred - right
         return {
             "mean_iou": _mean_of_some(right, union),
             "mean_accuracy": _mean_of_some(right, referred),
             "overall_accuracy": ratio(right.sum(axis=-1), referred.sum(axis=-1), np.nan),
         }
+
+    def num_parts(self, totals: Counts) -> dict[str, float]:
+        return {"overall_accuracy": float(sums_by_kind(totals, 4)[2].sum())}
+
+    def num_per_class(self, totals: Counts) -> Counts:
+        num_images = sums_by_kind(totals, 4)[3]
+        return np.asarray(num_images[num_images > 0])
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per class; call it before `compute`, which resets the metric."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from loopwright.errors import DataError
 from loopwright.metrics.base import Column, Columns, CountingMetric, Options, Scores, ratio
+from loopwright.metrics.intervals import Bounds, Resampled
 from loopwright.metrics.sums import Counts, ExactSums, Numbers
 
 UNITS_PER_ONE = 2.0**32
@@ -55,6 +56,13 @@ class MeanMetric(CountingMetric):
     def count(self, columns: Columns) -> Counts:
         units = np.rint(self.values(columns) * UNITS_PER_ONE).astype(np.int64)
         return np.concatenate([units, np.ones((len(units), 1), dtype=np.int64)], axis=-1)
+
+    @property
+    def limits(self) -> Bounds:  # type: ignore[override]
+        return 0.0, float(self.scale)
+
+    def num_parts(self, totals: Counts) -> dict[str, float]:
+        return dict.fromkeys(self.names, float(totals[-1]))
 
     def score(self, totals: Counts, options: Options) -> Scores:
         means = ratio(totals[..., :-1] / UNITS_PER_ONE, totals[..., -1:], np.nan)
@@ -134,6 +142,16 @@ class Perplexity(MeanLoss):
             return {"loss": loss, "perplexity": math.exp(loss) if not loss > 709 else math.inf}
         with np.errstate(over="ignore"):
             return {"loss": loss, "perplexity": np.exp(loss)}
+
+    def interval(self, sample: Resampled) -> dict[str, Bounds | str]:
+        found = super().interval(sample)
+        bounds = found["loss"]
+        return {**found, "perplexity": bounds if isinstance(bounds, str) else self._exponentials(bounds)}
+
+    @staticmethod
+    def _exponentials(bounds: Bounds) -> Bounds:
+        low, high = np.exp(np.minimum(bounds, 709.0))
+        return float(low), float(high)
 
 
 class BitsPerByte(Perplexity):

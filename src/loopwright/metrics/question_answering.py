@@ -106,6 +106,7 @@ class SquadV2(CountingMetric):
     name = "squad_v2"
     columns = ("predictions", "references", "no_answer_scores")
     forms: ClassVar = {"predictions": as_predictions, "references": as_answers, "no_answer_scores": as_scores}
+    limits = (0.0, 100.0)
     defaults: ClassVar[Options] = MappingProxyType({"no_answer_threshold": 1.0})
 
     def create_state(self) -> Rows:
@@ -153,6 +154,12 @@ class SquadV2(CountingMetric):
             for index, name in enumerate(("exact", "f1")):
                 scores[prefix + name] = 100.0 * ratio(each[..., index], each[..., 2], np.nan)
         return scores
+
+    def num_parts(self, totals: Counts) -> dict[str, float]:
+        """Return the numbers of all questions, of those with an answer, and of those without."""
+        counts = totals[[2, 5]] / UNITS_PER_ONE
+        sizes = {"": float(counts.sum()), "HasAns_": float(counts[0]), "NoAns_": float(counts[1])}
+        return {prefix + name: size for prefix, size in sizes.items() for name in ("exact", "f1")}
 
     def _samples(self, columns: Columns) -> Numbers:
         """Return (no-answer score, has an answer, exact match, F1) of each sample, for any threshold."""

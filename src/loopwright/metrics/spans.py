@@ -30,6 +30,8 @@ class Entities(SumsPerLabel):
     """
 
     name = "entities"
+    limits = (0.0, 1.0)
+    micro_f1 = "f1"
     options_apply_early = True
     forms: ClassVar = {"predictions": as_items, "references": as_items}
     defaults: ClassVar[Options] = MappingProxyType({"labels": None, "ignore_index": -100})
@@ -65,6 +67,13 @@ class Entities(SumsPerLabel):
             "f1": ratio(2 * right, predicted + referred, 0.0),
             "accuracy": ratio(tags[..., 0], tags[..., 1], np.nan),
         }
+
+    def num_parts(self, totals: Counts) -> dict[str, float]:
+        sums = totals.reshape(-1, 3)
+        tags = sums[self._state.place(OUTSIDE)]
+        right, predicted, referred = map(float, sums.sum(axis=0) - tags)
+        union = predicted + referred - right
+        return {"precision": predicted, "recall": referred, "f1": union, "accuracy": float(tags[1])}
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per type, sorted; call it before `compute`, which resets the metric."""
@@ -107,6 +116,7 @@ class TokenAccuracy(CountingMetric):
     """
 
     name = "token_accuracy"
+    limits = (0.0, 1.0)
     options_apply_early = True
     forms: ClassVar = {"predictions": as_items, "references": as_items}
     defaults: ClassVar[Options] = MappingProxyType({"ignore_index": -100})
@@ -127,6 +137,9 @@ class TokenAccuracy(CountingMetric):
 
     def score(self, totals: Counts, options: Options) -> Scores:
         return {"token_accuracy": ratio(totals[..., 0], totals[..., 1], np.nan)}
+
+    def num_parts(self, totals: Counts) -> dict[str, float]:
+        return {"token_accuracy": float(totals[1])}
 
 
 def as_iob2(tags: Sequence[str]) -> list[str]:

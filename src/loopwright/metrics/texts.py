@@ -118,6 +118,7 @@ class CorpusMetric(CountingMetric):
 
     options_apply_early = True
     forms: ClassVar = {"predictions": as_texts, "references": as_texts}
+    limits = (0.0, 100.0)
     result_name: ClassVar[str]
 
     def __init__(self, **options: Any) -> None:

@@ -10,6 +10,7 @@ from loopwright.report.notebook import result_html, summary_of
 from loopwright.report.output import COMPARISON, REPORT, LiveReport, page_path, write_comparison, write_report
 from loopwright.report.run_view import open_run
 from loopwright.report.server import ReportServer, Watch
+from loopwright.report.summary import missing_intervals
 
 __all__ = [
     "COMPARISON",
@@ -20,6 +21,7 @@ __all__ = [
     "open_run",
     "page_path",
     "result_html",
+    "missing_intervals",
     "summary_of",
     "write_comparison",
     "write_report",

@@ -11,7 +11,7 @@ from loopwright.report.formats import duration, metric, number, plural
 from loopwright.report.run_view import RunView
 
 _LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples"}
-_FEW_ROWS = 5  # a bootstrap of so few is meaningless: they may all be alike
+_FEW_ROWS = 5  # fewer have no interval
 _STATES = {"preempted": "interrupted", "new": "not started"}  # others are shown as they are
 
 Interval = tuple[float, float]
@@ -41,6 +41,7 @@ class Card:
     others: list[tuple[str, str, str]] = field(default_factory=list)
     facts: list[tuple[str, str]] = field(default_factory=list)
     state: str = ""
+    missing: list[str] = field(default_factory=list)
 
 
 def card_of(run: RunView) -> Card:
@@ -57,8 +58,17 @@ def card_of(run: RunView) -> Card:
     card.others = [
         (other.replace("_", " "), metric(value), interval_text(intervals.get(other))) for other, value in values.items()
     ]
+    card.missing = missing_intervals(run.result.get("no_intervals") or {})
     card.others += [(other, str(value), "") for other, value in (run.result.get("nonfinite") or {}).items()]
     return card
+
+
+def missing_intervals(reasons: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each reason why metrics have no interval."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names.setdefault(reason, []).append(name)
+    return [f"No interval for {', '.join(each)}: {reason}." for reason, each in names.items()]
 
 
 def interval_text(bounds: Interval | None) -> str:

@@ -13,6 +13,7 @@ from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint.store import read_manifest, update_of
 from loopwright.engine.memory import forget_frames
 from loopwright.engine.sharding import whole_model
+from loopwright.metrics import Intervals
 from loopwright.protocols import TrainerLike
 from loopwright.results import TrainResult
 from loopwright.run_folder import RunFolder
@@ -25,7 +26,7 @@ from loopwright.runs.trainer import TaskTrainer
 from loopwright.runs.weights import load_weights
 from loopwright.tasks.adapters import merged
 from loopwright.tasks.base import Job
-from loopwright.tasks.scoring import Examples, as_json, write_lines, write_table
+from loopwright.tasks.scoring import Examples, as_json, intervals_as_json, write_lines, write_table
 
 
 def finish(run: RunJob, trained: TrainResult, spent: TimeSpent) -> None:
@@ -41,7 +42,7 @@ def finish(run: RunJob, trained: TrainResult, spent: TimeSpent) -> None:
         "direction": run.best.direction,
         "update": update_of(read_manifest(checkpoint)),
         **as_json(metrics),
-        "intervals": {name: list(bounds) for name, bounds in intervals.items()},
+        **intervals_as_json(intervals),
         "baselines": {name: dict(values) for name, values in run.baselines.items()},
         "num_suspects": len(examples.suspects),
         "updates": trained.updates,
@@ -73,13 +74,13 @@ def _test(run: RunJob, folder: RunFolder) -> dict[str, Any]:
     dataset = run.task.create_dataset(job, job.data.rows("test"), is_labelled=True)
     with screen.waiting("evaluating on the test data") as waiting:
         metrics, intervals, _ = evaluate(job, dataset, folder.evaluation / "test", screen.print, waiting)
-    found = {f"test_{name}": value for name, value in as_json(metrics).items()}
-    return {**found, "test_intervals": {name: list(bounds) for name, bounds in intervals.items()}}
+    found = {**as_json(metrics), **intervals_as_json(intervals)}
+    return {f"test_{name}": value for name, value in found.items()}
 
 
 def evaluate(
     job: Job, dataset: Any, folder: Path | None, report: Callable[[str], None], waiting: Waiting | None = None
-) -> tuple[dict[str, float], dict[str, tuple[float, float]], Examples]:
+) -> tuple[dict[str, float], Intervals, Examples]:
     """Return metrics, intervals and notable samples of a job's model; a folder, if given, gets the predictions."""
     callbacks = [] if waiting is None else [CountBatches(waiting)]
     trainer = TaskTrainer(job, callbacks=callbacks, report=lambda kind, text, **fields: report(text))
@@ -95,6 +96,7 @@ def evaluate(
         write_lines(folder / "worst.jsonl", _with_places(trainer.examples.worst, dataset))
         if trainer.examples.suspects:
             write_table(folder / "suspects.csv", _with_places(trainer.examples.suspects, dataset))
+    trainer.intervals.missing = {name: why for name, why in trainer.intervals.missing.items() if name in metrics}
     return metrics, trainer.intervals, trainer.examples
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from loopwright.checkpoint.store import read_manifest, update_of
 from loopwright.models import SmallModel
+from loopwright.report import missing_intervals
 from loopwright.run_folder import METRICS, RunFolder, read_json, read_metrics
 from loopwright.runs.console.screen import eval_metrics, metric_text
 from loopwright.runs.data import used_rows
@@ -29,6 +30,8 @@ def model_card(job: Job, run: RunFolder, result: Mapping[str, Any]) -> str:
     ]
     if "test_metrics" in result:
         lines += ["", *_table("test", result["test_metrics"], result["test_intervals"], {})]
+    if missing := missing_intervals({**result.get("no_intervals", {}), **result.get("test_no_intervals", {})}):
+        lines += ["", *missing]
     lines += ["", "## How to open it", "", *_how_to_open(job)]
     lines += ["", "## Data", "", *_data(job), "", "## Limits", "", *_limits(job, result), "", "## How it was made", ""]
     lines += [
@@ -153,8 +156,8 @@ def _data(job: Job) -> list[str]:
 
 def _limits(job: Job, result: Mapping[str, Any]) -> list[str]:
     lines = [
-        "- The intervals come from resampling the evaluated rows: they show the sampling error of these figures, and "
-        "nothing about other kinds of data."
+        "- In 95 of 100 evaluations an interval contains the true value on data of this kind. It says nothing about "
+        "other kinds of data."
     ]
     if "test_metrics" not in result:
         lines.append(

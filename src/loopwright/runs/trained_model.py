@@ -19,6 +19,7 @@ from loopwright.tasks.base import Origin, Task
 from loopwright.tasks.data import RunData
 
 if TYPE_CHECKING:
+    from loopwright.metrics import Intervals
     from loopwright.tasks.base import Job
 
 
@@ -54,7 +55,7 @@ def evaluate_run(
     allow_changed_data: bool = False,
     changes: Mapping[str, Any] | None = None,
     module: Any = None,
-) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
+) -> tuple[dict[str, float], Intervals]:
     """Evaluate the best model of a run on a file or, by default, on its validation data, limited as in the run."""
     own = DataPlan.read(folder.data)
     task = task_of_run(folder)

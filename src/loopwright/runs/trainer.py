@@ -21,13 +21,14 @@ from loopwright.engine.memory import MemorySaving, list_savings
 from loopwright.engine.nested import iter_tensors, num_rows
 from loopwright.engine.processes import gather_objects
 from loopwright.engine.sharding import Sharding
+from loopwright.metrics import Intervals
 from loopwright.results import EvaluationResult
 from loopwright.run_folder import RunFolder
 from loopwright.runs.early_signals import left_to_the_loop
 from loopwright.runs.kept_config import kept_config
 from loopwright.stepping.eager import MicroBatchStep
 from loopwright.tasks.base import Job
-from loopwright.tasks.scoring import Examples, PredictionFile, Scorer, finite_intervals
+from loopwright.tasks.scoring import Examples, PredictionFile, Scorer
 from loopwright.trainer import Trainer
 from loopwright.training.boundary import Boundary
 from loopwright.training.checkpoints import RunCheckpoints
@@ -45,7 +46,7 @@ class TaskTrainer(Trainer):
     """Trains and evaluates the model of a job; without an optimizer it only evaluates.
 
     Attributes:
-        intervals: (low, high) of the metrics of the last evaluation.
+        intervals: (low, high) of the metrics of the last evaluation, and why some have none.
         examples: the worst and the suspected samples of the last `evaluate_fully`.
         around_saves: returns a context manager around every save.
         on_record: called with each record of metrics.jsonl as it is written.
@@ -63,7 +64,7 @@ class TaskTrainer(Trainer):
     ) -> None:
         self.job = job
         self._evaluates_training = job.args.eval_on_train and not is_rehearsal
-        self.intervals: dict[str, tuple[float, float]] = {}
+        self.intervals = Intervals()
         self.examples = Examples()
         self.first_samples: list[dict[str, Any]] = []
         self.look_at_first_batch: Callable[[Any], None] | None = None
@@ -126,7 +127,7 @@ class TaskTrainer(Trainer):
             self._scorer = self.job.task.create_scorer(self.job)
             for state in (mine, *others):
                 self._scorer.merge_state(state)
-        self.intervals = finite_intervals(self._scorer.intervals())
+        self.intervals = self._scorer.intervals()
         metrics = self._scorer.compute()
         for name, value in metrics.items():
             self.run_history.update_metric(f"{self._prefix}{name}", value)

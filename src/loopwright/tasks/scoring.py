@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from loopwright.baselines import Predictor, score
-from loopwright.metrics import Bootstrap, MeanLoss, Metric
+from loopwright.metrics import Bootstrap, Intervals, MeanLoss, Metric
 from loopwright.run_folder import write_atomically
 from loopwright.tasks.data import RunData
 
@@ -57,8 +57,8 @@ class Scorer(ABC):
         """Return the metrics by name; called once, at the end."""
 
     @abstractmethod
-    def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return (low, high) of the metrics that have an interval; called before `compute`."""
+    def intervals(self) -> Intervals:
+        """Return (low, high) of the metrics, and why some have none; called before `compute`."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -72,14 +72,16 @@ class Scorer(ABC):
 class MetricScorer(Scorer):
     """Scores by a metric of `loopwright.metrics`.
 
-    A sample is a dict; "position" is its index in the evaluated data. The metric's columns are read from the keys of
-    the same names in the singular ("prediction", "reference"). `drops_columns` drops them once the metric has them: a
-    column of images or masks is large.
+    A sample is a dict; "position" is its index in the evaluated data, and "group", if given, the number of a group of
+    samples that are resampled together. The metric's columns are read from the keys of the same names in the singular
+    ("prediction", "reference"). `drops_columns` drops them once the metric has them: a column of images or masks is
+    large.
     """
 
     def __init__(self, make: Any, directions: Mapping[str, bool], *, drops_columns: bool = False) -> None:
         self._make = make
         self._metric: Any = self._wrapped()
+        self._groups: dict[int, Any] = {}  # of a metric without a bootstrap
         self._drops_columns = drops_columns
         self.directions = directions
 
@@ -88,10 +90,13 @@ class MetricScorer(Scorer):
             return []
         metric: Metric = self._metric.metric if isinstance(self._metric, Bootstrap) else self._metric
         columns = {name: [sample[name.removesuffix("s")] for sample in samples] for name in metric.columns}
+        groups = groups_of(samples)
         if isinstance(self._metric, Bootstrap):
-            self._metric.add_batch(positions=[sample["position"] for sample in samples], **columns)
+            self._metric.add_batch(positions=[sample["position"] for sample in samples], groups=groups, **columns)
         else:
             self._metric.add_batch(**columns)
+            for index, group in enumerate(groups or ()):
+                self._group(group).add_batch(**{name: values[index : index + 1] for name, values in columns.items()})
         if not self._drops_columns:
             return samples
         dropped = {name.removesuffix("s") for name in columns} - {"position"}
@@ -100,17 +105,27 @@ class MetricScorer(Scorer):
     def compute(self) -> dict[str, float]:
         return {name: float(value) for name, value in self._metric.compute().items()}
 
-    def intervals(self) -> dict[str, tuple[float, float]]:
-        return self._metric.interval() if isinstance(self._metric, Bootstrap) else {}
+    def intervals(self) -> Intervals:
+        if isinstance(self._metric, Bootstrap):
+            return self._metric.interval()
+        return Intervals(self._metric.own_interval(0.95, self._groups or None))
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._metric.state_dict()
-        return state
+        groups = [[number, group.state_dict()] for number, group in sorted(self._groups.items())]
+        return {"metric": self._metric.state_dict(), "groups": groups}
 
     def merge_state(self, state: Mapping[str, Any]) -> None:
-        other = self._wrapped()
+        self._merge(self._metric, self._wrapped(), state["metric"])
+        for number, saved in state["groups"]:
+            self._merge(self._group(number), self._make(), saved)
+
+    @staticmethod
+    def _merge(metric: Any, other: Any, state: Mapping[str, Any]) -> None:
         other.load_state_dict(state)
-        self._metric.merge(other)
+        metric.merge(other)
+
+    def _group(self, number: int) -> Any:
+        return self._groups[number] if number in self._groups else self._groups.setdefault(number, self._make())
 
     def _wrapped(self) -> Any:
         metric: Metric = self._make()
@@ -137,8 +152,8 @@ class JointScorer(Scorer):
     def compute(self) -> dict[str, float]:
         return {name: value for part in self._parts for name, value in part.compute().items()}
 
-    def intervals(self) -> dict[str, tuple[float, float]]:
-        return {name: bounds for part in self._parts for name, bounds in part.intervals().items()}
+    def intervals(self) -> Intervals:
+        return Intervals({name: each for part in self._parts for name, each in part.intervals().entries.items()})
 
     def state_dict(self) -> dict[str, Any]:
         return {"parts": [part.state_dict() for part in self._parts]}
@@ -177,16 +192,19 @@ class LossInterval(Scorer):
             sums, weights = zip(*map(self._term, samples), strict=True)
             positions = [sample["position"] for sample in samples]
             counts = [round(weight * _UNITS_OF_WEIGHT) for weight in weights]
-            self._losses.add_batch(positions=positions, sums=sums, counts=counts)
+            self._losses.add_batch(positions=positions, groups=groups_of(samples), sums=sums, counts=counts)
             self._is_whole = self._is_whole and all(map(math.isfinite, sums))
         return samples
 
     def compute(self) -> dict[str, float]:
         return {}
 
-    def intervals(self) -> dict[str, tuple[float, float]]:
-        found = self._losses.interval() if self._is_whole else {}
-        return {name: (low * _UNITS_OF_WEIGHT, high * _UNITS_OF_WEIGHT) for name, (low, high) in found.items()}
+    def intervals(self) -> Intervals:
+        if not self._is_whole:
+            return Intervals({"loss": "the losses of the samples do not add up to it"})
+        found = self._losses.interval()
+        scaled = {name: (low * _UNITS_OF_WEIGHT, high * _UNITS_OF_WEIGHT) for name, (low, high) in found.items()}
+        return Intervals({**scaled, **found.missing})
 
     def state_dict(self) -> dict[str, Any]:
         return {"losses": self._losses.state_dict(), "is_whole": self._is_whole}
@@ -277,6 +295,11 @@ class PredictionFile:
             aside.unlink(missing_ok=True)
 
 
+def groups_of(samples: Sequence[Mapping[str, Any]]) -> list[int] | None:
+    """Return the group of each sample; None if they have none."""
+    return [sample["group"] for sample in samples] if samples and "group" in samples[0] else None
+
+
 def samples_of(**columns: Any) -> list[dict[str, Any]]:
     """Return a dict per sample from columns of one length: tensors or lists."""
     lists = [column.tolist() if hasattr(column, "tolist") else column for column in columns.values()]
@@ -328,15 +351,16 @@ def finite(values: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
-def finite_intervals(intervals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """Return the intervals with finite ends; a score over no rows has no interval."""
-    return {name: bounds for name, bounds in intervals.items() if all(map(math.isfinite, bounds))}
-
-
 def as_json(metrics: Mapping[str, float]) -> dict[str, Any]:
     """Return metrics for result.json, with non-finite values as text under "nonfinite"."""
     others = {name: str(value) for name, value in metrics.items() if not math.isfinite(value)}
     return {"metrics": finite(metrics), **({"nonfinite": others} if others else {})}
+
+
+def intervals_as_json(intervals: Intervals) -> dict[str, Any]:
+    """Return intervals for result.json, with those that are missing and why under "no_intervals"."""
+    found = {"intervals": {name: list(bounds) for name, bounds in intervals.items()}}
+    return {**found, **({"no_intervals": intervals.missing} if intervals.missing else {})}
 
 
 def write_lines(path: Path, samples: Iterable[Mapping[str, Any]]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopwright.report import summary_of
+from loopwright.report import missing_intervals, summary_of
 from loopwright.runs.clock import TimeSpent
 from loopwright.runs.console.screen import clock, lasted, metrics_text, visible
 from loopwright.runs.provenance import name_of
@@ -40,10 +40,11 @@ def print_summary(
     screen.block(
         "best", f"step {result['update']}  {metrics_text(_first(result['metrics'], metric), intervals)}{beside}"
     )
-    screen.block("", summary_of(folder.path))
+    screen.block("", summary_of(folder.path), *missing_intervals(result.get("no_intervals", {})))
     if "test_metrics" in result:
         spread = {name: tuple(bounds) for name, bounds in result["test_intervals"].items()}
-        screen.block("test", metrics_text(_first(result["test_metrics"], metric), spread))
+        missing = missing_intervals(result.get("test_no_intervals", {}))
+        screen.block("test", metrics_text(_first(result["test_metrics"], metric), spread), *missing)
     if examples.worst:
         more = f"   {len(examples.worst)} in report.html" if len(examples.worst) > 1 else ""
         screen.block("worst", f"{mistake_text(examples.worst[0])}{more}")

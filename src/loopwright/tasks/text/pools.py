@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwright.metrics import Bootstrap, MeanLoss, similarity_rows
+from loopwright.metrics import Bootstrap, Intervals, MeanLoss, similarity_rows
 from loopwright.metrics import load as load_metric
-from loopwright.tasks.scoring import Scorer
+from loopwright.tasks.scoring import Scorer, groups_of
 
 KS = (1, 5, 10)
 _PRIVATE = ("first", "second", "keys")
@@ -62,8 +62,8 @@ class PoolScorer(Scorer):
         found = {name: float(value) for name, value in self._metric.compute().items()}
         return {"mrr": found.pop("mrr"), **found, "pool_loss": float(self._loss.compute()["loss"])}
 
-    def intervals(self) -> dict[str, tuple[float, float]]:
-        return {**self._metric.interval(), "pool_loss": self._loss.interval()["loss"]}
+    def intervals(self) -> Intervals:
+        return Intervals({**self._metric.interval().entries, "pool_loss": self._loss.interval().entries["loss"]})
 
     def state_dict(self) -> dict[str, Any]:
         return {"metric": self._metric.state_dict(), "loss": self._loss.state_dict()}
@@ -88,11 +88,13 @@ class PoolScorer(Scorer):
             places = np.arange(start, start + len(rows))
             self._remove_rivals(rows, keys, places)
             positions = [sample["position"] for sample in samples[start : start + len(rows)]]
-            self._metric.add_batch(positions=positions, predictions=rows, references=places)
+            groups = groups_of(samples[start : start + len(rows)])
+            self._metric.add_batch(positions=positions, groups=groups, predictions=rows, references=places)
             right = rows[np.arange(len(rows)), places]
             ranks = rows.shape[1] - (rows < right[:, None]).sum(axis=1)
             losses = _log_sum(rows / self._temperature) - right / self._temperature
-            self._loss.add_batch(positions=positions, sums=losses, counts=np.ones(len(rows), dtype=np.int64))
+            counts = np.ones(len(rows), dtype=np.int64)
+            self._loss.add_batch(positions=positions, groups=groups, sums=losses, counts=counts)
             rows[np.arange(len(rows)), places] = -np.inf
             rivals = rows.max(axis=1)
             columns = zip(samples[start:], ranks, right, rivals, losses, strict=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from loopwright.baselines import MostFrequent
 from loopwright.errors import ConfigError
-from loopwright.metrics import Combined, Metric
+from loopwright.metrics import Combined, Intervals, Metric
 from loopwright.metrics import load as load_metric
 from loopwright.run_folder import RunFolder
 from loopwright.sources import Role
@@ -216,8 +216,8 @@ class TopScorer(MetricScorer):
     def compute(self) -> dict[str, float]:
         return {"top_5_accuracy": super().compute()["accuracy"]}
 
-    def intervals(self) -> dict[str, tuple[float, float]]:
-        return {"top_5_accuracy": super().intervals()["accuracy"]}
+    def intervals(self) -> Intervals:
+        return Intervals({"top_5_accuracy": super().intervals().entries["accuracy"]})
 
 
 def confusion(predictions: Path, names: Sequence[str]) -> list[list[int]]:
