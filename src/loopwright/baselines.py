@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import lzma
 import math
-import re
 import zlib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -25,9 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopwright.errors import ConfigError, DataError
+from loopwright.words import count_words, first_words, sentences, tokenize
 
-_WORD = re.compile(r"\w+")
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 # Rarer answers and words are dropped beyond this many distinct ones.
 _MOST_KEPT = 100_000
 # The number of answers to search for in a context.
@@ -118,7 +116,7 @@ class WordCounts:
             # Not Python's hash, which differs between processes.
             zlib.crc32(f"{place} {word}".encode()) % self.num_buckets
             for place, part in enumerate(parts)
-            for word in _WORD.findall(part.lower())
+            for word in tokenize(part)
         ]
         return np.asarray(hashes, dtype=np.int64)
 
@@ -190,7 +188,7 @@ class MostFrequentAnswer:
             self._num_unanswered += not any(texts)
             for text in texts:
                 self._answers[text] += 1
-                self._num_words += len(text.split())
+                self._num_words += count_words(text)
                 self._num_answers += 1
         if len(self._answers) > 2 * _MOST_KEPT:
             self._answers = Counter(dict(self._answers.most_common(_MOST_KEPT)))
@@ -202,7 +200,7 @@ class MostFrequentAnswer:
         ordered = sorted(self._answers, key=lambda text: (-self._answers[text], text))[:_MOST_TRIED]
         num_words = max(1, round(self._num_words / self._num_answers))
         return [
-            next((text for text in ordered if text and text in context), " ".join(context.split()[:num_words]))
+            next((text for text in ordered if text and text in context), first_words(context, num_words))
             for context in inputs
         ]
 
@@ -224,7 +222,7 @@ class Lead:
 
     def predict(self, inputs: Sequence[str]) -> list[str]:
         """Return the first sentences of each input, one on each line."""
-        return ["\n".join(_SENTENCE_END.split(text.strip())[: self.num_sentences]) for text in inputs]
+        return ["\n".join(sentences(text)[: self.num_sentences]) for text in inputs]
 
 
 def chance_accuracy(num_choices: Iterable[int]) -> dict[str, float]:

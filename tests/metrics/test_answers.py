@@ -1,13 +1,21 @@
 """Answers to questions: the numbers of SQuAD's own rules, of torchmetrics, and worked out by hand."""
 
+import re
+import string
+from collections import Counter
+from itertools import accumulate
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.metrics.samples import columns_of
 from torchmetrics.text import SQuAD
 
 from loopwright import metrics
 from loopwright.errors import ConfigError, DataError
-from loopwright.metrics.question_answering import answer_scores, normalized_answer
+from loopwright.metrics.question_answering import answer_scores
+from loopwright.words import normalized_answer
 
 
 @pytest.mark.parametrize(
@@ -48,6 +56,9 @@ def test_scores_are_between_0_and_100_match_torchmetrics_and_take_rows_of_evalua
     metric.add(prediction="Danes", reference=["Normans"])
     assert metric.compute() == {"exact_match": 100 / 3, "f1": 60.0}
     columns = columns_of("squad", 200)
+    # torchmetrics scores empty answers by the rules of SQuAD 2.0.
+    kept = [place for place, text in enumerate(columns["predictions"]) if normalized_answer(text)]
+    columns = {name: [values[place] for place in kept] for name, values in columns.items()}
     theirs = SQuAD()
     answers = [{"text": texts, "answer_start": [0] * len(texts)} for texts in columns["references"]]
     theirs.update(
@@ -125,3 +136,76 @@ def test_the_best_threshold_is_the_best_of_all_that_can_be_tried(seed):
         assert result[f"best_{name}"] == pytest.approx(max(reached), rel=1e-12)
         chosen = metrics.load("squad_v2", no_answer_threshold=result[f"best_{name}_thresh"]).compute(**columns)
         assert chosen[name] == pytest.approx(max(reached), rel=1e-12)
+
+
+def plain(text):
+    bare = "".join(each for each in text.lower() if each not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", bare).split()
+
+
+def word_f1(prediction, gold, is_v2):
+    mine, theirs = plain(prediction), plain(gold)
+    if is_v2 and not (mine and theirs):
+        return float(mine == theirs)
+    shared = sum(min(count, Counter(theirs)[word]) for word, count in Counter(mine).items())
+    precision, recall = shared / max(len(mine), 1), shared / max(len(theirs), 1)
+    return 2 * precision * recall / (precision + recall) if shared else 0.0
+
+
+def official_v1(rows):
+    exact = [max(plain(text) == plain(gold) for gold in golds) for text, golds, _ in rows]
+    f1 = [max(word_f1(text, gold, is_v2=False) for gold in golds) for text, golds, _ in rows]
+    return {"exact_match": 100 * sum(exact) / len(rows), "f1": 100 * sum(f1) / len(rows)}
+
+
+def official_v2(rows, threshold):
+    """Return the results without thresholds; no two rows have the same no-answer score."""
+    found = {}
+    for name in ("exact", "f1"):
+        scored = []
+        for text, golds, score in sorted(rows, key=lambda row: row[2]):
+            usable = [gold for gold in golds if plain(gold)] or [""]
+            same = max(float(plain(text) == plain(gold)) for gold in usable)
+            reached = same if name == "exact" else max(word_f1(text, gold, is_v2=True) for gold in usable)
+            final = float(not golds) if score > threshold else reached
+            scored.append((bool(golds), final, reached if golds else -bool(text)))
+        for prefix, chosen in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
+            if part := [final for has_answer, final, _ in scored if has_answer in chosen]:
+                found |= {f"{prefix}{name}": 100 * sum(part) / len(part), f"{prefix}total": len(part)}
+        gains = [sum(not has_answer for has_answer, _, _ in scored), *(gain for _, _, gain in scored)]
+        found[f"best_{name}"] = 100 * max(accumulate(gains)) / len(rows)
+    return found
+
+
+WORDS = st.sampled_from(["the", "A", "an.", "!", "--", "", " ", "cat", "Cat,", "dog", "b", "münchen", "мир", "2.5"])
+ANSWERS = st.lists(WORDS, max_size=4).map(" ".join)
+
+
+@given(st.lists(st.tuples(ANSWERS, st.lists(ANSWERS, max_size=3)), min_size=1, max_size=8), st.integers(-1, 9))
+def test_any_answers_score_as_in_the_official_scripts(pairs, threshold):
+    rows = [(text, golds, float(place * 5 % 11)) for place, (text, golds) in enumerate(pairs)]
+    columns = {"predictions": [row[0] for row in rows], "references": [row[1] for row in rows]}
+    result = metrics.load("squad_v2").compute(
+        **columns, no_answer_scores=[row[2] for row in rows], no_answer_threshold=threshold
+    )
+    expected = official_v2(rows, threshold)
+    assert {name: result[name] for name in result if "thresh" not in name} == pytest.approx(expected, rel=1e-12)
+    if all(golds for _, golds, _ in rows):
+        assert metrics.load("squad").compute(**columns) == pytest.approx(official_v1(rows), rel=1e-12)
+
+
+def test_half_of_an_answer_without_spaces_has_half_of_its_characters():
+    for prediction, answer, f1 in [
+        ("中华人民共和国", "中华人民共和国", 1.0),
+        ("中华人民", "中华人民共和国。", 2 * 4 / 11),
+        ("2008年", "在2008年8月", 2 * 2 / 7),
+        ("東京", "東京タワー", 2 * 2 / 7),
+        ("กรุงเทพ", "กรุงเทพมหานคร", 2 * 6 / 18),
+        ("서울", "서울 특별시", 2 / 3),
+        ("the city of Beijing", "city of Beijing (北京)", 2 * 3 / 7),
+    ]:
+        assert answer_scores(prediction, [answer]) == (float(f1 == 1), pytest.approx(f1)), answer
+    metric = metrics.load("squad")
+    metric.add_batch(predictions=["北", "in Rome"], references=[["北京"], ["Rome"]])
+    assert metric.tokens == {"f1": "Chinese characters, words in 1 of 2 rows"}
+    assert metric.compute() == {"exact_match": 0.0, "f1": pytest.approx(200 / 3)} and metric.tokens == {}

@@ -98,6 +98,16 @@ def test_the_input_and_its_first_sentences_are_predicted():
     assert result["rouge1"] == pytest.approx(np.mean(expected), rel=1e-12)
 
 
+def test_baselines_know_the_words_and_sentences_of_languages_without_spaces():
+    words = learnt(
+        baselines.WordCounts(), (["这部电影很好看", "演员演得很好", "太无聊了", "情节无聊"], ["+", "+", "-", "-"])
+    )
+    assert words.predict(["真的很好", "我觉得无聊。"]) == ["+", "-"]
+    answers = learnt(baselines.MostFrequentAnswer(), (["", ""], ["北京", "上海市"]))
+    assert answers.predict(["它在 广州，不在北方", "上海市很大"]) == ["它在", "上海市"]
+    assert baselines.Lead().predict(["今天下雨。明天晴！", "วันนี้ฝนตก พรุ่งนี้แดดออก"]) == ["今天下雨。", "วันนี้ฝนตก"]
+
+
 def test_compressors_give_bits_per_byte():
     texts = [f"line {index} of a text, naïve\n" for index in range(500)]
     whole = "".join(texts).encode()

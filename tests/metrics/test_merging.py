@@ -219,7 +219,7 @@ def test_unusable_samples_are_refused_and_not_counted(name, options, columns, ex
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
-        ("sacrebleu", {"tokenize": "flores200"}, "tokenize='flores200' of sacrebleu is not known: use 13a, intl"),
+        ("sacrebleu", {"tokenize": "flores200"}, "tokenize='flores200' of sacrebleu is not known: use auto, 13a, intl"),
         ("sacrebleu", {"smooth_method": "x"}, "use exp, floor, add-k, none"),
         ("retrieval", {"ks": (0, 1)}, "ks of retrieval are whole numbers from 1"),
         ("rogue", {}, "did you mean 'rouge'?"),

@@ -19,6 +19,7 @@ from loopwright.sources.label_checks import did_you_mean
 from loopwright.sources.labels import ordered
 from loopwright.sources.scan import LengthHistogram
 from loopwright.sources.splits import duplicated_in, is_held_back
+from loopwright.words import count_words, first_words
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 CLASSIFY = SCHEMAS["text-classification"]
@@ -51,6 +52,24 @@ def test_a_single_file_becomes_a_plan(reviews_csv):
     row = plan.rows("train")[0]
     assert row == {"text": f"review number {plan.splits['train'].parts[0].rows[0]}", "label": row["label"]}
     assert row["label"] == int(row["text"].split()[-1]) % 2
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("  two   words ", 2),
+        ("one\ntwo\tthree\u00a0four", 4),
+        ("Ünïcode – naïve, мир हिन्दी", 5),
+        ("我们用Python 3写代码。", 8),
+        ("東京タワー is tall", 7),
+        ("ที่นี่", 2),
+        ("한국어 문장", 2),
+    ],
+)
+def test_word_counts_count_words(table, text, number):
+    plan = plan_of(CLASSIFY, table([[f"{text} {k}", k % 2] for k in range(20)], ["text", "label"]))
+    assert plan.lengths["text"]["words"] == {"p50": number + 1, "p95": number + 1, "max": number + 1}
+    assert count_words(text) == number and count_words(" \n") == 0 and first_words(text, 99) == " ".join(text.split())
 
 
 def test_columns_are_taken_by_name_or_guessed_by_elimination(table):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -42,6 +43,7 @@ class Metric(ABC):
         options: the options of this metric and their values.
         options_apply_early: whether options apply when samples are added. They then belong to `load`, or to a
             `compute` that gets all the samples.
+        scripts: the number of samples by the script of their references, if the metric's tokens depend on it.
     """
 
     name: ClassVar[str]
@@ -53,6 +55,7 @@ class Metric(ABC):
 
     def __init__(self, **options: Any) -> None:
         self.options: dict[str, Any] = {**self.defaults, **self._known(options)}
+        self.scripts: Counter[str] = Counter()
         self._state: Any = self.create_state()
 
     def add_batch(self, **columns: Any) -> None:
@@ -120,6 +123,14 @@ class Metric(ABC):
         return dict(options)
 
     @property
+    def tokens(self) -> dict[str, str]:
+        """The tokens of each result that compares texts in scripts of which the official ones make no words.
+
+        For example {"rouge1": "Chinese characters"}; ask before `compute`, which resets.
+        """
+        return {}
+
+    @property
     def counting_parts(self) -> list[CountingMetric]:
         """The metrics of counts that this metric consists of; empty if it has no interval."""
         return []
@@ -154,20 +165,23 @@ class Metric(ABC):
 
     def reset(self) -> None:
         """Forget every sample."""
+        self.scripts = Counter()
         self._state = self.create_state()
 
     def merge(self, other: Any) -> None:
         """Merge another metric of the same kind, for example from another process."""
         check_same_kind(self, other)
+        self.scripts.update(other.scripts)
         self._state.merge(other._state)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as numbers, strings, lists and dicts."""
-        return dict(self._state.state_dict())
+        return {**self._state.state_dict(), **({"scripts": dict(self.scripts)} if self.scripts else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
         self.reset()
+        self.scripts.update(state.get("scripts", {}))
         self._state.load_state_dict(state)
 
 
@@ -317,6 +331,10 @@ class Combined(Metric):
         """Return a column in the form of the part that takes several values per sample, if there is one."""
         wider = [part for part in self.parts if part.forms or type(part).column is not Metric.column]
         return (wider or self.parts)[0].column(name, values)
+
+    @property
+    def tokens(self) -> dict[str, str]:
+        return {name: tokens for part in self.parts for name, tokens in part.tokens.items()}
 
     @property
     def counting_parts(self) -> list[CountingMetric]:

@@ -3,12 +3,12 @@
 metric = metrics.load("squad")
 metric.add_batch(predictions=["the Normans"], references=[["Normans", "the Norman people"]])
 metric.compute()    # {"exact_match": 100.0, "f1": 100.0}
+
+If an answer is in a script without spaces, its characters take the place of words (`loopwright.words`).
 """
 
 from __future__ import annotations
 
-import re
-import string
 from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -20,22 +20,24 @@ from loopwright.errors import ConfigError, DataError
 from loopwright.metrics.base import Column, Columns, CountingMetric, Options, Scores, as_column, as_items, ratio
 from loopwright.metrics.means import UNITS_PER_ONE, MeanMetric
 from loopwright.metrics.sums import Counts, ExactSum, Numbers, Rows
+from loopwright.metrics.texts import token_text
+from loopwright.words import answer_words, script_of
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_KEPT = ("no_answer_scores", "has_answer", "exact", "f1")
-
-
-def normalized_answer(text: str) -> str:
-    """Return an answer without case, punctuation, English articles and superfluous spaces."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+_KEPT = ("no_answer_scores", "has_answer", "is_answered", "exact", "f1")
 
 
-def answer_scores(prediction: str, answers: list[str]) -> tuple[float, float]:
-    """Return (is an exact match, F1 of the words), each against its best answer."""
-    predicted = normalized_answer(prediction)
-    expected = [normalized_answer(each) for each in answers]
-    return float(predicted in expected), max(_word_f1(predicted.split(), each.split()) for each in expected)
+def answer_scores(prediction: str, answers: list[str], *, is_v2: bool = True) -> tuple[float, float]:
+    """Return (is an exact match, F1 of the words), each against its best answer.
+
+    If neither the prediction nor the answer has a word, F1 is 1 in SQuAD 2.0 and 0 in SQuAD 1.1.
+    """
+    exact = f1 = 0.0
+    for answer in answers:
+        script = script_of([answer])
+        predicted, expected = answer_words(prediction, script), answer_words(answer, script)
+        exact = max(exact, float(predicted == expected))
+        f1 = max(f1, _word_f1(predicted, expected, of_nothing=float(is_v2)))
+    return exact, f1
 
 
 def as_predictions(name: str, values: Any) -> Column:
@@ -55,6 +57,8 @@ def as_answers(name: str, values: Any) -> Column:
         given: Any = row.get("answers", row) if isinstance(row, Mapping) else row
         given = given.get("text") if isinstance(given, Mapping) else given
         rows[index] = [given] if isinstance(given, str) or not hasattr(given, "__iter__") else list(given)
+        if given == "":
+            rows[index] = []  # a text that is not in a list: there is no answer
         if not all(isinstance(each, str) for each in rows[index]):
             raise DataError(f"{name} must be the answers to a question, as texts, got {row!r:.80}")
     return rows
@@ -73,7 +77,8 @@ class Squad(MeanMetric):
 
     Predictions are texts. References are the answers to a question: a text, a list of texts, or SQuAD's own
     `{"text": [...], "answer_start": [...]}`. The rows of `evaluate` work too:
-    `{"id": ..., "prediction_text": ...}` and `{"id": ..., "answers": ...}`.
+    `{"id": ..., "prediction_text": ...}` and `{"id": ..., "answers": ...}`. A prediction without a word, such as "the",
+    matches an answer without a word, but the official F1 of the two is 0.
     """
 
     name = "squad"
@@ -85,12 +90,20 @@ class Squad(MeanMetric):
         """Return the columns; rows that name their question must match."""
         return super().as_columns(_of_the_same_questions(self.name, columns))
 
+    @property
+    def tokens(self) -> dict[str, str]:
+        return token_text(self.scripts, ["f1"])
+
+    def update(self, columns: Columns) -> None:
+        super().update(columns)
+        self.scripts.update(map(script_of, columns["references"]))
+
     def values(self, columns: Columns) -> Numbers:
         for index, answers in enumerate(columns["references"]):
             if not answers:
                 raise DataError(f"sample {index} of squad has no answer: use squad_v2 for questions without one")
         pairs = zip(columns["predictions"], columns["references"], strict=True)
-        scores = [answer_scores(prediction, answers) for prediction, answers in pairs]
+        scores = [answer_scores(prediction, answers, is_v2=False) for prediction, answers in pairs]
         return np.asarray(scores, dtype=np.float64).reshape(-1, 2)
 
 
@@ -100,7 +113,10 @@ class SquadV2(CountingMetric):
     Predictions and references are as for `squad`; a question without an answer has no reference answers, and the right
     prediction is the empty text. `no_answer_scores` are the model's confidence that there is no answer, 0 by default. A
     question whose score is above the option `no_answer_threshold` counts as unanswered. The result also has the best
-    thresholds for exact match and for F1; a threshold never separates equal scores. It keeps four numbers per sample.
+    thresholds for exact match and for F1; a threshold never separates equal scores. It keeps five numbers per sample.
+
+    As in the official script, reference answers without a word are not compared with, but the question counts as one
+    with an answer; and for the best thresholds any prediction that is not empty answers the question.
     """
 
     name = "squad_v2"
@@ -121,8 +137,13 @@ class SquadV2(CountingMetric):
             columns = {**columns, "no_answer_scores": np.asarray(scores, dtype=np.float64)}
         return super().as_columns(columns)
 
+    @property
+    def tokens(self) -> dict[str, str]:
+        return token_text(self.scripts, ["f1", "HasAns_f1", "best_f1"])
+
     def update(self, columns: Columns) -> None:
         self._state.add(self._samples(columns))
+        self.scripts.update(script_of(answers) for answers in columns["references"] if answers)
 
     def result(self, options: Options) -> dict[str, Any]:
         """Return the scores, also separately for questions with and without an answer, and the best thresholds."""
@@ -135,7 +156,7 @@ class SquadV2(CountingMetric):
                 for name, values in (("exact", exact), ("f1", f1)):
                     result[prefix + name] = _percentage(values[chosen])
                 result[prefix + "total"] = int(chosen.sum())
-        for name, column in (("exact", 2), ("f1", 3)):
+        for name, column in (("exact", 3), ("f1", 4)):
             result[f"best_{name}"], result[f"best_{name}_thresh"] = _best_threshold(samples, column)
         return result
 
@@ -162,20 +183,17 @@ class SquadV2(CountingMetric):
         return {prefix + name: size for prefix, size in sizes.items() for name in ("exact", "f1")}
 
     def _samples(self, columns: Columns) -> Numbers:
-        """Return (no-answer score, has an answer, exact match, F1) of each sample, for any threshold."""
+        """Return the numbers of each sample, for any threshold."""
         rows = []
         for prediction, answers, score in zip(*(columns[name] for name in self.columns), strict=True):
-            # An answer that is empty after normalisation does not count.
-            usable = [each for each in answers if normalized_answer(each)]
-            rows.append((score, float(bool(usable)), *answer_scores(prediction, usable or [""])))
+            usable = [each for each in answers if answer_words(each, script_of([each]))]
+            rows.append((score, bool(answers), bool(prediction), *answer_scores(prediction, usable or [""])))
         return np.asarray(rows, dtype=np.float64).reshape(-1, len(_KEPT))
 
 
-def _word_f1(predicted: list[str], expected: list[str]) -> float:
-    if not predicted or not expected:
-        return float(predicted == expected)
-    num_shared = sum((Counter(predicted) & Counter(expected)).values())
-    return 2 * num_shared / (len(predicted) + len(expected))
+def _word_f1(predicted: list[str], expected: list[str], of_nothing: float) -> float:
+    num_shared = (Counter(predicted) & Counter(expected)).total()
+    return 2 * num_shared / (len(predicted) + len(expected)) if predicted or expected else of_nothing
 
 
 def _of_the_same_questions(metric: str, columns: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -197,7 +215,7 @@ def _thresholded(samples: Numbers, threshold: Any) -> tuple[Numbers, Numbers]:
     """Return exact match and F1 if questions with a score above the threshold are left unanswered."""
     if isinstance(threshold, bool) or not isinstance(threshold, int | float):
         raise ConfigError(f"no_answer_threshold of squad_v2 must be a number, got {threshold!r}")
-    scores, has_answer, exact, f1 = samples.T
+    scores, has_answer, _, exact, f1 = samples.T
     is_unanswered = scores > threshold
     return np.where(is_unanswered, 1 - has_answer, exact), np.where(is_unanswered, 1 - has_answer, f1)
 
@@ -213,11 +231,12 @@ def _best_threshold(samples: Numbers, column: int) -> tuple[float, float]:
 
     A threshold below all scores leaves every question unanswered.
     """
+    has_answer, is_answered = samples[:, 1] == 1, samples[:, 2]
+    gains = np.where(has_answer, samples[:, column], -is_answered)  # of a question that is no longer left unanswered
     # Sorted by all summands, so that the sums have the same bits for every order of the samples.
-    order = np.lexsort((samples[:, column], samples[:, 1], samples[:, 0]))
-    scores, has_answer, values = (samples[order, each] for each in (0, 1, column))
-    num_without_answer = float((1 - has_answer).sum())
-    sums = num_without_answer + np.cumsum(values - (1 - has_answer))
+    order = np.lexsort((gains, samples[:, 0]))
+    scores, num_without_answer = samples[order, 0], float((~has_answer).sum())
+    sums = num_without_answer + np.cumsum(gains[order])
     is_last_of_score = np.append(scores[1:] != scores[:-1], True)
     thresholds = np.append(scores[0] - 1.0, scores[is_last_of_score])
     sums = np.append(num_without_answer, sums[is_last_of_score])

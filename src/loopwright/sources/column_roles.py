@@ -15,6 +15,7 @@ from loopwright.errors import InputError
 from loopwright.sources.images.image_file import is_image_name
 from loopwright.sources.schema import Role, Schema
 from loopwright.sources.tables import Row, Table, value_at
+from loopwright.words import count_words
 
 ROWS_SAMPLED = 500
 _BY_NAME = "guessed by its name"
@@ -51,7 +52,7 @@ class ColumnSample(NamedTuple):
 
     @property
     def num_words(self) -> int:
-        return sum(len(str(value).split()) for value in self.values)
+        return sum(count_words(str(value)) for value in self.values)
 
     @property
     def is_nested(self) -> bool:

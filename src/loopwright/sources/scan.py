@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from loopwright.sources.schema import PICTURE_KINDS, Role, Schema
 from loopwright.sources.splits import Hashes, Mask
 from loopwright.sources.tables import Table
 from loopwright.sources.values import UnusableValueError, as_role, without_empty_end
+from loopwright.words import count_words
 
 LONGEST_COUNTED = 1 << 18  # Longer lengths share a bin; the maximum stays exact.
 MOST_ROWS_NAMED = 5
@@ -51,7 +51,7 @@ class LengthHistogram:
         return {name: min(place, self._longest) for name, place in places.items()} | {"max": self._longest}
 
 
-Lengths = dict[str, dict[str, LengthHistogram]]  # by role, of characters and of rough words
+Lengths = dict[str, dict[str, LengthHistogram]]  # by role, of characters and of words
 
 
 @dataclass
@@ -172,7 +172,7 @@ def _measure(role: Role, values: list[Any], lengths: dict[str, LengthHistogram])
         lengths["words"].add([len(tokens) for tokens in values])
     else:
         lengths["characters"].add(map(len, values))
-        lengths["words"].add(np.fromiter(map(str.count, values, repeat(" ")), np.int64, len(values)) + 1)
+        lengths["words"].add(map(count_words, values))
 
 
 def _check_tags(tokens_of: list[list[str]], tags_of: list[Any], table: Table, start: int) -> None:

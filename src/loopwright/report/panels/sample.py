@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
-import string
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Final
 
 from loopwright.report.blocks import Example, Piece
 from loopwright.report.formats import cut, metric, number, percent
+from loopwright.words import same_answer
 
 _TEXTS: Final = ("question", "context", "start", "source", "text", "text_pair")
 _HEAD: Final = {"loss": metric, "confidence": percent, "rank": number, "similarity": metric, "f1": metric}
 _CONTEXT_AROUND: Final = 160
 _MOST_TOKENS: Final = 120
-_ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
-_NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 
 
 Sample = Mapping[str, Any]
@@ -68,21 +65,12 @@ def is_right(sample: Sample) -> bool | None:
     """Return whether a prediction is correct; None if the task has no right and wrong."""
     predicted, true = sample.get("prediction"), sample.get("reference")
     if "question" in sample and isinstance(true, list):
-        return any(same_answer(predicted, answer) for answer in true) if true else not predicted
+        return any(same_answer(str(predicted or ""), str(answer)) for answer in true or [""])
     if "rank" in sample and "similarity" in sample:
         return bool(sample["rank"] == 1)
     if predicted is None or true is None or isinstance(predicted, float) or "num_tokens" in sample:
         return None
     return bool(predicted == true)
-
-
-def same_answer(predicted: Any, true: Any) -> bool:
-    """Return whether two answers match up to case, punctuation, articles and whitespace."""
-    return _plain(str(predicted)) == _plain(str(true))
-
-
-def _plain(text: str) -> str:
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def _head(sample: Sample) -> str:

@@ -10,7 +10,8 @@ from loopwright.report.blocks import Block, Example, Examples, Facts, Piece, Tab
 from loopwright.report.formats import cut, metric, percent
 from loopwright.report.panels.classes import confused, scores_table
 from loopwright.report.panels.collectors import Chosen, Collector, label_counts
-from loopwright.report.panels.sample import Sample, differing, is_right, same_answer
+from loopwright.report.panels.sample import Sample, differing, is_right
+from loopwright.words import count_words, same_answer
 
 _RANKS: Final = (1, 3, 5, 10, 50)
 _MOST_NUMBERS: Final = 20_000
@@ -82,13 +83,13 @@ class Written(Collector):
     score_name = "exact match"
 
     def add(self, sample: Sample) -> None:
-        exact = same_answer(sample["prediction"], sample["reference"])
-        written, wanted = (len(str(sample[key]).split()) for key in ("prediction", "reference"))
+        texts = [str(sample[key]) for key in ("prediction", "reference")]
+        exact, (written, wanted) = same_answer(*texts), map(count_words, texts)
         self.numbers.update(all=1, exact=exact, written=written, wanted=wanted)
         self.keep(sample, exact)
 
     def score(self, sample: Sample) -> float | None:
-        return float(same_answer(sample["prediction"], sample["reference"]))
+        return float(same_answer(str(sample["prediction"]), str(sample["reference"])))
 
     def blocks(self) -> list[Block]:
         num = max(self.numbers["all"], 1)

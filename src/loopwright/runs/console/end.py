@@ -15,6 +15,7 @@ from loopwright.runs.console.screen import clock, lasted, metrics_text, visible
 from loopwright.runs.provenance import name_of
 from loopwright.tasks.base import Job
 from loopwright.tasks.scoring import Examples
+from loopwright.words import first_words
 
 if TYPE_CHECKING:
     from loopwright.runs.job import RunJob
@@ -100,7 +101,7 @@ def _input(job: Job) -> str:
     if isinstance(row.get("image"), str):
         return shlex.quote(os.path.relpath(row["image"]))
     if isinstance(row.get("text"), str) and "text_pair" not in row:
-        text = job.task.example_input(job, " ".join(row["text"].split()[:_MOST_WORDS]))
+        text = job.task.example_input(job, first_words(row["text"], _MOST_WORDS))
         return shlex.quote(visible(text) or "a text")
     file = job.plan.files[-1].path
     return shlex.quote(os.path.relpath(file)) if Path(file).is_file() else "FILE"

@@ -24,6 +24,7 @@ from loopwright.tasks.scoring import MetricScorer, Scorer
 from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.samples import SAMPLES, add_samples, tokens_of
+from loopwright.words import first_words
 
 AUTO_CLASS = "AutoModelForCausalLM"
 END_TOKEN = "<|endoftext|>"
@@ -186,7 +187,7 @@ class CausalLanguageModel(language.LanguageTask):
         if not number or job.training.fsdp:  # with a sharded model, all processes would have to take part
             return []
         places = sorted({index * len(rows) // number for index in range(number)})
-        starts = [" ".join(rows[place]["text"].split()[:_WORDS_GIVEN]) for place in places]
+        starts = [first_words(rows[place]["text"], _WORDS_GIVEN) for place in places]
         starts = [start for start in dict.fromkeys(starts) if start]
         if not starts:
             return []

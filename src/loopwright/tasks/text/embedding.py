@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Sc
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.groups import GroupCollator
 from loopwright.tasks.text.pools import PoolScorer
+from loopwright.words import tokenize
 
 if TYPE_CHECKING:
     from loopwright.demos import DemoData
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 AUTO_CLASS = "AutoModel"
 _MOST_UNTRAINED = 2_000  # maximum rows for scoring the untrained model, which costs as much as an evaluation
 _NUM_NEAREST = 5
-_WORD = re.compile(r"\w+")
 _WORD_DIMENSIONS = 512
 
 
@@ -156,10 +155,10 @@ class SentenceEmbedding(Task):
         return rows
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        data, args, words = job.data, job.args, WordVectors()
+        data, args, vectors = job.data, job.args, WordVectors()
         for rows in data.batches("train"):
-            words.learn(each for row in rows for each in _pair(row))
-        found = {"word-overlap": _score_rows(data, args, words)}
+            vectors.learn(each for row in rows for each in _pair(row))
+        found = {"word-overlap": _score_rows(data, args, vectors)}
         num_rows = min(len(data.rows("validation")), args.max_eval_samples or math.inf)
         if args.model is None or num_rows > _MOST_UNTRAINED:
             return found
@@ -368,8 +367,8 @@ class WordVectors:
         lengths = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return np.asarray(vectors / lengths)
 
-    def _places(self, words: str) -> list[int]:
-        return [_key(word.encode()) % _WORD_DIMENSIONS for word in _WORD.findall(words.lower())]
+    def _places(self, given: str) -> list[int]:
+        return [_key(word.encode()) % _WORD_DIMENSIONS for word in tokenize(given)]
 
 
 # ------------------------------------------------------------------------------------------------------- vectors

@@ -22,6 +22,7 @@ from loopwright.tasks.scoring import JointScorer, MetricScorer, Scorer
 from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.samples import tokens_of
+from loopwright.words import WITHOUT_SPACES, count_words, first_words, script_of
 
 AUTO_CLASS = "AutoModelForMaskedLM"
 _LARGEST_BLOCK = 512
@@ -153,7 +154,8 @@ class MaskedLanguageModel(language.LanguageTask):
         return found
 
     def example_input(self, job: Job, text: str) -> str:
-        return " ".join([*text.split()[:-1], job.processor.mask_token])
+        between = "" if script_of([text]) in WITHOUT_SPACES else " "
+        return f"{first_words(text, count_words(text) - 1)}{between}{job.processor.mask_token}".strip()
 
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
         wanted = [token for token in batch["labels"][index].tolist() if token != text.IGNORED]

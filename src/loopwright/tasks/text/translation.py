@@ -10,6 +10,7 @@ from loopwright.baselines import CopyInput, Predictor
 from loopwright.errors import InputError
 from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
+from loopwright.metrics.texts import TOKENIZERS
 from loopwright.sources import DataPlan, Role, Schema
 from loopwright.tasks.arguments import flag
 from loopwright.tasks.base import COMMON_DEFAULTS
@@ -26,7 +27,7 @@ class TranslationArguments(SequenceToSequenceArguments):
     source_lang: str | None = flag(None, "Language to read: its column, and its code in a multilingual model.")
     target_lang: str | None = flag(None, "Language to write.")
     bleu_tokenize: str = flag(
-        "13a", "Tokenizer of BLEU; zh or char for such scripts.", choices=("13a", "intl", "zh", "char", "none")
+        "auto", "Tokenizer of BLEU; auto chooses by the script of the references.", choices=TOKENIZERS
     )
 
 

@@ -1,0 +1,131 @@
+"""Words in any script: the tokens of metrics and baselines, and the unit of word counts.
+
+In scripts with spaces a word is a run of letters, marks and digits. Scripts without spaces show no words, so each
+character with its marks is a token, as in the Chinese and multilingual benchmarks; other scripts within such a text
+keep their words.
+
+The script of a text is the one of most of its words; numbers have none, and a tie goes to the Latin script. So an
+English text with a Chinese name in it is English.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cache, lru_cache
+from itertools import islice
+
+WITHOUT_SPACES: Mapping[str, str] = {
+    "Chinese": "⺀-⿟々〇〡-〩〸-〻\u3100-\u312fㆠ-ㆿ㐀-䶿一-鿿\uf900-\ufaff\U00020000-\U0003fffd",
+    "Japanese": "〱-〵\u3040-ヿㇰ-ㇿｦ-ﾟ\U0001aff0-\U0001b16f",
+    "Thai": "\u0e00-\u0e7f",
+    "Lao": "\u0e80-\u0eff",
+    "Khmer": "\u1780-\u17ff",
+    "Burmese": "\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f",
+    "Tibetan": "\u0f00-\u0fff",
+    "Tai": "\u1950-\u19df\u1a20-\u1aaf\uaa80-\uaadf",
+    "Javanese": "\ua980-\ua9df",
+    "Balinese": "\u1b00-\u1b7f",
+}
+"""The characters of the scripts without spaces between words, as ranges of a regular expression."""
+LATIN, KOREAN, OTHER = "Latin", "Korean", "other"
+
+_SPACELESS = "".join(WITHOUT_SPACES.values())
+_HAS_SPACELESS = re.compile(f"[{_SPACELESS}]")
+_SCRIPTS = re.compile("|".join(f"(?P<{name}>[{ranges}])" for name, ranges in WITHOUT_SPACES.items()))
+_LEAST_KANA = 5  # Chinese characters belong to Japanese texts if one text in five has kana
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_STOPS, _CLOSING = "。！？｡។៕။", "”’」』）】》"
+_SENTENCE_END = re.compile(
+    rf"(?<=[.!?؟۔।॥։።།])\s+|\n+|(?<=[{_STOPS}])(?![{_STOPS}{_CLOSING}])\s*|(?<=[{_STOPS}][{_CLOSING}])\s*"
+    r"|(?<=[\u0e00-\u0eff])\s+(?=[\u0e00-\u0eff])"  # Thai and Lao have no full stop: a space ends a clause
+)
+
+
+def tokenize(text: str) -> list[str]:
+    """Return the words of a text in lower case, without punctuation."""
+    return re.findall(r"\w+", text.lower()) if text.isascii() else _pattern().findall(text.lower())
+
+
+def count_words(text: str) -> int:
+    """Return the number of words: what spaces separate, and each character of a script without spaces."""
+    pieces = text.split()
+    if text.isascii() or not _HAS_SPACELESS.search(text):
+        return len(pieces)
+    return sum(len(tokenize(piece)) if _HAS_SPACELESS.search(piece) else 1 for piece in pieces)
+
+
+def first_words(text: str, number: int) -> str:
+    """Return the beginning of a text up to a number of words, with single spaces."""
+    pieces = text.split()
+    if text.isascii() or not _HAS_SPACELESS.search(text):
+        return " ".join(pieces[:number])
+    line = " ".join(pieces)
+    following = next(islice(_pattern().finditer(line), number, None), None)
+    return line if following is None else line[: following.start()].rstrip()
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of a text: lines, and what a full stop, exclamation or question mark of any script ends."""
+    return [each for each in _SENTENCE_END.split(text.strip()) if each]
+
+
+def script_of(texts: Iterable[str]) -> str:
+    """Return the script of most words: a name of `WITHOUT_SPACES`, "Latin", "Korean" or "other"."""
+    text = " ".join(texts)
+    if text.isascii():
+        return LATIN
+    counts = Counter(map(_script_of_word, tokenize(text)))
+    num_latin, _ = counts.pop(LATIN, 0), counts.pop("", 0)
+    if counts["Japanese"]:
+        counts["Japanese"] += counts.pop("Chinese", 0)
+    return max(sorted(counts), key=counts.__getitem__) if counts.total() > num_latin else LATIN
+
+
+def count_scripts(scripts: Mapping[str, int]) -> Counter[str]:
+    """Return the numbers of texts by script, with Chinese and Japanese as one: texts without kana may be either."""
+    counts = Counter(scripts)
+    both = counts.pop("Chinese", 0) + counts["Japanese"]
+    counts["Japanese" if counts.pop("Japanese", 0) * _LEAST_KANA >= both else "Chinese"] = both
+    return +counts
+
+
+def normalized_answer(text: str) -> str:
+    """Return an answer without case, punctuation, English articles and superfluous spaces, as SQuAD does."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def answer_words(text: str, script: str) -> list[str]:
+    """Return the tokens of an answer for a reference in this script: SQuAD's, or characters without spaces."""
+    return tokenize(text.replace("_", " ")) if script in WITHOUT_SPACES else normalized_answer(text).split()
+
+
+def same_answer(predicted: str, true: str) -> bool:
+    """Return whether two answers match up to case, punctuation, articles and whitespace."""
+    script = script_of([true])
+    return answer_words(predicted, script) == answer_words(true, script)
+
+
+@cache
+def _pattern() -> re.Pattern[str]:
+    """Return the pattern of a word; created when first needed, as the marks of all scripts take 10 ms to find."""
+    marks = "".join(each for each in map(chr, range(0x300, 0xFFFF)) if unicodedata.category(each)[0] == "M")
+    # Joiners within a word; marks of Chakma and of Adlam; variants of Chinese characters.
+    marks += "\u200c\u200d\U00011100-\U00011102\U00011127-\U00011134\U0001e944-\U0001e94a\U000e0100-\U000e01ef"
+    return re.compile(rf"(?!\W)[{_SPACELESS}][{marks}]*|(?:[^\W{_SPACELESS}][{marks}]*)+")
+
+
+@lru_cache(1 << 16)
+def _script_of_word(word: str) -> str:
+    """Return the script of a word; a number in ASCII has none."""
+    if found := _SCRIPTS.match(word):
+        return str(found.lastgroup)
+    letter = next(filter(str.isalpha, word), "")
+    if not letter:
+        return "" if word.isascii() else OTHER
+    name = unicodedata.name(letter, "")
+    return LATIN if name.startswith("LATIN ") else KOREAN if name.startswith("HANGUL ") else OTHER
