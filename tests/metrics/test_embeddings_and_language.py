@@ -5,11 +5,12 @@ import math
 import numpy as np
 import pytest
 import scipy.stats
+import sklearn.metrics
 import torch
 from tests.metrics.samples import columns_of
 
 from loopwright import metrics
-from loopwright.errors import DataError
+from loopwright.errors import ConfigError, DataError
 
 
 def test_ranks_by_hand_and_of_similarities_that_are_not_numbers():
@@ -20,6 +21,7 @@ def test_ranks_by_hand_and_of_similarities_that_are_not_numbers():
         "recall@1": 1 / 4,
         "recall@2": 2 / 4,
         "mrr": pytest.approx((1 + 1 / 3 + 1 / 2 + 1 / 3) / 4, rel=1e-15),
+        "ndcg@2": pytest.approx((1 + 1 / math.log2(3)) / 4, rel=1e-15),
     }
     assert metrics.load("retrieval", ks=3).compute(predictions=similarities, references=[0, 1, 2, 0])["recall@3"] == 1.0
     rows = np.full((2, 4), np.nan)
@@ -27,6 +29,7 @@ def test_ranks_by_hand_and_of_similarities_that_are_not_numbers():
         "recall@1": 0.0,
         "recall@3": 0.0,
         "mrr": 0.25,
+        "ndcg@3": 0.0,
     }
     with pytest.raises(DataError, match="queries have 2 dimensions, but items of the pool 3"):
         next(metrics.similarity_rows([[1.0, 2.0]], [[1.0, 2.0, 3.0]]))
@@ -50,8 +53,31 @@ def test_a_pool_is_searched_in_chunks_of_queries(chunk_size):
         "recall@1": sum(rank <= 1 for rank in ranks) / 20,
         "recall@5": sum(rank <= 5 for rank in ranks) / 20,
         "mrr": pytest.approx(sum(1 / rank for rank in ranks) / 20),
+        "ndcg@5": pytest.approx(sklearn.metrics.ndcg_score(np.eye(50)[right], cosines.numpy(), k=5)),
     }
     assert 1 < max(ranks) < 50
+
+
+@pytest.mark.parametrize("k", [1, 5, 10, 100])
+def test_ndcg_of_graded_relevances_matches_scikit_learn_and_ties_rank_the_less_relevant_first(k):
+    draw = np.random.default_rng(k)
+    similarities, relevances = draw.normal(size=(60, 30)), draw.integers(0, 4, (60, 30)) * draw.integers(0, 2, (60, 30))
+    relevances[7] = 0
+    found = metrics.load("ndcg", ks=k).compute(predictions=similarities, references=relevances)
+    assert found == {f"ndcg@{k}": pytest.approx(sklearn.metrics.ndcg_score(relevances, similarities, k=k), rel=1e-12)}
+    rows = np.round(similarities)
+    rows[3, 4] = rows[5] = np.nan
+    places = draw.integers(0, 30, 60)
+    one = metrics.load("ndcg", ks=k).compute(predictions=rows, references=np.eye(30)[places])
+    assert (
+        one[f"ndcg@{k}"]
+        == metrics.load("retrieval", ks=(1, k)).compute(predictions=rows, references=places)[f"ndcg@{k}"]
+    )
+    for wrong in (relevances[:, :3], relevances - 1, relevances * np.nan):
+        with pytest.raises(DataError, match="of ndcg"):
+            metrics.load("ndcg").compute(predictions=similarities, references=wrong)
+    with pytest.raises(ConfigError, match="ks of ndcg apply when queries are added"):
+        metrics.load("ndcg").compute(predictions=similarities, references=relevances, ks=3)
 
 
 def test_the_correlation_of_cosines_matches_scipy():

@@ -12,16 +12,22 @@ from loopwright.report.run_view import RunView, view
 from loopwright.report.summary import card_of
 from loopwright.run_folder import RunFolder
 
-_CLASSES = ["Confusion matrix", "Most confused", "By class", "Confidence", "Most confident mistakes"]
+_CLASSES = ["Confusion matrix", "Most confused", "By class", "Confidence", "Calibration", "Most confident mistakes"]
 _OBJECTS = ["By class", "Precision and recall", "Scores of the objects found", "Average precision"]
 _WRITTEN = ["Texts", "Samples that differ", "Generated texts at each evaluation"]
 
 # By task: the blocks of its panel, and the tables of the metric by slice.
 PANELS: dict[str, tuple[list[str], list[str]]] = {
     "text-classification": (_CLASSES, ["By class", "By length, in characters"]),
-    "token-classification": (["By entity", "Most confused", "Sentences with mistakes"], ["By length, in words"]),
+    "token-classification": (
+        ["By entity", "Most confused", "Calibration", "Sentences with mistakes"],
+        ["By length, in words"],
+    ),
     "question-answering": (["Questions", "Misses", "Hits"], ["By length, in characters"]),
-    "multiple-choice": (["Chosen positions", "Confidence", "Misses", "Hits"], ["By length, in characters"]),
+    "multiple-choice": (
+        ["Chosen positions", "Confidence", "Calibration", "Misses", "Hits"],
+        ["By length, in characters"],
+    ),
     "sentence-embedding": (
         ["Similarity of the pairs", "Rank of the matching text", "Not ranked first", "Ranked first"],
         ["By length, in characters"],
@@ -106,6 +112,8 @@ def has_data(block: Any) -> bool:
     """Return whether a block shows anything but dashes and zeros."""
     if block.kind == "table":
         return any(cell not in ("–", "", 0) for row in block.rows for cell in row[1:])
+    if block.kind == "reliability":
+        return bool(block.rows)
     if block.kind == "matrix":
         return sum(map(sum, block.counts)) > 0
     if block.kind == "histogram":

@@ -8,6 +8,7 @@ import pytest
 from loopwright.report.blocks import Examples, Facts, Histogram, Lines, Matrix, Table
 from loopwright.tasks import task_names
 from report.demo_panels import IMAGES, PANELS, assert_have_data, has_data
+from tasks.recomputed import FORMULAS
 
 TASKS = Path(__file__).parents[1] / "tasks"
 
@@ -17,13 +18,14 @@ def test_what_a_report_shows_is_said_for_each_of_the_fourteen_tasks():
     assert all(blocks for blocks, _ in PANELS.values())
 
 
-def test_the_report_of_each_trained_demo_is_checked():
+def test_the_report_and_every_number_of_each_trained_demo_are_checked():
     calls = {}
+    assert set(FORMULAS) == set(task_names())
     for path in sorted(set(TASKS.glob("test_*.py")) - {TASKS / "test_registry.py"}):  # its task is a stranger's
         text = path.read_text(encoding="utf-8")
         for test in re.split(r"\n(?=@pytest|def )", text):
             if 'main(["demo", ' in test and "== 0" in test:
-                calls[path.stem] = "assert_every_panel_has_data(" in test
+                calls[path.stem] = "assert_every_panel_has_data(" in test and "assert_recomputed(" in test
     assert set(calls) == {"test_demos", *(f"test_{name.replace('-', '_')}" for name in IMAGES)}
     assert all(calls.values())
 

@@ -218,7 +218,7 @@ def test_the_page_loads_nothing_and_has_every_panel(run):
     found = Outside(text)
     assert all(place.startswith("#") for place in found.loaded) and len(found.loaded) >= 5
     assert "@import" not in text and "url(" not in text
-    assert found.tags.count("svg") == 10 and "prefers-color-scheme: dark" in text
+    assert found.tags.count("svg") == 11 and "prefers-color-scheme: dark" in text
     for heading in ("Curves", "Classes", "Mistakes", "Data", "Speed", "How to reproduce it"):
         assert f"<h2>{heading}</h2>" in text
 

@@ -35,7 +35,7 @@ def assert_loss_has_interval(run: api.Run, loss: str = "loss", weight: str = "nu
             sums = [sample[loss] * each for sample, each in zip(samples, weights, strict=True) if each]
             assert sum(sums) / sum(weights) == pytest.approx(float(mean), rel=1e-6)
             total, count = total + sum(sums), count + sum(weights)
-            scorer.check_loss(samples, float(mean))
+            assert scorer.exact_loss(samples, float(mean)) == pytest.approx(float(mean), rel=1e-6)
             scorer.add(samples)
         scorer.finish()
         assert total / count == pytest.approx(run.metrics["loss"], rel=1e-6)

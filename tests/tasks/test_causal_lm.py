@@ -15,6 +15,7 @@ from loopwright.sources import DataPlan
 from loopwright.tasks.text import causal_lm
 from loopwright.tasks.text import language_model as language
 from sample_data import SAMPLES
+from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines, write_jsonl
 from tasks.runs import assert_last_weights_are_the_same, refusal, train_in
 from tasks.texts import FLAGS, lines, tiny_bert, tiny_gpt2, write_text
@@ -71,8 +72,7 @@ def test_every_byte_of_the_validation_data_is_counted_once(learnt):
     num_bytes = sum(block["num_bytes"] for block in blocks)
     assert num_bytes == sum(len(each.encode()) + 1 for each in texts)
     assert "".join(block["text"] for block in blocks) == "".join(f"{each}{causal_lm.END_TOKEN}" for each in texts)
-    bits = sum(block["loss"] * block["num_tokens"] for block in blocks) / math.log(2)
-    assert bits / num_bytes == pytest.approx(learnt.metrics["bits_per_byte"], rel=1e-9)
+    assert_recomputed(learnt)
     assert {block["num_tokens"] for block in blocks[:-1]} == {32}
     worst = [each["loss"] for each in read_lines(learnt.path / "eval" / "worst.jsonl")]
     assert worst == sorted(worst, reverse=True)
@@ -128,6 +128,7 @@ def test_the_loss_is_that_of_the_model_itself(gpt2, text_file):
             total += model(input_ids=ids, labels=ids).loss.item() * (ids.shape[1] - 1)
         count += ids.shape[1] - 1
     assert run.metrics["loss"] == pytest.approx(total / count, rel=1e-5)
+    assert_recomputed(run)
 
 
 def test_accumulated_batches_train_as_one_large_batch_does(text_file, tmp_path):

@@ -9,6 +9,7 @@ from loopwright.cli import main
 from loopwright.demos import find_minilm, stdlib_docs
 from loopwright.tasks import get_task
 from report.demo_panels import assert_every_panel_has_data
+from tasks.recomputed import assert_recomputed
 
 # Flags that shorten the demo, rows of validation, a metric, the value that it has to be better than, and the baseline
 # that this value itself is better than.
@@ -60,3 +61,4 @@ def test_a_shortened_demo_is_better_than_its_baseline(task, capsys):
     if "untrained" in result["baselines"]:  # a model that is good before it is trained has to become better
         assert reached > result["baselines"]["untrained"][metric]
     assert_every_panel_has_data(Run.find("last").path)
+    assert_recomputed(Run.find("last"))

@@ -17,6 +17,7 @@ from loopwright.tasks.vision.predicted_objects import count_hits, in_file, mask_
 from report.demo_panels import assert_every_panel_has_data
 from tasks.boxes import NAMES, write_boxes
 from tasks.intervals import assert_loss_has_interval
+from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines
 from tasks.runs import check_resume
 from tasks.test_object_detection import reference_precision
@@ -58,6 +59,7 @@ def mask2former(tmp_path_factory):
 def test_a_small_model_finds_objects_and_their_masks(trained, boxes):
     boxed, masked = {"map", "map_50"}, {"mask_map", "mask_map_50", "mask_map_75", "mask_map_small", "mask_mar_100"}
     assert set(trained.metrics) == {*boxed, *masked, "loss"}
+    assert_recomputed(trained)
     assert trained.metrics["mask_map_50"] >= 0.5 and trained.metrics["map_50"] >= 0.5
     assert trained.result["baselines"]["nothing"]["mask_map"] == 0.0
     predictions = trained.path / "eval" / "predictions.jsonl"
@@ -201,3 +203,4 @@ def test_a_shortened_demo_finds_digits_and_their_masks(capsys):
     result = Run.find("last").result
     assert result["metrics"]["mask_map_50"] > 0.1 > result["baselines"]["nothing"]["mask_map_50"]
     assert_every_panel_has_data(Run.find("last").path, has_evaluations=False)
+    assert_recomputed(Run.find("last"))

@@ -12,6 +12,7 @@ from loopwright.errors import ConfigError, InputError
 from loopwright.tasks.vision.masked_modeling import Masking, small_sizes
 from report.demo_panels import assert_every_panel_has_data
 from tasks.intervals import assert_loss_has_interval
+from tasks.recomputed import assert_recomputed
 from tasks.reviews import events, read_lines
 from tasks.runs import check_kill, train_in
 from tasks.squares import images_in, pixels_of, write_squares
@@ -51,7 +52,7 @@ def test_the_mean_image_is_computed_from_the_training_images(tmp_path):
 
 def test_the_worst_images_are_listed_and_there_are_pictures_of_visible_and_rebuilt_parts(trained):
     told = read_lines(trained.path / "eval" / "predictions.jsonl")
-    assert np.mean([each["masked_mse"] for each in told]) == pytest.approx(trained.metrics["masked_mse"], rel=1e-5)
+    assert_recomputed(trained)
     worst = [each["loss"] for each in read_lines(trained.path / "eval" / "worst.jsonl")]
     assert worst == sorted(worst, reverse=True) and len(worst) == len(told)
     assert not [name for name in told[0] if name in ("prediction", "reference", "mask")]
@@ -85,6 +86,7 @@ def test_the_demo_learns_to_fill_in_digits_better_than_the_mean_image():
     run = api.Run.find("last")
     assert run.metrics["masked_mse"] < 0.97 * run.result["baselines"]["mean image"]["masked_mse"]
     assert_every_panel_has_data(run.path)
+    assert_recomputed(run)
 
 
 VIT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -102,6 +104,7 @@ def test_transformers_models_are_trained_evaluated_used_and_exported(kind, sizes
     run = api.train(TASK, data=squares, model=tmp_path / "model", **SHORT)
     assert run.result["updates"] == 3 and run.evaluate() == run.metrics
     assert_loss_has_interval(run, "image_loss")
+    assert_recomputed(run)
     assert f"image_size: {model.config.image_size}" in (run.path / "config.yaml").read_text()
     assert len(run.predict(squares / "red")) == 15
     exported = AutoModelForMaskedImageModeling.from_pretrained(run.export(tmp_path / "exported"))
@@ -121,6 +124,7 @@ def test_a_users_module_receives_the_hidden_patches(squares):
 
     run = api.train(TASK, data=squares, model=Grey(), patch_size=4, mask_patch_size=4, **SHORT)
     assert 0 < run.metrics["masked_mse"] < 0.3
+    assert_recomputed(run)
 
 
 def test_the_requested_fraction_is_hidden_in_whole_squares():

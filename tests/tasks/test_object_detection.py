@@ -20,6 +20,7 @@ from report.demo_panels import assert_every_panel_has_data
 from sample_data import SAMPLES
 from tasks.boxes import FIRST_ID, NAMES, write_boxes, write_sample
 from tasks.intervals import assert_loss_has_interval
+from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines
 from tasks.runs import check_kill
 
@@ -81,6 +82,7 @@ def test_a_small_model_finds_objects_where_nothing_is_the_baseline_and_has_pictu
     assert trained.status == "done"
     assert set(trained.metrics) == {"map", "map_50", "map_75", "map_small", "mar_100", "loss"}
     assert trained.metrics["map_50"] >= 0.5 and trained.metrics["map"] >= 0.15
+    assert_recomputed(trained)
     assert trained.result["baselines"]["nothing"] == {"map": 0.0, "map_50": 0.0, "map_75": 0.0}
     assert "threshold: 0.4  # data" in (trained.path / "config.yaml").read_text()
     assert_loss_has_interval(trained, "image_loss")
@@ -165,6 +167,7 @@ def test_a_detr_is_trained_evaluated_and_exported_with_its_processor(boxes, detr
     run = api.train(TASK, data=boxes, model=detr, backbone_lr_factor=0.1, **SHORT)
     assert run.result["updates"] == 3 and run.evaluate() == run.metrics
     assert run.result["intervals"] == {}  # its loss is divided by the objects of a batch
+    assert_recomputed(run)
     exported = run.export(tmp_path / "exported")
     model = AutoModelForObjectDetection.from_pretrained(exported).eval()
     processor = AutoImageProcessor.from_pretrained(exported, backend="pil")
@@ -335,3 +338,4 @@ def test_a_shortened_demo_finds_digits(capsys):
     result = Run.find("last").result
     assert result["metrics"]["map_50"] > 0.1 > result["baselines"]["nothing"]["map_50"]
     assert_every_panel_has_data(Run.find("last").path, has_evaluations=False)
+    assert_recomputed(Run.find("last"))

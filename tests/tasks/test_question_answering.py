@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from loopwright import api
 from loopwright.errors import ConfigError, InputError
-from loopwright.metrics.question_answering import answer_scores
 from loopwright.tasks.text.answers import AnswerRules, best_answers, predicted_row, scored_row
 from loopwright.tasks.text.models import train_tokenizer
 from loopwright.tasks.text.question_answering import QuestionAnswering, best_spans
@@ -20,6 +19,7 @@ from loopwright.tasks.text.question_features import SpanCollator, WindowDataset,
 from sample_data import SAMPLES
 from tasks.conftest import FLAGS
 from tasks.intervals import assert_loss_has_interval
+from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines, write_jsonl
 from tasks.runs import check_resume, refusal, train_in
 from tasks.texts import save_bert
@@ -86,10 +86,7 @@ def test_a_row_with_several_features_is_scored_and_written_once_also_when_evalua
     predictions = read_lines(answered.path / "eval" / "predictions.jsonl")
     plan = json.loads((answered.path / "data.json").read_text())
     assert [each["position"] for each in predictions] == list(range(plan["splits"]["validation"]["num_rows"]))
-    scores = [answer_scores(each["prediction"], each["reference"]) for each in predictions]
-    exact, f1 = (100 * sum(column) / len(scores) for column in zip(*scores, strict=True))
-    assert answered.metrics["exact_match"] == pytest.approx(exact, abs=1e-9)
-    assert answered.metrics["f1"] == pytest.approx(f1, abs=1e-9)
+    assert_recomputed(answered)
     assert all(each["prediction"] in each["context"] and each["id"].startswith("q") for each in predictions)
     worst = [each["loss"] for each in read_lines(answered.path / "eval" / "worst.jsonl")]
     assert worst == sorted(worst, reverse=True)
@@ -136,8 +133,7 @@ def test_unanswerable_questions_are_detected_and_scored_as_squad_2(tmp_path):
     predictions = read_lines(run.path / "eval" / "predictions.jsonl")
     for each in predictions:
         assert (each["prediction"] == "") == (each["no_answer_score"] > 0)
-    scores = [answer_scores(each["prediction"], each["reference"] or [""])[0] for each in predictions]
-    assert run.metrics["exact"] == pytest.approx(100 * sum(scores) / len(scores), abs=1e-9)
+    assert_recomputed(run)
     answers = run.predict([part for row in questions(6, 3, 12, 0.5) for part in (row["question"], row["context"])])
     assert all((each["answer"] == "") == (each["start"] is None) == (each["no_answer_score"] > 0) for each in answers)
 
@@ -155,9 +151,7 @@ def test_an_encoder_decoder_generates_the_answer_with_the_same_scores(tmp_path, 
     run = api.train("question-answering", data=data, **flags)
     assert 'answer_by: "generation"' in (run.path / "config.yaml").read_text()
     assert {"exact", "f1", "loss"} <= set(run.metrics)
-    predictions = read_lines(run.path / "eval" / "predictions.jsonl")
-    scores = [answer_scores(each["prediction"], each["reference"] or [""])[0] for each in predictions]
-    assert run.metrics["exact"] == pytest.approx(100 * sum(scores) / len(scores), abs=1e-9)
+    assert_recomputed(run)
     assert_loss_has_interval(run)
     (predicted,) = run.predict(["Which one ?", "the red river"])
     assert set(predicted) == {"answer", "score", "n_best"} and len(predicted["n_best"]) == 2
@@ -189,6 +183,7 @@ def test_the_sample_of_squad_trains_evaluates_and_predicts(tmp_path):
     run = api.train("question-answering", output_dir=tmp_path / "run", max_length=96, **flags)
     metrics = run.metrics
     assert {"exact", "f1", "best_f1"} <= set(metrics)
+    assert_recomputed(run)
     moved = api.Run.find(run.path.rename(tmp_path / "moved"))
     assert moved.evaluate() == metrics
     assert len(moved.predict(data)) == len(json.loads(data.read_text())["data"])

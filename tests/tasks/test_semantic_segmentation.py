@@ -23,6 +23,7 @@ from loopwright.tasks.adapters import add_adapters
 from loopwright.tasks.vision.segmentation import MaskReader, class_map, count_pairs, image_iou
 from report.demo_panels import assert_every_panel_has_data
 from tasks.intervals import assert_loss_has_interval
+from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines
 from tasks.runs import check_resume
 
@@ -96,6 +97,7 @@ def test_a_small_model_is_clearly_better_than_the_most_common_class_in_batches_o
     baseline = trained.result["baselines"]["majority"]
     assert trained.status == "done"
     assert set(trained.metrics) == {"mean_iou", "mean_accuracy", "overall_accuracy", "loss"}
+    assert_recomputed(trained)
     assert trained.metrics["mean_iou"] >= 0.6 > 0.35 > baseline["mean_iou"]
     assert trained.metrics["overall_accuracy"] > baseline["overall_accuracy"] > 0.9
     low, high = trained.result["intervals"]["mean_iou"]
@@ -174,6 +176,7 @@ def test_a_segformer_trains_on_its_own_loss_our_cross_entropy_and_transformers_o
     flags = {**FLAGS, "image_size": 32, "max_steps": 3, "batch": 2, "ema": 0.9, "backbone_lr_factor": 0.1}
     run = api.train("semantic-segmentation", data=shapes, model=segformer, output_dir=tmp_path / "run", **flags)
     assert run.evaluate() == run.metrics and 0 <= run.metrics["mean_iou"] <= 1
+    assert_recomputed(run)
     assert 'loss: "model"' in (run.path / "config.yaml").read_text()
     exported = run.export(tmp_path / "exported")
     model = AutoModelForSemanticSegmentation.from_pretrained(exported).eval()
@@ -287,7 +290,9 @@ def test_class_weights_are_checked_and_balanced_by_the_pixels_that_are_trained_o
     assert blue / background == pytest.approx((counts[0] / counts[2]) ** 0.5, rel=1e-4)
     assert background + red + blue == pytest.approx(3, rel=1e-4)
     pixels = {"loss": "focal", "class_weights": ["0.05", "1", "2.5"], "output_dir": tmp_path / "pixels"}
-    assert_loss_has_interval(api.train("semantic-segmentation", **pixels, **flags), "image_loss", "num_items")
+    run = api.train("semantic-segmentation", **pixels, **flags)
+    assert_loss_has_interval(run, "image_loss", "num_items")
+    assert_recomputed(run)
     with pytest.raises(InputError, match="is not a number, 0 or more, for each of the 3 classes"):
         api.train("semantic-segmentation", class_weights=["1", "2"], **flags)
     with pytest.raises(InputError, match="--loss model does not use --class_weights"):
@@ -404,3 +409,4 @@ def test_a_shortened_demo_is_clearly_better_than_its_baseline(capsys):
     assert result["metrics"]["mean_iou"] > 0.098 > 0.09 > baseline["mean_iou"]
     assert result["metrics"]["mean_accuracy"] > 0.12 > 0.1 > baseline["mean_accuracy"]
     assert_every_panel_has_data(api.Run.find("last").path, has_evaluations=False)
+    assert_recomputed(api.Run.find("last"))

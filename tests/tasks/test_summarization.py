@@ -7,6 +7,7 @@ import pytest
 from loopwright import api
 from loopwright.errors import InputError
 from tasks.phrases import articles, tiny_t5
+from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines, write_csv, write_jsonl
 
 FLAGS = {"lr": 5e-3, "epochs": 4, "batch": 8, "threads": 1, "vocabulary_size": 400, "quiet": True}
@@ -26,6 +27,7 @@ def test_summaries_are_learnt_and_written(news):
     assert run.result["metric"] == "rougeL" and set(run.result["baselines"]) == {"lead", "lead-3"}
     assert run.metrics["rougeL"] >= run.result["baselines"]["lead"]["rougeL"] + 0.3
     assert run.result["no_intervals"]["rougeL"].startswith("at least 5 samples are needed, there are ")
+    assert_recomputed(run)
     (written,) = run.predict(["Somebody saw a tree there."])
     assert list(written) == ["summary"] and written["summary"].startswith("News about")
     worst = read_lines(run.path / "eval" / "worst.jsonl")

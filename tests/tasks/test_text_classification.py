@@ -14,6 +14,7 @@ from loopwright import api
 from loopwright.cli import main
 from loopwright.errors import ConfigError, InputError
 from tasks.conftest import FLAGS
+from tasks.recomputed import assert_recomputed
 from tasks.reviews import events, read_lines, rows, write_csv, write_jsonl
 from tasks.runs import check_resume, refusal
 from tasks.texts import save_bert, small_tokenizer
@@ -43,8 +44,7 @@ def test_the_run_folder_holds_what_it_should(finished):
     assert not [name for name in names if name.startswith(".") and name != ".lock"]
     predictions = read_lines(finished.path / "eval" / "predictions.jsonl")
     assert [each["position"] for each in predictions] == list(range(len(predictions)))
-    shares = [each["prediction"] == each["reference"] for each in predictions]
-    assert sum(shares) / len(shares) == pytest.approx(finished.metrics["accuracy"], abs=1e-12)
+    assert_recomputed(finished)
     worst = [each["loss"] for each in read_lines(finished.path / "eval" / "worst.jsonl")]
     assert worst == sorted(worst, reverse=True)
     assert "accuracy" in (finished.path / "model" / "README.md").read_text()
@@ -107,7 +107,8 @@ def test_pairs_are_read_and_predicted_as_pairs(tmp_path):
         made.append({**pair, "label": int(is_same)})
     data = write_jsonl(tmp_path / "pairs.jsonl", made)
     run = api.train("text-classification", data=data, task_name="mrpc", **FLAGS)
-    assert set(run.metrics) == {"accuracy", "f1", "loss"}
+    assert set(run.metrics) == {"accuracy", "f1", "ece", "loss"} and run.result["metric"] == "accuracy"
+    assert_recomputed(run)
     assert len(run.predict(["w1", "w1", "w2", "other"])) == len(run.predict(["w1\tw1", "w2\tother"])) == 2
     with pytest.raises(InputError, match="pairs of texts"):
         run.predict(["alone"])
@@ -118,6 +119,7 @@ def test_numbers_are_predicted_as_numbers(tmp_path):
     run = api.train("text-classification", data=write_jsonl(tmp_path / "numbers.jsonl", made), **FLAGS)
     assert set(run.metrics) == {"pearsonr", "spearmanr", "mse", "loss"}
     assert run.metrics["mse"] == pytest.approx(run.metrics["loss"], rel=1e-4)
+    assert_recomputed(run)
     good, bad = run.predict(["great lovely superb", "awful dull boring"])
     assert good["value"] > bad["value"]
 
@@ -129,7 +131,8 @@ def test_each_of_several_labels_is_predicted(tmp_path):
     ]
     flags = {**FLAGS, "epochs": 5}
     run = api.train("text-classification", data=write_jsonl(tmp_path / "several.jsonl", made), **flags)
-    assert set(run.metrics) == {"f1_micro", "f1_macro", "subset_accuracy", "loss"}
+    assert set(run.metrics) == {"f1_micro", "f1_macro", "subset_accuracy", "ece", "loss"}
+    assert_recomputed(run)
     assert run.metrics["f1_micro"] >= 0.8
     (found,) = run.predict(["great lovely superb film"])
     assert set(found) == {"labels", "scores"} and set(found["scores"]) == {"film", "neg", "pos"}
@@ -244,7 +247,7 @@ def test_a_tokenizer_without_a_pad_token_is_refused_unless_it_has_an_end_token(r
 
 
 def test_settings_that_cannot_work_are_refused(reviews, monkeypatch):
-    assert "accuracy, f1, loss" in refused("args.metric", data=reviews, metric_for_best_model="bleu")
+    assert "accuracy, f1, ece, loss" in refused("args.metric", data=reviews, metric_for_best_model="bleu")
     with pytest.raises(ConfigError, match="label_smoothing_factor=0.1 is not supported"):
         api.train("text-classification", data=reviews, label_smoothing_factor=0.1, **FLAGS)
     assert "fewer than one batch" in refused("data.split", data=reviews, batch=500, dataloader_drop_last=True)

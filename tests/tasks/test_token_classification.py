@@ -18,6 +18,7 @@ from loopwright.tasks.text.token_classification import Collator, Encoder, TokenC
 from sample_data import SAMPLES
 from tasks.conftest import FLAGS
 from tasks.intervals import assert_loss_has_interval
+from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines, write_jsonl
 from tasks.runs import check_resume, refusal, train_in
 from tasks.texts import save_bert, small_tokenizer
@@ -82,7 +83,7 @@ def run(tmp_path_factory) -> api.Run:
 
 
 def test_a_small_model_learns_names_and_beats_the_baselines(run):
-    assert set(run.metrics) == {"precision", "recall", "f1", "accuracy", "loss"}
+    assert set(run.metrics) == {"precision", "recall", "f1", "accuracy", "ece", "loss"}
     assert run.result["metric"] == "f1" and run.metrics["f1"] >= 0.9
     assert run.result["baselines"]["majority"]["f1"] == 0 < run.result["baselines"]["majority"]["accuracy"] < 1
     assert set(run.result["baselines"]) == {"majority", "usual-tag"}
@@ -122,11 +123,7 @@ def test_rows_with_unusable_words_are_refused(run):
 
 def test_the_predictions_in_the_run_folder_give_the_metrics_verdicts_and_words_of_entities(run):
     told = read_lines(run.path / "eval" / "predictions.jsonl")
-    found = [{tuple(span.values()) for span in each["entities"]} for each in told]
-    expected = [{tuple(span.values()) for span in each["expected"]} for each in told]
-    right = sum(len(mine & theirs) for mine, theirs in zip(found, expected, strict=True))
-    assert run.metrics["precision"] == pytest.approx(right / sum(map(len, found)), abs=1e-12)
-    assert run.metrics["recall"] == pytest.approx(right / sum(map(len, expected)), abs=1e-12)
+    assert_recomputed(run)
     assert all(len(each["tokens"]) == len(each["prediction"]) == len(each["reference"]) for each in told)
     worst = [each["loss"] for each in read_lines(run.path / "eval" / "worst.jsonl")]
     assert worst == sorted(worst, reverse=True)
@@ -194,9 +191,10 @@ def test_parts_of_speech_are_scored_by_word(tmp_path):
         tags = " ".join([*(kinds[word] for word in words), "NUM"])
         made.append({"tokens": " ".join([*words, str(number)]), "pos_tags": tags})
     run = api.train(TASK_NAME, data=write_jsonl(tmp_path / "pos.jsonl", made), **{**FLAGS, "rehearsal": False})
-    assert set(run.metrics) == {"token_accuracy", "loss"} and run.metrics["token_accuracy"] > 0.5
+    assert set(run.metrics) == {"token_accuracy", "ece", "loss"} and run.metrics["token_accuracy"] > 0.5
     baselines = run.result["baselines"]
     assert baselines["usual-tag"]["token_accuracy"] > baselines["majority"]["token_accuracy"]
+    assert_recomputed(run)
     (found,) = run.predict(["Ada saw"])
     assert len(found["tags"]) == len(found["scores"]) == 2 and "entities" not in found
 
@@ -219,6 +217,7 @@ def test_the_conll_sample_is_trained_moved_and_resumed(tmp_path):
     file = SAMPLES / "conll" / "sample.json"
     run = api.train(TASK_NAME, train_file=file, validation_file=file, keep_duplicates=True, **FLAGS)
     assert 0 <= run.metrics["f1"] <= 1 and run.metrics["accuracy"] > 0.3
+    assert_recomputed(run)
     moved = run.path.rename(tmp_path / "moved")
     resumed = api.resume(moved, epochs=3, quiet=True)
     assert resumed.status == "done" and len(resumed.predict(["Bill Clinton went to Chicago"])) == 1

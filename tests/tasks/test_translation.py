@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from loopwright import api
 from sample_data import SAMPLES
 from tasks.phrases import pairs, tiny_t5
+from tasks.recomputed import assert_recomputed
 from tasks.reviews import write_csv
-from tasks.runs import train_in
 
 FLAGS = {"lr": 5e-3, "epochs": 6, "batch": 8, "threads": 1, "vocabulary_size": 400, "quiet": True}
 SHORT = {**FLAGS, "epochs": 1, "max_train_samples": 16, "rehearsal": False}
@@ -24,18 +24,11 @@ def phrases(tmp_path) -> Path:
     return write_csv(tmp_path / "phrases.csv", pairs())
 
 
-@pytest.fixture(scope="module")
-def translated(tmp_path_factory) -> api.Run:
-    """Return a run that has ended; its folder must be left as it is."""
-    folder = tmp_path_factory.mktemp("translated")
-    data = write_csv(folder / "phrases.csv", pairs())
-    return train_in(folder, "translation", data=data, **FLAGS)
-
-
 @pytest.mark.parametrize("what", ["1", "backbone"])
 def test_the_encoder_is_what_is_frozen(phrases, tmp_path, what):
     model = tiny_t5(tmp_path / "t5", TEXTS)
     run = api.train("translation", data=phrases, model=model, freeze=what, **SHORT)
+    assert_recomputed(run)
     before, after = (load_file(folder / "model.safetensors") for folder in (model, run.path / "model"))
     same = {name for name in before if torch.equal(before[name], after[name])}
     encoder = {name for name in before if name.startswith("encoder.block")} | {"shared.weight"}

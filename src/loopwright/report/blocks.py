@@ -60,6 +60,15 @@ class Lines(Kind):
 
 
 @dataclass(frozen=True)
+class Reliability(Kind):
+    """A reliability diagram; `rows` are (low, high, number of predictions, mean confidence, accuracy) of each bin."""
+
+    title: str
+    rows: Sequence[tuple[float, float, int, float, float]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Piece:
     """A stretch of text, marked as right, wrong, new (written by the model) or none of these."""
 
@@ -104,7 +113,7 @@ class Picture(Kind):
     note: str = ""
 
 
-Block = Table | Matrix | Histogram | Lines | Examples | Facts | Picture
+Block = Table | Matrix | Histogram | Lines | Reliability | Examples | Facts | Picture
 
 
 def without_empty(blocks: Sequence[Block]) -> list[Block]:

@@ -197,11 +197,33 @@ def draw_lines(x_name: str, y_name: str, groups: Sequence[tuple[str, Sequence[Po
     parts += _x_ticks(frame, ticks(frame.low, frame.high, 5), 210)
     for place, (name, curve) in enumerate(groups):
         parts.append(_curve(frame, Curve(name, curve, place % NUM_COLOURS), place))
+    return _named_axes(frame, x_name, y_name, f"{y_name} over {x_name}", parts)
+
+
+def draw_reliability(rows: Sequence[tuple[float, float, int, float, float]]) -> str:
+    """Return the accuracy of each bin of confidences as a bar under its number of predictions, and the diagonal."""
+    frame = _Frame(460.0, 216.0, 0.0, 1.0, 0.0, 1.0)
+    parts = [frame.level(value, shown(value, "", 0.2)) for value in ticks(0.0, 1.0, 5)]
+    parts += _x_ticks(frame, ticks(0.0, 1.0, 5), 210)
+    texts = []
+    for low, high, count, confidence, accuracy in rows:
+        span = f"confidence {low:.2f} to {high:.2f}, mean {confidence:.3f}"
+        texts.append(f"{span}: accuracy {accuracy:.3f}, {count:,} predictions")
+        left, width, y = frame.x(low) + 0.5, frame.x(high) - frame.x(low) - 1, frame.y(accuracy)
+        parts.append(
+            f'<rect class="bar c0" x="{_short(left)}" width="{_short(width)}" y="{_short(y)}" '
+            f'height="{_short(frame.height - _BOTTOM - y)}"><title>{texts[-1]}</title></rect>'
+        )
+        parts.append(_text("tick x", left + width / 2, y - 2, _count(count)))
+    parts.append(f'<path class="line c1 dashed" d="M{frame.place(0.0, 0.0)}L{frame.place(1.0, 1.0)}"/>')
+    return _named_axes(frame, "confidence", "accuracy", f"Reliability diagram. {'; '.join(texts)}", parts)
+
+
+def _named_axes(frame: _Frame, x_name: str, y_name: str, label: str, parts: list[str]) -> str:
     middle, half = (_LEFT + frame.width - _RIGHT) / 2, _short((_TOP + 230 - _BOTTOM) / 2)
     parts.append(_text("tick x", middle, 225, escape(x_name)))
     parts.append(f'<text class="tick x" transform="translate(12 {half}) rotate(-90)">{escape(y_name)}</text>')
-    label = escape(f"{y_name} over {x_name}")
-    return _svg(replace(frame, height=230.0), f'aria-label="{label}"', parts)
+    return _svg(replace(frame, height=230.0), f'aria-label="{escape(label)}"', parts)
 
 
 def _frame(chart: Chart) -> _Frame:

@@ -93,7 +93,11 @@ class TaskTrainer(Trainer):
             loss, outputs = task.compute_loss(self.job, self.model, batch)
             samples = task.score_batch(self.job, batch, outputs) if self.current_rows else []
         if samples:
-            self._scorer.check_loss(samples, float(loss.mean()))
+            mean = float(loss.mean())
+            exact = self._scorer.exact_loss(samples, mean)
+            if exact is not None:  # so that the losses in predictions.jsonl give the reported one
+                loss = torch.tensor(exact, dtype=torch.float64)
+            samples = [{**sample, "batch_loss": mean} for sample in samples] if exact is None else samples
         complete = self._scorer.add(samples)
         self.first_samples += [sample for sample in complete if sample["position"] < _NUM_FIRST]
         if self._is_full:

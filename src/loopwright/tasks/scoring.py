@@ -17,8 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from loopwright.baselines import Predictor, score
-from loopwright.metrics import Bootstrap, Intervals, MeanLoss, Metric
+from loopwright.metrics import Bootstrap, ExpectedCalibrationError, Intervals, MeanLoss, Metric
 from loopwright.run_folder import write_atomically
 from loopwright.tasks.data import RunData
 
@@ -37,8 +39,13 @@ class Scorer(ABC):
 
     directions: Mapping[str, bool]
 
-    def check_loss(self, samples: Sequence[Mapping[str, Any]], loss: float) -> None:  # noqa: B027
-        """Check the samples of a batch against its mean loss; called before `add`, with the same samples."""
+    def exact_loss(self, samples: Sequence[Mapping[str, Any]], loss: float) -> float | None:
+        """Return the mean loss of a batch from the losses of its samples, in double precision.
+
+        None if samples have no loss, or if theirs differ from the batch's, `loss`, by more than rounding. Called before
+        `add`, with the same samples.
+        """
+        return None
 
     @abstractmethod
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -132,6 +139,32 @@ class MetricScorer(Scorer):
         return Bootstrap(metric) if metric.counting_parts else metric
 
 
+class CalibrationScorer(MetricScorer):
+    """The expected calibration error, by the "confidence" of a sample in its prediction.
+
+    A sample with lists of predictions has a list of "confidences"; 0 means that the model has not seen that part of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(ExpectedCalibrationError, {"ece": False})
+
+    def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        decisions: list[tuple[float, Any, Any]] = []
+        for sample in samples:
+            sides = sample["prediction"], sample["reference"]
+            if "confidences" in sample:
+                decisions += zip(sample["confidences"], *sides, strict=True)
+            else:
+                decisions.append((sample["confidence"], *sides))
+        confidences = np.asarray([share for share, _, _ in decisions if share])
+        hits = np.asarray([predicted == true for share, predicted, true in decisions if share])
+        self._metric.update({"confidences": confidences, "hits": hits})
+        return samples
+
+    def compute(self) -> dict[str, float]:
+        return super().compute() if self._metric.num_samples else {"ece": math.nan}
+
+
 class JointScorer(Scorer):
     """Several scorers of the same samples; the first metric decides, the last scorer returns the complete samples."""
 
@@ -139,9 +172,9 @@ class JointScorer(Scorer):
         self._parts = list(parts)
         self.directions = {name: is_more for part in parts for name, is_more in part.directions.items()}
 
-    def check_loss(self, samples: Sequence[Mapping[str, Any]], loss: float) -> None:
-        for part in self._parts:
-            part.check_loss(samples, loss)
+    def exact_loss(self, samples: Sequence[Mapping[str, Any]], loss: float) -> float | None:
+        found = [part.exact_loss(samples, loss) for part in self._parts]
+        return next((each for each in found if each is not None), None)
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [part.add(samples) for part in self._parts][-1]
@@ -182,10 +215,13 @@ class LossInterval(Scorer):
         self._losses = Bootstrap(MeanLoss())
         self._is_whole = True
 
-    def check_loss(self, samples: Sequence[Mapping[str, Any]], loss: float) -> None:
-        sums, weights = (sum(column) for column in zip(*map(self._term, samples), strict=True))
-        if weights and not math.isclose(sums / weights, loss, rel_tol=_SAME_LOSS, abs_tol=1e-6):
-            self._is_whole = False
+    def exact_loss(self, samples: Sequence[Mapping[str, Any]], loss: float) -> float | None:
+        terms, weights = zip(*map(self._term, samples), strict=True)
+        weight = math.fsum(weights)
+        exact = math.fsum(terms) / weight if weight and all(map(math.isfinite, terms)) else math.nan
+        is_same = math.isclose(exact, loss, rel_tol=_SAME_LOSS, abs_tol=1e-6)
+        self._is_whole = self._is_whole and (is_same or not weight)
+        return exact if is_same else None
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if samples:

@@ -76,6 +76,7 @@ class Labels(Collector):
         self.pairs[true, predicted] += 1
         self._losses[true] += float(sample.get("loss") or 0.0)
         self.values["right" if true == predicted else "wrong"].add(sample.get("confidence"))
+        self.calibration.add(sample.get("confidence"), true == predicted)
         if true != predicted:
             self._mistakes.add(sample)
 
@@ -89,6 +90,7 @@ class Labels(Collector):
             confused(self.pairs),
             scores_table("By class", ((label, counts.get(label, (0, 0, 0))) for label in labels), "samples"),
             self.histogram("Confidence", "right", "wrong", note="samples by the model's confidence in its prediction"),
+            self.calibration.block(),
             self._mistakes.block("Most confident mistakes"),
         ]
 
@@ -114,12 +116,14 @@ class LabelSets(Collector):
             entry = self.counts.setdefault(label, [0, 0, 0])
             for place, labels in enumerate((true & predicted, predicted, true)):
                 entry[place] += label in labels
+        for label, confidence in sample.get("confidences", {}).items():
+            self.calibration.add(confidence, (label in predicted) == (label in true))
 
     def score(self, sample: Sample) -> float | None:
         return float(set(sample["prediction"]) == set(sample["reference"]))
 
     def blocks(self) -> list[Block]:
-        return [scores_table("By label", self.counts.items(), "samples")]
+        return [scores_table("By label", self.counts.items(), "samples"), self.calibration.block()]
 
 
 class Choices(Collector):
@@ -132,6 +136,7 @@ class Choices(Collector):
         right = sample["prediction"] == sample["reference"]
         self.pairs[f"choice {sample['reference']}", f"choice {sample['prediction']}"] += 1
         self.values["right" if right else "wrong"].add(sample.get("confidence"))
+        self.calibration.add(sample.get("confidence"), right)
         self.keep(sample, right)
 
     def score(self, sample: Sample) -> float | None:
@@ -141,6 +146,7 @@ class Choices(Collector):
         return [
             matrix_of(self.pairs, in_order([], self.pairs), "Chosen positions"),
             self.histogram("Confidence", "right", "wrong"),
+            self.calibration.block(),
             self.misses.block("Misses"),
             self.hits.block("Hits"),
         ]

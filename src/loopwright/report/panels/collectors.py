@@ -11,14 +11,15 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from loopwright.report.blocks import Block, Examples, Histogram, Table
+from loopwright.report.blocks import Block, Examples, Facts, Histogram, Reliability, Table
 from loopwright.report.charts import ticks
-from loopwright.report.formats import metric
+from loopwright.report.formats import metric, plural
 from loopwright.report.panels.sample import Sample, example
 
 NUM_SHOWN: Final = 8
 _NUM_SLICES: Final = 5
 _NUM_BARS: Final = 24
+_NUM_BINS: Final = 15
 _SAME: Final = 1e-6  # values with a smaller relative difference are one bar
 _MOST_KEPT: Final = 20_000
 _LENGTH_KEYS: Final = ("text", "text_pair", "question", "context", "source", "start")
@@ -33,6 +34,7 @@ class Collector(ABC):
         pairs: how often each label was predicted for each true label: (true, predicted).
         counts: how often each label was right, predicted and true.
         values: the numbers of a histogram by the name of their group.
+        calibration: the confidence of predictions, and whether they are right.
     """
 
     title = "Predictions"
@@ -46,6 +48,7 @@ class Collector(ABC):
         self.numbers: Counter[str] = Counter()
         self.values: defaultdict[str, Values] = defaultdict(Values)
         self.hits, self.misses = Chosen(), Chosen()
+        self.calibration = Calibration()
 
     @abstractmethod
     def add(self, sample: Sample) -> None:
@@ -151,6 +154,39 @@ def histogram(title: str, groups: Mapping[str, Sequence[float]], note: str = "")
             counts[min(max(bisect_right(edges, value) - 1, 0), last)] += 1
         counted.append((name, counts))
     return Histogram(title, edges, counted, note)
+
+
+class Calibration:
+    """The accuracy of predictions by their confidence, in the bins of the metric "ece"."""
+
+    def __init__(self) -> None:
+        self._bins = [(0, 0.0, 0)] * _NUM_BINS
+        self._num_bad = 0
+
+    def add(self, confidence: Any, is_right: bool) -> None:
+        """Add a prediction; one without a confidence is skipped."""
+        if not isinstance(confidence, (int, float)) or confidence == 0:
+            return
+        if not math.isfinite(confidence):
+            self._num_bad += 1
+            return
+        place = sum(confidence > edge / _NUM_BINS for edge in range(1, _NUM_BINS))
+        count, total, right = self._bins[place]
+        self._bins[place] = count + 1, total + confidence, right + is_right
+
+    def block(self) -> Block:
+        if self._num_bad:
+            text = f"the confidence of {plural(self._num_bad, 'prediction')} is not a number"
+            return Facts("Calibration", [("undefined", text)])
+        filled = [
+            (place / _NUM_BINS, (place + 1) / _NUM_BINS, *each) for place, each in enumerate(self._bins) if each[0]
+        ]
+        rows = [(low, high, count, total / count, right / count) for low, high, count, total, right in filled]
+        number = sum(row[2] for row in rows)
+        error = sum(count * abs(accuracy - share) for _, _, count, share, accuracy in rows) / max(number, 1)
+        note = f"ECE {metric(error)}: the mean gap between accuracy and confidence of {plural(number, 'prediction')}, "
+        note += "which are counted above the bars; the dashed line is perfect calibration"
+        return Reliability("Calibration", rows, note)
 
 
 class ByLength:

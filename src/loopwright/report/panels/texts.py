@@ -28,6 +28,9 @@ class Tags(Collector):
     def add(self, sample: Sample) -> None:
         for predicted, true in zip(sample["prediction"], sample["reference"], strict=False):
             self.pairs[str(true), str(predicted)] += 1
+        columns = (sample.get(name, ()) for name in ("confidences", "prediction", "reference"))
+        for confidence, predicted, true in zip(*columns, strict=False):
+            self.calibration.add(confidence, predicted == true)
         if "expected" in sample:
             self.numbers["spans"] += 1
             found, expected = (
@@ -48,7 +51,7 @@ class Tags(Collector):
         else:
             table = scores_table("By tag", sorted(label_counts(self.pairs).items()), "tokens")
         examples = self.misses.block("Sentences with mistakes"), self.hits.block("Sentences without")
-        return [table, confused(self.pairs, "tokens"), *examples]
+        return [table, confused(self.pairs, "tokens"), self.calibration.block(), *examples]
 
 
 class Answers(Collector):

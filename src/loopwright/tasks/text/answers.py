@@ -93,6 +93,7 @@ def scored_row(windows: Sequence[Mapping[str, Any]], rules: AnswerRules) -> dict
         "prediction": answers[0]["text"] if answers else "",
         "reference": list(first["reference"]),
         "loss": sum(window["loss"] for window in windows) / len(windows),
+        "num_windows": len(windows),
         "n_best": answers,
     }
     if rules.may_be_unanswered:

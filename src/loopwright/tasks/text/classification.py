@@ -16,6 +16,7 @@ from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArg
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.scoring import (
+    CalibrationScorer,
     JointScorer,
     LossInterval,
     MetricScorer,
@@ -88,7 +89,7 @@ class TextClassification(Task):
         "columns": "--text_column, --text_pair_column and --label_column; inferred if they are clear.",
         "GLUE": "--glue mrpc (or cola, sst2, qqp, stsb, mnli, qnli, rte, wnli) uses its columns and metrics.",
         "metric": "Accuracy and F1 (macro-averaged for more than two classes). For several classes per row "
-        "micro-averaged F1, for values Pearson's and Spearman's correlation.",
+        "micro-averaged F1, for values Pearson's and Spearman's correlation. The calibration error (ECE) of classes.",
     }
     example = "lw train text-classification --data reviews.csv --model ./minilm --epochs 3 --batch 16 --lr 5e-5"
     arguments = TextClassificationArguments
@@ -166,7 +167,7 @@ class TextClassification(Task):
         if "mse" in directions:
             directions["mse"] = False
         scorer = MetricScorer(lambda: _create_metric(kind, num_labels, glue), directions)
-        return JointScorer([scorer, LossInterval()])
+        return JointScorer([scorer, *([] if kind == "float" else [CalibrationScorer()]), LossInterval()])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         from torch.nn import functional
@@ -178,12 +179,15 @@ class TextClassification(Task):
         elif kind == "multi":
             losses = functional.binary_cross_entropy_with_logits(logits, labels.float(), reduction="none").mean(-1)
             predicted, labels = (logits > 0).long(), labels.long()
+            confidence = logits.abs().sigmoid()  # that each label is there, or that it is not
         else:
             losses = functional.cross_entropy(logits, labels, reduction="none")
             confidence, predicted = logits.softmax(-1).max(-1)
         columns = {"position": batch["position"], "prediction": predicted, "reference": labels, "loss": losses}
-        if kind != "class":
+        if kind == "float":
             return samples_of(**columns)
+        if kind == "multi":
+            return samples_of(**columns, confidences=confidence)
         return mark_suspects(samples_of(**columns, confidence=confidence))
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -194,6 +198,7 @@ class TextClassification(Task):
         elif labels.kind == "multi":
             for key in ("prediction", "reference"):
                 shown[key] = [name for name, is_on in zip(names, sample[key], strict=True) if is_on]
+            shown["confidences"] = dict(zip(names, sample["confidences"], strict=True))
         return shown
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:

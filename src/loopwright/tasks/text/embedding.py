@@ -97,7 +97,8 @@ class SentenceEmbedding(Task):
         "scores": "With scores, the cosine of the two vectors learns the score; STS-B's 0 to 5 becomes 0 to 1. The "
         "metric is Spearman's correlation.",
         "pairs": "Without scores, each text learns to be nearest to its partner among those of the batch, so larger "
-        "batches learn more. The metrics are the mean reciprocal rank and recall@1, @5, @10 among --pool_size rows.",
+        "batches learn more. The metrics are the mean reciprocal rank, recall@1, @5, @10 and NDCG@10 among --pool_size "
+        "rows.",
         "columns": "--text_column, --text_pair_column and --score_column; inferred if they are clear.",
         "vector": "The mean over the last layer's tokens, normalised to length 1. transformers' AutoModel opens the "
         "encoder.",

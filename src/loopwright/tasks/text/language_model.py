@@ -330,7 +330,7 @@ def num_embeddings(model: Any) -> int:
 
 
 def mean_of(outputs: Mapping[str, Any], labels: Any) -> Any:
-    return (outputs["losses"].double().sum() / (labels != text.IGNORED).sum().clamp(min=1)).float()
+    return outputs["losses"].double().sum() / (labels != text.IGNORED).sum().clamp(min=1)
 
 
 def sample_sums(batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -130,7 +130,9 @@ class MaskedLanguageModel(language.LanguageTask):
         return samples
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-        tokens = {name: [job.processor.decode([each]) for each in sample[name]] for name in ("prediction", "reference")}
+        sides = ("prediction", "reference")
+        tokens = {name: [job.processor.decode([each]) for each in sample[name]] for name in sides}
+        tokens |= {f"{name}_ids": sample[name] for name in sides}  # parts of a character have the same text
         return {"position": sample["position"], "loss": sample["loss"], "num_tokens": sample["count"], **tokens}
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArg
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.scoring import (
+    CalibrationScorer,
     JointScorer,
     LossInterval,
     MetricScorer,
@@ -64,7 +65,7 @@ class MultipleChoice(Task):
         "columns": "--context_column, --start_column, --choices_column, --label_column; inferred if they are clear.",
         "SWAG": "sent1, sent2, ending0 to ending3 and label are recognised.",
         "labels": "Letters become numbers with --label_map A=0 B=1 C=2 D=3.",
-        "metric": "Accuracy, compared with chance.",
+        "metric": "Accuracy, compared with chance, and the expected calibration error (ECE).",
         "predict": 'lw predict RUN "text" "choice" "choice", or lines with tabs between the text and its choices.',
     }
     example = "lw train multiple-choice --data swag.csv --model ./minilm --epochs 3 --batch 16 --lr 5e-5"
@@ -135,7 +136,7 @@ class MultipleChoice(Task):
 
     def create_scorer(self, job: Job) -> Scorer:
         scorer = MetricScorer(lambda: load_metric("accuracy"), {"accuracy": True})
-        return JointScorer([scorer, LossInterval()])
+        return JointScorer([scorer, CalibrationScorer(), LossInterval()])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         from torch.nn import functional

@@ -21,7 +21,7 @@ _PRIVATE = ("first", "second", "keys")
 
 
 class PoolScorer(Scorer):
-    """Recall at 1, 5 and 10, the mean reciprocal rank, and the mean loss against all partners of the pool.
+    """Recall at 1, 5 and 10, mean reciprocal rank, NDCG at 10, and the mean loss against all partners of the pool.
 
     A sample has "position", "first" and "second" (the embeddings of its two texts), and "keys" (a hash of each text).
     Partners with the same text as the right one, or from a row with the same first text, are not counted as rivals. A
@@ -29,7 +29,10 @@ class PoolScorer(Scorer):
     None without one.
     """
 
-    directions: Mapping[str, bool] = {"mrr": True, **{f"recall@{k}": True for k in KS}, "pool_loss": False}
+    directions: Mapping[str, bool] = {
+        **{"mrr": True, **{f"recall@{k}": True for k in KS}},
+        **{f"ndcg@{max(KS)}": True, "pool_loss": False},
+    }
 
     def __init__(
         self, pool_size: int, temperature: float, gather: Callable[[Any], list[Any]] | None = None, rank: int = 0

@@ -20,7 +20,14 @@ from loopwright.sources.values import UnusableValueError, as_tokens
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
-from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer, score_baselines
+from loopwright.tasks.scoring import (
+    CalibrationScorer,
+    JointScorer,
+    LossInterval,
+    MetricScorer,
+    Scorer,
+    score_baselines,
+)
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.samples import tokens_of
 from loopwright.tasks.text.tag_order import is_in_order, likeliest
@@ -70,7 +77,7 @@ class TokenClassification(Task):
         "columns": "--tokens_column and --tags_column; inferred if they are clear.",
         "numbers": "--label_map 0=O 1=B-PER 2=I-PER names tags that are written as numbers.",
         "metric": "F1, precision and recall of entities, which must match in type and both ends, and the accuracy of "
-        "tags. token_accuracy if the tags are not entities.",
+        "tags; token_accuracy if the tags are not entities. The expected calibration error (ECE) of tags.",
     }
     example = "lw train token-classification --data ner.jsonl --model ./minilm --epochs 3 --batch 16 --lr 5e-5"
     arguments = TokenClassificationArguments
@@ -154,7 +161,7 @@ class TokenClassification(Task):
         names = _names(job.plan)
         results = ("f1", "precision", "recall", "accuracy") if _has_entities(names) else ("token_accuracy",)
         scorer = MetricScorer(lambda: _create_metric(names), dict.fromkeys(results, True))
-        return JointScorer([scorer, LossInterval()])
+        return JointScorer([scorer, CalibrationScorer(), LossInterval()])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         """Words beyond `max_length`, which the model has not seen, count as if nothing was found there."""
@@ -170,7 +177,7 @@ class TokenClassification(Task):
             batch["position"].tolist(), losses.tolist(), num_tokens.tolist(), given, found, strict=True
         ):
             sample = {"position": position, "prediction": predicted, "reference": tags, "loss": loss}
-            sample["num_target_tokens"] = number
+            sample |= {"num_target_tokens": number, "confidences": shares}
             wrong = [index for index, tag in enumerate(tags) if predicted[index] != tag and shares[index] >= _SURE]
             if wrong:
                 surest = max(wrong, key=lambda index: shares[index])

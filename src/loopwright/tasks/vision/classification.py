@@ -19,6 +19,7 @@ from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin
 from loopwright.tasks.data import RunData
 from loopwright.tasks.scoring import (
+    CalibrationScorer,
     JointScorer,
     LossInterval,
     MetricScorer,
@@ -62,7 +63,7 @@ class ImageClassification(VisionTask):
         "jsonl or parquet with a column of paths and a column of classes; or a Hub id.",
         "models": "By default a small convolutional net. Else a folder or Hub id of transformers (ViT, Swin, ResNet, "
         "...), or package.module:function that returns any PyTorch module.",
-        "metric": "Accuracy, top-5 accuracy, and F1 (macro-averaged for more than two classes).",
+        "metric": "Accuracy, top-5 accuracy, F1 (macro-averaged for more than two classes), calibration error.",
         "predict": "lw predict RUN a.jpg b.png photos/ --overlays drawn/",
     }
     example = "lw train image-classification --data photos/ --model ./vit --epochs 3 --batch 32 --lr 5e-5"
@@ -129,7 +130,7 @@ class ImageClassification(VisionTask):
         parts: list[Scorer] = [MetricScorer(lambda: _metric(number), {"accuracy": True, "f1": True})]
         if number > _NUM_SHOWN:
             parts.append(TopScorer())
-        return JointScorer([*parts, LossInterval("loss" if _is_plain(job.args) else "image_loss")])
+        return JointScorer([*parts, CalibrationScorer(), LossInterval("loss" if _is_plain(job.args) else "image_loss")])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         """The "loss" is the plain cross-entropy; if another loss is trained on, that is "image_loss"."""

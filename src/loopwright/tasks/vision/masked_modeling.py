@@ -146,13 +146,13 @@ class MaskedImageModeling(VisionTask):
             masks,
             strict=True,
         ):
-            error = float(np.square(rebuilt - pixels)[:, mask].mean())
+            error = float(np.square(rebuilt.astype(np.float64) - pixels)[:, mask].mean())
             sample = {"position": position, "prediction": rebuilt, "reference": pixels, "mask": mask}
-            samples.append({**sample, "loss": error, "image_loss": loss})
+            samples.append({**sample, "loss": error, "image_loss": loss, "num_hidden": int(mask.sum())})
         return samples
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-        return {"position": sample["position"], "masked_mse": sample["loss"], "loss": sample["loss"]}
+        return {"masked_mse": sample["loss"], **sample}
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
         outputs = model(**self.inputs_for(job, batch))
