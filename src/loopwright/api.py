@@ -169,7 +169,7 @@ def evaluate(
     folder = _folder(run)
     changes, module = _without_module(task_of_run(folder), changes)
     _check_changes(changes, evaluation_flags(task_of_run(folder)))
-    metrics, _ = evaluate_run(folder, data, Screen(is_quiet=True), allow_changed_data, changes, module)
+    metrics, _, _ = evaluate_run(folder, data, Screen(is_quiet=True), allow_changed_data, changes, module)
     return metrics
 
 

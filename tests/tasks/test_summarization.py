@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from loopwright import api
+from loopwright.cli.main import main
 from loopwright.errors import InputError
 from tasks.phrases import articles, tiny_t5
 from tasks.recomputed import assert_recomputed
@@ -32,6 +33,23 @@ def test_summaries_are_learnt_and_written(news):
     assert list(written) == ["summary"] and written["summary"].startswith("News about")
     worst = read_lines(run.path / "eval" / "worst.jsonl")
     assert {"source", "reference", "prediction", "loss", "num_target_tokens", "position", "place"} == set(worst[0])
+
+
+def test_the_tokens_of_a_language_without_spaces_are_printed_beside_the_numbers(tmp_path, capsys):
+    made = [{"document": f"第{k}天的天气很好。我们去了公园。", "summary": f"第{k}天天气好。"} for k in range(60)]
+    data = write_jsonl(tmp_path / "zh.jsonl", made)
+    run = api.train("summarization", data=data, test_file=data, **{**SHORT, "quiet": False})
+    names, beside = ("rouge1", "rouge2", "rougeL", "rougeLsum"), "(Chinese characters)"
+    assert run.result["tokens"] == run.result["test_tokens"] == dict.fromkeys(names, beside[1:-1])
+    assert run.result["baselines"]["lead"]["rouge1"] > 0.7
+    log, card = (run.path / "log.txt").read_text(), (run.path / "model" / "README.md").read_text()
+    assert f"rougeL {beside}" in log and "words p50 " in log
+    assert log.count(f" {beside}") >= 9 and all(f"| {name} {beside} |" in card for name in names)
+    page = (run.path / "report.html").read_text()
+    assert f"rougeL {beside}</div>" in page and f"<dt>test rouge1 {beside}</dt>" in page
+    capsys.readouterr()
+    assert main(["evaluate", str(run.path), "--quiet"]) == 0
+    assert capsys.readouterr().out.count(beside) == 4
 
 
 def test_truncation_is_reported_and_the_whole_summary_is_compared(news):

@@ -33,13 +33,13 @@ def evaluate(argv: list[str]) -> int:
     asked, changes = parse_for_run(parser, argv, api.evaluation_flags)
     with json_events(asked.json) as events:
         screen = api.Screen(is_quiet=asked.quiet, events=events)
-        metrics, intervals = api.evaluate_run(
+        metrics, intervals, tokens = api.evaluate_run(
             find_run(asked.run), asked.data, screen, asked.allow_changed_data, changes
         )
         if events is not None:
-            events.lines({**api.as_json(metrics), **api.intervals_as_json(intervals)})
+            events.lines({**api.as_json(metrics, tokens), **api.intervals_as_json(intervals)})
         else:
-            lines = [api.metrics_text(metrics, intervals), *missing_intervals(intervals.missing)]
+            lines = [api.metrics_text(metrics, intervals, tokens), *missing_intervals(intervals.missing)]
             sys.stdout.write("\n".join(lines) + "\n")
     return DONE
 

@@ -34,6 +34,7 @@ class Card:
     """The result of a run; `value` is None before the first evaluation. `others`: (name, value, interval in words)."""
 
     metric: str = ""
+    tokens: str = ""
     value: float | None = None
     interval: Interval | None = None
     bars: list[Bar] = field(default_factory=list)
@@ -46,17 +47,24 @@ class Card:
 
 def card_of(run: RunView) -> Card:
     values, intervals = _values(run)
+    beside = {
+        f"{title}{name}": f" ({each})"
+        for title, kept in (("", "tokens"), ("test ", "test_tokens"))
+        for name, each in (run.result.get(kept) or {}).items()
+    }
     name = run.metric if run.metric in values else next(iter(values), None)
     card = Card(state=_STATES.get(run.state, run.state), facts=_facts(run))
     if name is None:
         card.verdict = _nothing_yet(run)
         return card
     card.metric, card.value, card.interval = name, values.pop(name), intervals.get(name)
+    card.tokens = beside.get(name, "")
     baselines = {baseline: found[name] for baseline, found in run.baselines.items() if name in found}
     card.bars = _bars(card.value, card.interval, baselines)
     card.verdict = ("" if run.result else "So far, at the best evaluation: ") + _verdict(run, card, baselines)
     card.others = [
-        (other.replace("_", " "), metric(value), interval_text(intervals.get(other))) for other, value in values.items()
+        (other.replace("_", " ") + beside.get(other, ""), metric(value), interval_text(intervals.get(other)))
+        for other, value in values.items()
     ]
     card.missing = missing_intervals(run.result.get("no_intervals") or {})
     card.others += [(other, str(value), "") for other, value in (run.result.get("nonfinite") or {}).items()]

@@ -35,13 +35,13 @@ def finish(run: RunJob, trained: TrainResult, spent: TimeSpent) -> None:
     checkpoint = load_weights(job, folder)
     began = time.monotonic()
     with screen.waiting("evaluating the best model") as waiting:
-        metrics, intervals, examples = evaluate(job, job.eval_dataset, folder.evaluation, screen.print, waiting)
+        metrics, intervals, tokens, examples = evaluate(job, job.eval_dataset, folder.evaluation, screen.print, waiting)
     result: dict[str, Any] = {
         "task": run.task.name,
         "metric": run.best.short_name,
         "direction": run.best.direction,
         "update": update_of(read_manifest(checkpoint)),
-        **as_json(metrics),
+        **as_json(metrics, tokens),
         **intervals_as_json(intervals),
         "baselines": {name: dict(values) for name, values in run.baselines.items()},
         "num_suspects": len(examples.suspects),
@@ -73,15 +73,15 @@ def _test(run: RunJob, folder: RunFolder) -> dict[str, Any]:
         return {}
     dataset = run.task.create_dataset(job, job.data.rows("test"), is_labelled=True)
     with screen.waiting("evaluating on the test data") as waiting:
-        metrics, intervals, _ = evaluate(job, dataset, folder.evaluation / "test", screen.print, waiting)
-    found = {**as_json(metrics), **intervals_as_json(intervals)}
+        metrics, intervals, tokens, _ = evaluate(job, dataset, folder.evaluation / "test", screen.print, waiting)
+    found = {**as_json(metrics, tokens), **intervals_as_json(intervals)}
     return {f"test_{name}": value for name, value in found.items()}
 
 
 def evaluate(
     job: Job, dataset: Any, folder: Path | None, report: Callable[[str], None], waiting: Waiting | None = None
-) -> tuple[dict[str, float], Intervals, Examples]:
-    """Return metrics, intervals and notable samples of a job's model; a folder, if given, gets the predictions."""
+) -> tuple[dict[str, float], Intervals, dict[str, str], Examples]:
+    """Return metrics, intervals, tokens and notable samples of a job's model; predictions go to a folder, if given."""
     callbacks = [] if waiting is None else [CountBatches(waiting)]
     trainer = TaskTrainer(job, callbacks=callbacks, report=lambda kind, text, **fields: report(text))
     found = trainer.evaluate_fully(dataset, None if folder is None else folder / "predictions.jsonl")
@@ -97,7 +97,7 @@ def evaluate(
         if trainer.examples.suspects:
             write_table(folder / "suspects.csv", _with_places(trainer.examples.suspects, dataset))
     trainer.intervals.missing = {name: why for name, why in trainer.intervals.missing.items() if name in metrics}
-    return metrics, trainer.intervals, trainer.examples
+    return metrics, trainer.intervals, trainer.tokens, trainer.examples
 
 
 def _with_places(samples: list[dict[str, Any]], dataset: Any) -> list[dict[str, Any]]:

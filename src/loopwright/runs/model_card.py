@@ -20,7 +20,7 @@ _MOST_LABELS = 50
 
 def model_card(job: Job, run: RunFolder, result: Mapping[str, Any]) -> str:
     num_parameters = sum(parameter.numel() for parameter in job.model.parameters())
-    table = _table("validation", result["metrics"], result["intervals"], result["baselines"])
+    table = _table("validation", result, "", result["baselines"])
     lines = [
         f"# {job.task.name}: {run.id}",
         "",
@@ -29,7 +29,7 @@ def model_card(job: Job, run: RunFolder, result: Mapping[str, Any]) -> str:
         *(["", *table] if result["metrics"] else []),
     ]
     if "test_metrics" in result:
-        lines += ["", *_table("test", result["test_metrics"], result["test_intervals"], {})]
+        lines += ["", *_table("test", result, "test_", {})]
     if missing := missing_intervals({**result.get("no_intervals", {}), **result.get("test_no_intervals", {})}):
         lines += ["", *missing]
     lines += ["", "## How to open it", "", *_how_to_open(job)]
@@ -125,9 +125,11 @@ def _how_to_open(job: Job) -> list[str]:
     ]
 
 
-def _table(split: str, metrics: Mapping[str, float], intervals: Mapping[str, Any], baselines: Any) -> list[str]:
+def _table(split: str, result: Mapping[str, Any], prefix: str, baselines: Any) -> list[str]:
+    metrics, intervals, tokens = (result.get(f"{prefix}{name}", {}) for name in ("metrics", "intervals", "tokens"))
+    names = {name: f"{name} ({tokens[name]})" if name in tokens else name for name in metrics}
     rows = [
-        f"| {name} | {metric_text(value, intervals.get(name))} | {_interval(intervals.get(name))} |"
+        f"| {names[name]} | {metric_text(value, intervals.get(name))} | {_interval(intervals.get(name))} |"
         for name, value in metrics.items()
     ]
     rows += [

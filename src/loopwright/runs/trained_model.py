@@ -55,7 +55,7 @@ def evaluate_run(
     allow_changed_data: bool = False,
     changes: Mapping[str, Any] | None = None,
     module: Any = None,
-) -> tuple[dict[str, float], Intervals]:
+) -> tuple[dict[str, float], Intervals, dict[str, str]]:
     """Evaluate the best model of a run on a file or, by default, on its validation data, limited as in the run."""
     own = DataPlan.read(folder.data)
     task = task_of_run(folder)
@@ -83,8 +83,8 @@ def evaluate_run(
         screen.print(f"evaluated on the first {limit:,} of {len(rows):,} rows (--max_eval_samples)")
     dataset = task.create_dataset(job, job.data.first_rows("validation", limit), is_labelled=True)
     with screen.waiting("evaluating") as waiting:
-        metrics, intervals, _ = evaluate(job, dataset, place, screen.print, waiting)
-    return metrics, intervals
+        metrics, intervals, tokens, _ = evaluate(job, dataset, place, screen.print, waiting)
+    return metrics, intervals, tokens
 
 
 def predict_run(

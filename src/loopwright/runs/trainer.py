@@ -47,6 +47,7 @@ class TaskTrainer(Trainer):
 
     Attributes:
         intervals: (low, high) of the metrics of the last evaluation, and why some have none.
+        tokens: the tokens of its metrics for which the script of the texts decides.
         examples: the worst and the suspected samples of the last `evaluate_fully`.
         around_saves: returns a context manager around every save.
         on_record: called with each record of metrics.jsonl as it is written.
@@ -65,6 +66,7 @@ class TaskTrainer(Trainer):
         self.job = job
         self._evaluates_training = job.args.eval_on_train and not is_rehearsal
         self.intervals = Intervals()
+        self.tokens: dict[str, str] = {}
         self.examples = Examples()
         self.first_samples: list[dict[str, Any]] = []
         self.look_at_first_batch: Callable[[Any], None] | None = None
@@ -132,6 +134,7 @@ class TaskTrainer(Trainer):
             for state in (mine, *others):
                 self._scorer.merge_state(state)
         self.intervals = self._scorer.intervals()
+        self.tokens = self._scorer.tokens()
         metrics = self._scorer.compute()
         for name, value in metrics.items():
             self.run_history.update_metric(f"{self._prefix}{name}", value)

@@ -67,6 +67,10 @@ class Scorer(ABC):
     def intervals(self) -> Intervals:
         """Return (low, high) of the metrics, and why some have none; called before `compute`."""
 
+    def tokens(self) -> dict[str, str]:
+        """Return the tokens of metrics for which the script of the texts decides; called before `compute`."""
+        return {}
+
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Return the state, for a merge on another process."""
@@ -116,6 +120,9 @@ class MetricScorer(Scorer):
         if isinstance(self._metric, Bootstrap):
             return self._metric.interval()
         return Intervals(self._metric.own_interval(0.95, self._groups or None))
+
+    def tokens(self) -> dict[str, str]:
+        return dict(self._metric.tokens)
 
     def state_dict(self) -> dict[str, Any]:
         groups = [[number, group.state_dict()] for number, group in sorted(self._groups.items())]
@@ -187,6 +194,9 @@ class JointScorer(Scorer):
 
     def intervals(self) -> Intervals:
         return Intervals({name: each for part in self._parts for name, each in part.intervals().entries.items()})
+
+    def tokens(self) -> dict[str, str]:
+        return {name: tokens for part in self._parts for name, tokens in part.tokens().items()}
 
     def state_dict(self) -> dict[str, Any]:
         return {"parts": [part.state_dict() for part in self._parts]}
@@ -387,10 +397,11 @@ def finite(values: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
-def as_json(metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Return metrics for result.json, with non-finite values as text under "nonfinite"."""
+def as_json(metrics: Mapping[str, float], tokens: Mapping[str, str]) -> dict[str, Any]:
+    """Return metrics for result.json, with non-finite values as text under "nonfinite", and their tokens if any."""
     others = {name: str(value) for name, value in metrics.items() if not math.isfinite(value)}
-    return {"metrics": finite(metrics), **({"nonfinite": others} if others else {})}
+    found = {"metrics": finite(metrics), "nonfinite": others, "tokens": dict(tokens)}
+    return {name: values for name, values in found.items() if values or name == "metrics"}
 
 
 def intervals_as_json(intervals: Intervals) -> dict[str, Any]:

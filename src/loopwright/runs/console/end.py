@@ -38,14 +38,14 @@ def print_summary(
     intervals = {name: tuple(bounds) for name, bounds in result["intervals"].items()}
     baselines = [f"{name} {values[metric]:.4f}" for name, values in result["baselines"].items() if metric in values]
     beside = f"   ({', '.join(baselines)})" if baselines else ""
-    screen.block(
-        "best", f"step {result['update']}  {metrics_text(_first(result['metrics'], metric), intervals)}{beside}"
-    )
+    shown = metrics_text(_first(result["metrics"], metric), intervals, result.get("tokens"))
+    screen.block("best", f"step {result['update']}  {shown}{beside}")
     screen.block("", summary_of(folder.path), *missing_intervals(result.get("no_intervals", {})))
     if "test_metrics" in result:
         spread = {name: tuple(bounds) for name, bounds in result["test_intervals"].items()}
         missing = missing_intervals(result.get("test_no_intervals", {}))
-        screen.block("test", metrics_text(_first(result["test_metrics"], metric), spread), *missing)
+        shown = metrics_text(_first(result["test_metrics"], metric), spread, result.get("test_tokens"))
+        screen.block("test", shown, *missing)
     if examples.worst:
         more = f"   {len(examples.worst)} in report.html" if len(examples.worst) > 1 else ""
         screen.block("worst", f"{mistake_text(examples.worst[0])}{more}")

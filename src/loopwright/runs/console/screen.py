@@ -271,8 +271,13 @@ def eval_metrics(latest: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in names.items() if name != "loss_epoch" and name not in bounds}
 
 
-def metrics_text(metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> str:
-    return "  ".join(f"{name} {metric_text(value, intervals.get(name))}" for name, value in metrics.items())
+def metrics_text(
+    metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]], tokens: Mapping[str, str] | None = None
+) -> str:
+    """Return metrics with their intervals and tokens, as far as they have any."""
+    texts = {name: f"{name} {metric_text(value, intervals.get(name))}" for name, value in metrics.items()}
+    texts |= {name: f"{texts[name]} ({each})" for name, each in (tokens or {}).items() if name in texts}
+    return "  ".join(texts.values())
 
 
 def metric_text(value: float, interval: tuple[float, float] | None) -> str:
