@@ -215,7 +215,7 @@ def draw_reliability(rows: Sequence[tuple[float, float, int, float, float]]) -> 
             f'height="{_short(frame.height - _BOTTOM - y)}"><title>{texts[-1]}</title></rect>'
         )
         parts.append(_text("tick x", left + width / 2, y - 2, _count(count)))
-    parts.append(f'<path class="line c1 dashed" d="M{frame.place(0.0, 0.0)}L{frame.place(1.0, 1.0)}"/>')
+    parts.append(f'<path class="line c1" d="M{frame.place(0.0, 0.0)}L{frame.place(1.0, 1.0)}"/>')
     return _named_axes(frame, "confidence", "accuracy", f"Reliability diagram. {'; '.join(texts)}", parts)
 
 

@@ -185,7 +185,7 @@ class Calibration:
         number = sum(row[2] for row in rows)
         error = sum(count * abs(accuracy - share) for _, _, count, share, accuracy in rows) / max(number, 1)
         note = f"ECE {metric(error)}: the mean gap between accuracy and confidence of {plural(number, 'prediction')}, "
-        note += "which are counted above the bars; the dashed line is perfect calibration"
+        note += "which are counted above the bars; the line is perfect calibration"
         return Reliability("Calibration", rows, note)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from loopwright.report import missing_intervals, summary_of
 from loopwright.runs.clock import TimeSpent
-from loopwright.runs.console.screen import clock, lasted, metrics_text, visible
+from loopwright.runs.console.screen import clock, in_order, lasted, metrics_text, visible
 from loopwright.runs.provenance import name_of
 from loopwright.tasks.base import Job
 from loopwright.tasks.scoring import Examples
@@ -38,13 +38,13 @@ def print_summary(
     intervals = {name: tuple(bounds) for name, bounds in result["intervals"].items()}
     baselines = [f"{name} {values[metric]:.4f}" for name, values in result["baselines"].items() if metric in values]
     beside = f"   ({', '.join(baselines)})" if baselines else ""
-    shown = metrics_text(_first(result["metrics"], metric), intervals, result.get("tokens"))
+    shown = metrics_text(in_order(result["metrics"], metric), intervals, result.get("tokens"))
     screen.block("best", f"step {result['update']}  {shown}{beside}")
     screen.block("", summary_of(folder.path), *missing_intervals(result.get("no_intervals", {})))
     if "test_metrics" in result:
         spread = {name: tuple(bounds) for name, bounds in result["test_intervals"].items()}
         missing = missing_intervals(result.get("test_no_intervals", {}))
-        shown = metrics_text(_first(result["test_metrics"], metric), spread, result.get("test_tokens"))
+        shown = metrics_text(in_order(result["test_metrics"], metric), spread, result.get("test_tokens"))
         screen.block("test", shown, *missing)
     if examples.worst:
         more = f"   {len(examples.worst)} in report.html" if len(examples.worst) > 1 else ""
@@ -89,10 +89,6 @@ def mistake_text(sample: Mapping[str, Any]) -> str:
 def _short(value: Any) -> str:
     text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
     return f"{text[:_MOST_CHARACTERS]}…" if len(text) > _MOST_CHARACTERS else text
-
-
-def _first(metrics: Mapping[str, float], name: str) -> dict[str, float]:
-    return {name: metrics[name], **metrics} if name in metrics else dict(metrics)
 
 
 def _input(job: Job) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from loopwright.runs.console.screen import metric_text
+from loopwright.runs.console.screen import in_order, metric_text
 
 _ROW = "eval"
 _FIRST_WIDTH = 6
@@ -40,7 +40,7 @@ class EvalTable:
             tokens: the tokens of metrics that depend on a script; the header has those of the decisive one.
             columns: the width of the terminal; None omits nothing, and repeats the header now and then.
         """
-        names = sorted(metrics, key=lambda name: (name != self._decisive, name == "loss"))
+        names = list(in_order(metrics, self._decisive))
         cells = {"update": f"{update:,}", "epoch": f"{epoch:.2f}"}
         cells |= {name: metric_text(metrics[name], intervals.get(name)) for name in names}
         cells["seconds"] = f"{seconds:.1f}"

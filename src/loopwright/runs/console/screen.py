@@ -271,6 +271,12 @@ def eval_metrics(latest: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in names.items() if name != "loss_epoch" and name not in bounds}
 
 
+def in_order(metrics: Mapping[str, float], decisive: str) -> dict[str, float]:
+    """Return metrics with the decisive one first, calibration and loss last."""
+    names = sorted(metrics, key=lambda name: (name != decisive, name in ("ece", "loss"), name == "loss"))
+    return {name: metrics[name] for name in names}
+
+
 def metrics_text(
     metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]], tokens: Mapping[str, str] | None = None
 ) -> str:
