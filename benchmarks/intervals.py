@@ -14,6 +14,7 @@ import math
 import multiprocessing
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,8 @@ import numpy as np
 from loopwright import metrics
 from loopwright.errors import InputError
 from loopwright.metrics.bootstrap import poisson_weights
-from loopwright.metrics.intervals import Resampled, correlation
+from loopwright.metrics.detection import Matches, intervals_of, resampled
+from loopwright.metrics.intervals import LEAST_ROWS, Resampled, correlation
 
 LEVEL, REPLICATES = 0.95, 1000
 SIZES = (10, 20, 50, 200, 1000)
@@ -312,6 +314,48 @@ def simulate_correlation(is_of_ranks: bool, truth: float, size: int, num_sets: i
     return coverage(bounds, expected)
 
 
+def scenes(size: int = 300) -> tuple[list[Matches], int]:
+    """Return the matches of images with up to four objects of three classes, and the number of images."""
+    random = np.random.default_rng(1)
+    metric = metrics.CocoAP()
+    for position in range(size):
+        count = random.integers(1, 5)
+        corners = random.uniform(0, 60, (count, 2)) + 100 * np.arange(count)[:, None]
+        boxes = np.concatenate([corners, corners + random.uniform(10, 40, (count, 2))], axis=1)
+        classes = random.choice(3, count, p=(0.5, 0.3, 0.2))
+        noise = random.exponential(1.5)
+        shifted = np.concatenate([boxes + noise * random.normal(size=boxes.shape), random.uniform(0, 99, (1, 4))])
+        shifted[-1, 2:] += shifted[-1, :2]
+        guesses = np.append(np.where(random.random(count) < 0.85, classes, 0), random.integers(0, 3))
+        scores = np.append(random.beta(5, 2, count), random.beta(2, 5))
+        found = {"boxes": shifted, "classes": guesses, "scores": scores}
+        metric.add_batch(predictions=[found], references=[{"boxes": boxes, "classes": classes}], positions=[position])
+    _, _, overlaps = metric._evaluated("bbox")
+    sides = [metric._state[position] for position in range(size)]
+    return [Matches.of(sides, each, overlaps) for each in range(3)], size
+
+
+def simulate_precision(result: str, size: int, num_sets: int) -> Coverage:
+    """Draw images; a data set and its replicates only weigh the matches of the population."""
+    matches, num_images = scenes()
+    truth = float(resampled(matches, np.ones((1, num_images), dtype=np.int64))[result][0])
+    random = np.random.default_rng([3, size])
+    weights = poisson_weights(0, np.arange(size), REPLICATES).T.astype(np.float64)
+    bounds: list[Any] = []
+    for _ in range(num_sets):
+        drawn = np.zeros((size, num_images))
+        drawn[np.arange(size), random.integers(0, num_images, size)] = 1
+        copies = drawn.sum(axis=0).astype(np.int64)
+        own = [replace(each, num_references=copies * each.num_references) for each in matches]
+        sample = Resampled(copies, copies, size, False, LEVEL)
+        values = {result: float(resampled(matches, copies[None])[result][0])}
+        if any(sample.too_few(LEAST_ROWS, [each.num_references.sum()]) for each in own):
+            bounds.append("too few")
+        else:
+            bounds.append(intervals_of(matches, values, (weights @ drawn).astype(np.int64), sample)[result])
+    return coverage(bounds, truth)
+
+
 def wilson_width(hits: Any, size: int) -> float:
     """Return the width of Wilson's interval of a share."""
     z, share = 1.959964, hits / size
@@ -337,6 +381,8 @@ def table_rows() -> list[Row]:
             name = f"{'Spearman' if is_of_ranks else 'Pearson'}, {truth}"
             run = lambda size, sets, r=is_of_ranks, t=truth: simulate_correlation(r, t, size, sets)  # noqa: E731
             rows.append(Row(name, run, of_shares))
+    for name in ("map", "map_50", "mar_100"):
+        rows.append(Row(name, lambda size, sets, n=name: simulate_precision(n, size, sets), of_resampled, 300))
     return rows
 
 

@@ -437,7 +437,7 @@ def test_what_has_no_honest_interval_says_what_it_would_take():
         bootstrap.compute()
     rare = metrics.Bootstrap(metrics.combine(["accuracy", metrics.F1(average="macro"), "matthews_correlation"]))
     for references, reason in (
-        ([1, 0, 1, 1], "at least 5 samples are needed, there are 4"),
+        ([1, 0, 1, 1], "at least 50 samples are needed, there are 4"),
         ([0, 1] * 20, "at least 50 samples are needed, there are 40"),
         ([0] * 58 + [1, 1], "at least 5 samples of each class are needed, the rarest has 2: about 150 samples"),
     ):

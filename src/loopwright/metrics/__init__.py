@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any
 
 from loopwright.errors import ConfigError
-from loopwright.metrics.base import Combined, CountingMetric, Metric
+from loopwright.metrics.base import Combined, CountingMetric, Metric, Options
 from loopwright.metrics.bootstrap import Bootstrap
 from loopwright.metrics.calibration import ExpectedCalibrationError
 from loopwright.metrics.classification import (
@@ -122,7 +122,8 @@ VISION_METRICS: Mapping[str, type[Metric]] = _by_name((TopKAccuracy, MeanIoU, Co
 class _GluePearson(PearsonCorrelation):
     """Pearson's correlation under the name that GLUE's STS-B gives it."""
 
-    result_name = "pearson"
+    def result(self, options: Options) -> dict[str, Any]:
+        return {"pearson": super().result(options)["pearsonr"]}
 
 
 GLUE: Mapping[str, Callable[[], Metric]] = MappingProxyType(

@@ -136,13 +136,9 @@ class Metric(ABC):
         return []
 
     def own_interval(self, level: float, groups: Mapping[int, Any] | None = None) -> dict[str, Bounds | str]:
-        """Return (low, high) of the results that have an interval although they are no function of counts.
+        """Return the intervals of a metric that is no function of counts, or why it has none; called before `compute`.
 
-        A text says why a result has none. Call it before `compute`.
-
-        Args:
-            level: the share of the interval, between 0 and 1.
-            groups: a metric of this kind for each group of samples, by its number, if samples come in groups.
+        `groups` has a metric of this kind for each group of samples, by its number, if samples come in groups.
         """
         return {}
 
@@ -194,10 +190,12 @@ class CountingMetric(Metric):
     Attributes:
         limits: the lowest and the highest value of the results; None for means without limits.
         micro_f1: the result that is an F1 over all decisions, if there is one.
+        has_independent_parts: whether a row is at most one of `num_parts`.
     """
 
     limits: ClassVar[Bounds | None] = None
     micro_f1: ClassVar[str | None] = None
+    has_independent_parts: ClassVar[bool] = False
 
     @abstractmethod
     def count(self, columns: Columns) -> Counts:
@@ -221,15 +219,16 @@ class CountingMetric(Metric):
             if few or self.limits is None:
                 found[name] = few or sample.mean(float(value), replicates[name])
                 continue
-            low, high = self.limits
-            unit, units = ((each - low) / (high - low) for each in (value, replicates[name]))
-            # A mean over classes of equal accuracy varies as a share of so many trials.
-            equivalent = len(classes) ** 2 / float((1 / classes).sum()) if len(classes) else math.inf
-            bounds = sample.score(
-                float(unit), units, parts.get(name, equivalent), is_f1=name in parts and name == self.micro_f1
-            )
-            found[name] = (
-                bounds if isinstance(bounds, str) else (low + bounds[0] * (high - low), low + bounds[1] * (high - low))
+            found[name] = sample.score(
+                float(value),
+                replicates[name],
+                # A mean over classes of equal accuracy varies as a share of so many trials.
+                parts.get(
+                    name, len(classes) ** 2 / float((1 / np.maximum(classes, 1)).sum()) if len(classes) else math.inf
+                ),
+                self.limits,
+                is_f1=name in parts and name == self.micro_f1,
+                is_exact=name in parts and self.has_independent_parts,
             )
         return found
 
@@ -241,7 +240,7 @@ class CountingMetric(Metric):
         return {}
 
     def num_per_class(self, totals: Counts) -> Counts:
-        """Return the number of references of each class, if results without parts are means over classes."""
+        """Return the references of each class that occurs, if results without parts are means over classes."""
         return np.zeros(0, dtype=np.int64)
 
     def scores_of(self, totals: Counts) -> Scores:
@@ -269,6 +268,7 @@ class ShareMetric(CountingMetric):
     """One or several shares of the samples; a subclass defines their names, and which samples count (`hits`)."""
 
     limits = (0.0, 1.0)
+    has_independent_parts = True
 
     @property
     @abstractmethod
@@ -288,11 +288,6 @@ class ShareMetric(CountingMetric):
 
     def num_parts(self, totals: Counts) -> dict[str, float]:
         return dict.fromkeys(self.names, float(totals[-1]))
-
-    def interval(self, sample: Resampled) -> dict[str, Bounds | str]:
-        if sample.is_grouped:
-            return super().interval(sample)
-        return {name: sample.share(sample.totals[index], sample.totals[-1]) for index, name in enumerate(self.names)}
 
 
 class Combined(Metric):

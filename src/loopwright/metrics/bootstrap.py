@@ -14,7 +14,7 @@ so batch size, order and the number of processes change nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from loopwright.errors import ConfigError, DataError
 from loopwright.keys import KeyStream
 from loopwright.metrics.base import Column, Columns, Metric, as_column
-from loopwright.metrics.intervals import LEAST_FOR_SHARES, Bounds, Intervals, Resampled
+from loopwright.metrics.intervals import Bounds, Intervals, Resampled
 from loopwright.metrics.sums import padded_sum
 
 # Numbers held at once for a chunk of a batch.
@@ -101,8 +101,7 @@ class Bootstrap:
         num_units = len(self._groups) or self.metric.num_samples
         for part, sums in zip(self.parts, self._totals, strict=True):
             sample = Resampled(sums[0], sums[1:][self._num_drawn[1:] > 0], num_units, bool(self._groups), level)
-            few = sample.too_few(LEAST_FOR_SHARES)
-            found |= dict.fromkeys(part.scores_of(sample.totals), few) if few else part.interval(sample)
+            found |= part.interval(sample)
         return Intervals(found)
 
     @property
@@ -159,11 +158,6 @@ class Bootstrap:
             # Integers below 2**53: the product of doubles is exact, and much faster than one of integers.
             drawn = weights.T.astype(np.float64) @ part.count(columns).astype(np.float64)
             self._totals[index] = padded_sum(self._totals[index], np.rint(drawn).astype(np.int64))
-
-
-def unit_weights(units: Iterable[int]) -> NDArray[np.float64]:
-    """Return how often each row or group is drawn, by its number, in ascending order: (1000, units)."""
-    return poisson_weights(0, np.asarray(sorted(units)), 1000).T.astype(np.float64)
 
 
 def poisson_weights(seed: int, positions: Column, replicates: int) -> NDArray[np.uint8]:

@@ -28,7 +28,7 @@ from loopwright.metrics.base import (
     as_matrix,
     ratio,
 )
-from loopwright.metrics.intervals import Bounds, Resampled
+from loopwright.metrics.intervals import Bounds
 from loopwright.metrics.sums import Counts, Totals
 
 AVERAGES = ("binary", "micro", "macro", "weighted", None)
@@ -118,8 +118,8 @@ class LabelMetric(SumsPerLabel):
         return {self.name: self.value(sums_by_kind(totals), options)}
 
     def num_per_class(self, totals: Counts) -> Counts:
-        referred = sums_by_kind(totals)[2]
-        return np.asarray(referred[referred > 0])
+        _, predicted, referred = sums_by_kind(totals)
+        return np.asarray(referred[predicted + referred > 0])
 
     @abstractmethod
     def value(self, sums: Counts, options: Options) -> NDArray[np.float64]:
@@ -143,6 +143,7 @@ class AveragedMetric(LabelMetric):
     0 ("warn" means 0 too) or 1.
     """
 
+    has_independent_parts = True
     defaults: ClassVar[Options] = MappingProxyType(
         {"average": "binary", "pos_label": 1, "labels": None, "zero_division": 0.0}
     )
@@ -186,16 +187,6 @@ class AveragedMetric(LabelMetric):
         denominator = self.parts(right, predicted, referred)[1]
         return {self.name: float(denominator - right if self.micro_f1 else denominator)}
 
-    def interval(self, sample: Resampled) -> dict[str, Bounds | str]:
-        if self.options["average"] not in ("binary", "micro") or sample.is_grouped:
-            return super().interval(sample)
-        sums, _ = self._chosen(sums_by_kind(sample.totals), self.options)
-        return {self.name: self.interval_of_ratio(sample, *sums.sum(axis=-1))}
-
-    def interval_of_ratio(self, sample: Resampled, right: Any, predicted: Any, referred: Any) -> Bounds | str:
-        """Return the interval of the ratio of one label, or of all decisions."""
-        return sample.share(*self.parts(right, predicted, referred))
-
     def _chosen(self, sums: Counts, options: Options) -> tuple[Counts, bool]:
         """Return the sums of the labels that count, and whether the options name them."""
         chosen: list[Any] | None = [options["pos_label"]] if options["average"] == "binary" else options["labels"]
@@ -228,9 +219,6 @@ class F1(AveragedMetric):
 
     def parts(self, right: Counts, predicted: Counts, referred: Counts) -> tuple[Counts, Counts]:
         return 2 * right, predicted + referred
-
-    def interval_of_ratio(self, sample: Resampled, right: Any, predicted: Any, referred: Any) -> Bounds | str:
-        return sample.f1(right, predicted, referred)
 
 
 class Precision(AveragedMetric):
@@ -325,10 +313,6 @@ class MultiLabel(CountingMetric):
 
     def num_per_class(self, totals: Counts) -> Counts:
         return np.asarray(sums_by_kind(totals[2:])[2])
-
-    def interval(self, sample: Resampled) -> dict[str, Bounds | str]:
-        found = super().interval(sample)
-        return found if sample.is_grouped else {**found, "subset_accuracy": sample.share(*sample.totals[:2])}
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per label, in the order of the columns."""

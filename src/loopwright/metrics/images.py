@@ -121,8 +121,8 @@ class MeanIoU(CountingMetric):
         return {"overall_accuracy": float(sums_by_kind(totals, 4)[2].sum())}
 
     def num_per_class(self, totals: Counts) -> Counts:
-        num_images = sums_by_kind(totals, 4)[3]
-        return np.asarray(num_images[num_images > 0])
+        _, predicted, referred, num_images = sums_by_kind(totals, 4)
+        return np.asarray(num_images[predicted + referred > 0])
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per class; call it before `compute`, which resets the metric."""

@@ -1,8 +1,8 @@
 """Confidence intervals that cover: 95 % intervals contain the true value in about 95 % of all evaluations.
 
-Shares are Agresti-Coull intervals, which never have width 0. Other scores between two limits are those of a share with
-as many trials as their spread under resampling suggests. Means without limits follow Hall (1992), whose t interval is
-corrected for skewness. `benchmarks/intervals.py` simulates the coverage.
+Shares get Agresti-Coull intervals (1998), which never have width 0. Other scores between two limits get those of a
+share with as many trials as their spread under resampling suggests. Means without limits follow Hall (1992), whose t
+interval is corrected for skewness. `benchmarks/intervals.py` simulates the coverage.
 """
 
 from __future__ import annotations
@@ -87,22 +87,17 @@ class Resampled:
         needed = f"at least {LEAST_PER_CLASS} samples of each class are needed, the rarest has {int(rarest)}"
         return f"{needed}: about {math.ceil(self.num_units * LEAST_PER_CLASS / rarest)} {unit}" if rarest else needed
 
-    def share(self, hits: Any, trials: Any) -> Bounds | str:
-        """Return the interval of a share of independent trials (Agresti and Coull 1998)."""
-        if not trials > 0:
-            return UNDEFINED
-        z = _z(self.level)
-        size = float(trials) + z * z
-        centre = (float(hits) + z * z / 2) / size
-        half = z * math.sqrt(centre * (1 - centre) / size)
-        return max(centre - half, 0.0), min(centre + half, 1.0)
-
-    def f1(self, right: Any, predicted: Any, referred: Any) -> Bounds | str:
-        """Return the interval of 2J / (1 + J), where J is the share of the right among all predicted or referred to."""
-        return _f1_of(self.share(right, predicted + referred - right))
-
-    def score(self, value: float, replicates: Numbers, parts: float = math.inf, *, is_f1: bool = False) -> Bounds | str:
-        """Return the interval of a score between 0 and 1: that of a share with as many trials as the spread suggests.
+    def score(
+        self,
+        value: float,
+        replicates: Numbers,
+        parts: float = math.inf,
+        limits: Bounds = (0.0, 1.0),
+        *,
+        is_f1: bool = False,
+        is_exact: bool = False,
+    ) -> Bounds | str:
+        """Return the interval of a score between limits: that of a share with as many trials as the spread suggests.
 
         A little of a share's own spread is mixed in: resampling sees none if all rows are perfect. With few units,
         each is at most one trial.
@@ -111,19 +106,31 @@ class Resampled:
             value: of all rows.
             replicates: the value of each resampling.
             parts: how many things it is a share of, if they may be fewer than the rows.
-            is_f1: whether the share is J of `f1`.
+            limits: the lowest and the highest value.
+            is_f1: whether it is 2J / (1 + J), where J is the share of the right among all predicted or referred to.
+            is_exact: whether the parts are independent trials, unless rows come in groups.
         """
+        low, high = limits
+        value, replicates = (value - low) / (high - low), (replicates - low) / (high - low)
         if is_f1:
-            return _f1_of(self.score(value / (2 - value), replicates / (2 - replicates), parts))
-        units = min(float(self.num_units), parts)
+            value, replicates = value / (2 - value), replicates / (2 - replicates)
+        units = trials = min(float(self.num_units), parts)
         if not math.isfinite(value) or units <= 0:
             return UNDEFINED
-        spread = float(np.var(replicates[np.isfinite(replicates)]))
-        own = 2 / units
-        trials = (value * (1 - value) + own) / (spread + own / units)
-        if units < LEAST_ROWS or spread == 0:
-            trials = min(trials, units)
-        return self.share(value * trials, trials)
+        if is_exact and not self.is_grouped:
+            trials = parts
+        elif spread := float(np.var(replicates[np.isfinite(replicates)])):
+            own = 2 / units
+            trials = (value * (1 - value) + own) / (spread + own / units)
+            trials = min(trials, units) if units < LEAST_ROWS else trials
+        z = _z(self.level)
+        size = trials + z * z
+        centre = (value * trials + z * z / 2) / size
+        half = z * math.sqrt(max(centre * (1 - centre), 0.0) / size)
+        # A perfect score may be a rounding error above its limit.
+        ends = np.asarray([max(centre - half, min(value, 0.0)), min(centre + half, max(value, 1.0))])
+        ends = low + (high - low) * (2 * ends / (1 + ends) if is_f1 else ends)
+        return float(ends[0]), float(ends[1])
 
     def mean(self, value: float, replicates: Numbers) -> Bounds | str:
         """Return the interval of a mean without limits."""
@@ -146,32 +153,21 @@ class Resampled:
 
 
 def correlation(
-    value: float, num_rows: int, level: float, *, is_of_ranks: bool = False, drawn: Numbers | None = None
+    value: float, num_units: int, level: float, *, is_of_ranks: bool = False, error: float | None = None
 ) -> Bounds | str:
     """Return Fisher's interval of a correlation; that of ranks by Bonett and Wright (2000).
 
-    Args:
-        value: the correlation.
-        num_rows: the number of rows, or of groups.
-        level: of the interval, between 0 and 1.
-        is_of_ranks: whether it is Spearman's.
-        drawn: the correlation of each resampling, if rows come in groups: their spread replaces the formula.
+    `error` is the standard error of its z if rows come in groups, which are then the units.
     """
-    unit, least = ("samples", LEAST_FOR_SHARES) if drawn is None else ("groups", LEAST_ROWS)
-    if num_rows < least:
-        return f"at least {least} {unit} are needed, there are {num_rows}"
+    unit, least = ("samples", LEAST_FOR_SHARES) if error is None else ("groups", LEAST_ROWS)
+    if num_units < least:
+        return f"at least {least} {unit} are needed, there are {num_units}"
     if not math.isfinite(value):
         return UNDEFINED
-    limit = 1 - 0.5 / num_rows
-    error = math.sqrt((1 + value * value / 2 if is_of_ranks else 1.0) / (num_rows - 3))
-    if drawn is not None:
-        error = float(np.std(np.arctanh(np.clip(drawn[np.isfinite(drawn)], -limit, limit)))) or error
-    centre, half = math.atanh(min(max(value, -limit), limit)), _z(level) * error
+    limit = 1 - 0.5 / num_units
+    centre = math.atanh(min(max(value, -limit), limit))
+    half = _z(level) * (error or math.sqrt((1 + value * value / 2 if is_of_ranks else 1.0) / (num_units - 3)))
     return min(math.tanh(centre - half), value), max(math.tanh(centre + half), value)
-
-
-def _f1_of(bounds: Bounds | str) -> Bounds | str:
-    return bounds if isinstance(bounds, str) else (2 * bounds[0] / (1 + bounds[0]), 2 * bounds[1] / (1 + bounds[1]))
 
 
 def _z(level: float) -> float:

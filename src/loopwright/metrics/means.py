@@ -146,12 +146,9 @@ class Perplexity(MeanLoss):
     def interval(self, sample: Resampled) -> dict[str, Bounds | str]:
         found = super().interval(sample)
         bounds = found["loss"]
-        return {**found, "perplexity": bounds if isinstance(bounds, str) else self._exponentials(bounds)}
-
-    @staticmethod
-    def _exponentials(bounds: Bounds) -> Bounds:
-        low, high = np.exp(np.minimum(bounds, 709.0))
-        return float(low), float(high)
+        if not isinstance(bounds, str):
+            bounds = math.exp(min(bounds[0], 709.0)), math.exp(min(bounds[1], 709.0))
+        return {**found, "perplexity": bounds}
 
 
 class BitsPerByte(Perplexity):

@@ -17,7 +17,6 @@ import numpy as np
 
 from loopwright.errors import DataError
 from loopwright.metrics.base import Columns, Metric, Options
-from loopwright.metrics.bootstrap import unit_weights
 from loopwright.metrics.intervals import Bounds, correlation
 from loopwright.metrics.sums import Counts, ExactSums, Numbers, Rows
 
@@ -73,7 +72,6 @@ class PearsonCorrelation(SummingMetric):
     """Pearson's correlation; nan if one side is constant."""
 
     name = "pearsonr"
-    result_name: ClassVar[str] = "pearsonr"
     num_sums = 5
 
     def summands(self, predictions: Numbers, references: Numbers) -> list[Numbers]:
@@ -88,27 +86,13 @@ class PearsonCorrelation(SummingMetric):
 
     def result(self, options: Options) -> dict[str, Any]:
         if not all(each.is_finite for each in self._state.sums):
-            return {self.result_name: math.nan}
+            return {"pearsonr": math.nan}
         x, y, xx, yy, xy = (each.finite_part for each in self._state.sums)
         n = self.num_samples
-        return {self.result_name: _correlation(n * xy - x * y, n * xx - x * x, n * yy - y * y)}
+        return {"pearsonr": _correlation(n * xy - x * y, n * xx - x * x, n * yy - y * y)}
 
     def own_interval(self, level: float, groups: Mapping[int, Any] | None = None) -> dict[str, Bounds | str]:
-        value = self.result(self.options)[self.result_name]
-        if groups is None or not math.isfinite(value):
-            return {self.result_name: correlation(value, self.num_samples, level)}
-        # The sums of each group about the means, in exact arithmetic.
-        mean_x, mean_y = (each.finite_part / self.num_samples for each in self._state.sums[:2])
-        rows = []
-        for _, group in sorted(groups.items()):
-            n, (x, y, xx, yy, xy) = group.num_samples, (each.finite_part for each in group._state.sums)
-            x, y = x - n * mean_x, y - n * mean_y
-            xx, yy = xx - 2 * mean_x * x - n * mean_x**2, yy - 2 * mean_y * y - n * mean_y**2
-            rows.append([n, x, y, xx, yy, xy - mean_x * y - mean_y * x - n * mean_x * mean_y])
-        n, x, y, xx, yy, xy = (unit_weights(groups) @ np.asarray(rows, dtype=np.float64)).T
-        with np.errstate(invalid="ignore", divide="ignore"):
-            drawn = (n * xy - x * y) / np.sqrt((n * xx - x * x) * (n * yy - y * y))
-        return {self.result_name: correlation(value, len(groups), level, drawn=drawn)}
+        return _interval(self, level, groups)
 
 
 class SpearmanCorrelation(Metric):
@@ -133,29 +117,31 @@ class SpearmanCorrelation(Metric):
         return {"spearmanr": _correlation(_dot(x, y), _dot(x, x), _dot(y, y))}
 
     def own_interval(self, level: float, groups: Mapping[int, Any] | None = None) -> dict[str, Bounds | str]:
-        value = self.result(self.options)["spearmanr"]
-        if groups is None or not math.isfinite(value):
-            return {"spearmanr": correlation(value, self.num_samples, level, is_of_ranks=True)}
-        numbers = np.concatenate(
-            [np.full(groups[each].num_samples, place) for place, each in enumerate(sorted(groups))]
-        )
-        table = np.concatenate([groups[each]._state.table for each in sorted(groups)])
-        order = np.lexsort((table[:, 1], table[:, 0], numbers))
-        drawn = [_weighted_spearman(table[order], weights[numbers[order]]) for weights in unit_weights(groups)]
-        return {"spearmanr": correlation(value, len(groups), level, drawn=np.asarray(drawn))}
+        return _interval(self, level, groups, is_of_ranks=True)
 
 
-def _weighted_spearman(table: Numbers, weights: Numbers) -> float:
-    """Return Spearman's correlation of rows that are drawn so often."""
-    ranks = []
-    for values in table.T:
-        _, codes = np.unique(values, return_inverse=True)
-        counts = np.bincount(codes, weights)
-        ranks.append((np.cumsum(counts) - counts / 2)[codes] - weights.sum() / 2)
-    xy, xx, yy = (
-        float(weights @ (a * b)) for a, b in ((ranks[0], ranks[1]), (ranks[0], ranks[0]), (ranks[1], ranks[1]))
-    )
-    return xy / math.sqrt(xx * yy) if xx > 0 and yy > 0 else math.nan
+def _interval(
+    metric: Metric, level: float, groups: Mapping[int, Metric] | None, *, is_of_ranks: bool = False
+) -> dict[str, Bounds | str]:
+    """Return the interval of a correlation; groups are left out in turn, at least a hundredth of them at a time."""
+    [(name, value)] = metric.result(metric.options).items()
+    if groups is None:
+        return {name: correlation(value, metric.num_samples, level, is_of_ranks=is_of_ranks)}
+    blocks = [type(metric)(**metric.options) for _ in range(min(100, len(groups)))]
+    for place, (_, group) in enumerate(sorted(groups.items())):
+        blocks[place % len(blocks)].merge(group)
+    left: list[float] = []
+    for block in blocks:
+        others = type(metric)(**metric.options)
+        for other in blocks:
+            if other is not block:
+                others.merge(other)
+        left += others.result(metric.options).values() if others.num_samples else []
+    with np.errstate(divide="ignore"):
+        transformed = np.arctanh(np.asarray(left, dtype=np.float64))
+    transformed = transformed[np.isfinite(transformed)]
+    error = math.sqrt((len(transformed) - 1) * np.var(transformed)) if len(transformed) > 1 else 0.0
+    return {name: correlation(value, len(groups), level, is_of_ranks=is_of_ranks, error=error)}
 
 
 def _numbers(columns: Columns) -> tuple[Numbers, Numbers]:
