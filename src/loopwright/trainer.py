@@ -500,6 +500,9 @@ class Trainer(TrainerHooks):
     train_loader: Any = of_run("train_loader", "The training loader of the current run, or None.", settable=False)
     eval_loader: Any = of_run("eval_loader", "The evaluation loader of the current run, or None.", settable=False)
     num_parts: int = of_run("memory.parts.train", "Parts that a micro-batch is split into.", settable=False)
+    spending: Any = of_run(
+        "logbook.spending", 'A context whose time is "evaluation" or "save", or with None nothing.', settable=False
+    )
     data_wait_seconds: float = of_run("logbook.data_wait_seconds", "Seconds spent waiting for data.", settable=False)
 
     @property

@@ -210,16 +210,6 @@ def test_the_watts_of_a_gpu_are_read_at_logs_until_that_fails(monkeypatch):
     assert "gpu_watts" not in taken() and answers
 
 
-def test_what_follows_a_log_is_in_no_figure():
-    throughput = Throughput(CPU)
-    watched = throughput.watch(iter([Window([], 5), Window([], 7)]))
-    next(watched)
-    first = throughput.take()["samples_per_second"]
-    assert first > 0 and throughput._started is None
-    next(watched)
-    assert throughput._started is not None and throughput.take()["samples_per_second"] > 0
-
-
 @pytest.mark.parametrize(
     ("name", "precision", "peak"),
     [

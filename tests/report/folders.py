@@ -37,6 +37,7 @@ def records(num_updates: int = 40, resumed_at: int | None = None) -> list[dict[s
     An update takes 0.1 s, of which a quarter is spent waiting for data; an evaluation 2 s, a save 0.5 s.
     """
     seconds, rows = 0.0, []
+    spent = {"train_seconds": 0.0, "wait_seconds": 0.0, "evaluation_seconds": 0.0, "save_seconds": 0.0}
 
     def log(event: str, **fields: Any) -> None:
         rows.append({"event": event, **fields, "seconds": round(seconds, 3), "time": 1_800_000_000 + seconds})
@@ -44,19 +45,23 @@ def records(num_updates: int = 40, resumed_at: int | None = None) -> list[dict[s
     log("start", update=0, epoch=1, run_id="a", resumed_from=None, tier="T0", seed=42)
     for update in range(10, num_updates + 1, 10):
         seconds += 1.0
+        spent["train_seconds"] += 0.75
+        spent["wait_seconds"] += 0.25
         log("log", update=update, epoch=1, loss=2.0 / update, lr=0.1 / update, gradient_norm=1.0 + update % 20)
         speed = {"samples_per_second": 160.0, "data_wait": 0.25, "peak_memory_bytes": 5e8, "padding_waste": 0.4}
-        log("speed", update=update, epoch=1, tokens_per_second=900.0, **speed)
+        log("speed", update=update, epoch=1, tokens_per_second=900.0, **speed, **spent)
         if update % 20 == 0:
             seconds += 2.0
             value = 0.5 + update / 200
             bounds = {"eval_accuracy_low": value - 0.1, "eval_accuracy_high": value + 0.1}
             log("evaluation", update=update, epoch=1, eval_accuracy=value, eval_loss=1.0 / update, **bounds)
             seconds += 0.5
+            spent["evaluation_seconds"] += 2.0
+            spent["save_seconds"] += 0.5
             log("checkpoint", update=update, checkpoint=f"step-{update:010d}")
         if update == resumed_at:
             log("start", update=update, epoch=1, run_id="a", resumed_from=f"step-{update:010d}", tier="T0", seed=42)
-    log("end", state="done", message=None)
+    log("end", state="done", message=None, **spent)
     return rows
 
 

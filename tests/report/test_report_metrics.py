@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwright.report.charts import MARK_NAMES
-from loopwright.report.metrics import Metrics
+from loopwright.report.metrics import Metrics, TimeSpent
 from loopwright.report.series import Series, thinned
 from report.folders import records, write_lines
 
@@ -60,7 +60,7 @@ def test_curves_hold_the_logged_values_by_metric(tmp_path):
     assert series["eval_accuracy"].points(600) == [(20, 0.6), (40, 0.7)]
     names = {"lr", "gradient_norm", "samples_per_second", "data_wait", "padding_waste", "peak_memory_bytes"}
     assert names <= set(series)
-    assert not {"update", "epoch", "seconds", "time", "seed"} & set(series)
+    assert not {"update", "epoch", "seconds", "time", "seed", "train_seconds", "save_seconds"} & set(series)
 
 
 def test_saves_resumes_splits_skips_guarantees_and_values_that_are_no_number_are_marked(tmp_path):
@@ -83,40 +83,12 @@ def test_saves_resumes_splits_skips_guarantees_and_values_that_are_no_number_are
     assert {mark.kind for mark in metrics.marks} <= MARK_NAMES.keys()
 
 
-START = {"event": "start", "update": 0, "seconds": 0.0}
-FIRST_LOG = {"event": "log", "update": 10, "loss": 1.0, "seconds": 1.0}
-EARLY = [{"event": "evaluation", "update": 10, "eval_loss": 1.0, "seconds": 3.0},
-         {"event": "checkpoint", "update": 10, "seconds": 3.5}]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        (records(), {"training": 3.0, "waiting": 1.0, "evaluation": 4.0, "saving": 1.0}),
-        (
-            [START, FIRST_LOG, {"event": "evaluation", "update": 15, "eval_loss": 1.0, "seconds": 3.5}],
-            {"training": 1.5, "evaluation": 2.0},
-        ),
-        ([START, *EARLY], {"training": 3.0, "evaluation": 0.0, "saving": 0.5}),
-        (
-            [START, *EARLY, {"event": "log", "update": 20, "loss": 1.0, "seconds": 4.5}],
-            {"training": 2.0, "evaluation": 2.0},
-        ),
-        (
-            [
-                START,
-                FIRST_LOG,
-                {"event": "profile", "update": 10, "took_seconds": 4.0, "seconds": 5.5},
-                {"event": "evaluation", "update": 10, "eval_loss": 1.0, "seconds": 7.5},
-            ],
-            {"training": 1.5, "profiling": 4.0, "evaluation": 2.0},
-        ),
-    ],
-    ids=["all activities", "unlogged updates are training", "before the first log", "after the first log", "profile"],
-)
-def test_time_is_attributed_to_activities(tmp_path, rows, expected):
-    spent = read_rows(tmp_path, rows).spent
-    assert {name: getattr(spent, name) for name in expected} == pytest.approx(expected)
+def test_the_time_spent_is_that_of_the_last_record_which_has_it(tmp_path):
+    profile = {"event": "profile", "update": 10, "took_seconds": 4.0, "seconds": 5.5}
+    spent = read_rows(tmp_path, [*records(), profile]).spent
+    assert spent == TimeSpent(training=3.0, waiting=1.0, evaluation=4.0, saving=1.0, profiling=4.0)
+    spent = read_rows(tmp_path, [row for row in records() if row["event"] != "end"]).spent  # the last log's
+    assert spent == TimeSpent(training=3.0, waiting=1.0, evaluation=2.0, saving=0.5)
 
 
 def test_damaged_lines_are_passed_over_counted_and_named(tmp_path):

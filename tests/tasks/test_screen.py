@@ -272,23 +272,20 @@ def test_the_course_counts_every_evaluation_to_come_also_if_it_ends_inside_an_ep
 def test_the_time_left_is_that_of_updates_and_evaluations_as_they_were_measured(monkeypatch):
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    pace = Pace(RunLength(100, 2, update_seconds=9.0, evaluation_seconds=7.0), TimeSpent(start=3.0))
-    pace.begin(0)
+    pace = Pace(RunLength(100, 2, update_seconds=9.0, evaluation_seconds=7.0))
+    pace.log(0, 5.0)
     assert pace.seconds_left(0) == 100 * 9.0 + 3 * 7.0
-    now += 20.0
-    pace.log(10, waiting=0.25)
+    pace.log(10, 25.0)
     assert pace.seconds_left(10) == 90 * 2.0 + 3 * 7.0
-    with pace.saving():
-        now += 5.0
     pace.begin_evaluation()
     now += 1.0
     assert pace.seconds_left(50) == 50 * 2.0 + 6.0 + 2 * 7.0
     now += 3.0
     assert pace.end_evaluation() == 4.0
     assert pace.seconds_left(50) == 50 * 2.0 + 2 * 4.0
-    now += 10.0
+    assert pace.end_saves() == 0.0
     pace.end()
     now += 1.0
     assert pace.end_saves() == 1.0
-    assert pace.spent == TimeSpent(start=3.0, train=25.0, wait=5.0, evaluation=4.0, save=6.0)
-    assert pace.spent.text(50.0) == "start 6 % · train 50 % · data-wait 10 % · eval 8 % · save 12 % · other 14 %"
+    spent = TimeSpent(start=3.0, train=25.0, wait=5.0, evaluation=4.0, save=6.0)
+    assert spent.text(50.0) == "start 6 % · train 50 % · data-wait 10 % · eval 8 % · save 12 % · other 14 %"

@@ -103,7 +103,8 @@ class ProfileCallback(TrainerCallback):
         self._updates.append((self._marks, trainer.data_wait_seconds - waited, trainer.num_graphed_updates > graphed))
         self._start_update(trainer)
         if len(self._updates) == self._num_updates:
-            self._finish(trainer)
+            with trainer.spending(None):
+                self._finish(trainer)
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """End early: an evaluation is not an update."""

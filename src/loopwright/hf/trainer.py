@@ -360,36 +360,38 @@ class Trainer(PrivateNames):
                 chosen = name if eval_dataset is None else each
                 metrics |= self.evaluate(chosen, ignore_keys, f"{metric_key_prefix}_{name}")
             return metrics
-        loader = self.get_eval_dataloader(eval_dataset)
-        start = time.time()
-        with self.core.ready():
-            output = self.evaluation_loop(
-                loader,
-                description="Evaluation",
-                prediction_loss_only=True if self.compute_metrics is None else None,
-                ignore_keys=ignore_keys,
-                metric_key_prefix=metric_key_prefix,
-            )
-        metrics = _timed(self.args, output, metric_key_prefix, start)
-        # Keep requests that callbacks made meanwhile, in case user code started this evaluation.
-        should_log, should_evaluate = self.control.should_log, self.control.should_evaluate
-        self.log(metrics)
-        self.call_event("on_evaluate", metrics=metrics)
-        self.control.should_log |= should_log
-        self.control.should_evaluate |= should_evaluate
+        with self.core.spending("evaluation"):
+            loader = self.get_eval_dataloader(eval_dataset)
+            start = time.time()
+            with self.core.ready():
+                output = self.evaluation_loop(
+                    loader,
+                    description="Evaluation",
+                    prediction_loss_only=True if self.compute_metrics is None else None,
+                    ignore_keys=ignore_keys,
+                    metric_key_prefix=metric_key_prefix,
+                )
+            metrics = _timed(self.args, output, metric_key_prefix, start)
+            # Keep requests that callbacks made meanwhile, in case user code started this evaluation.
+            should_log, should_evaluate = self.control.should_log, self.control.should_evaluate
+            self.log(metrics)
+            self.call_event("on_evaluate", metrics=metrics)
+            self.control.should_log |= should_log
+            self.control.should_evaluate |= should_evaluate
         return metrics
 
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
         """Run the model over a dataset and return predictions, labels and metrics."""
-        loader = self.get_test_dataloader(test_dataset)
-        start = time.time()
-        with self.core.ready():
-            output = self.evaluation_loop(
-                loader, description="Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
-            )
-        metrics = _timed(self.args, output, metric_key_prefix, start)
+        with self.core.spending("evaluation"):
+            loader = self.get_test_dataloader(test_dataset)
+            start = time.time()
+            with self.core.ready():
+                output = self.evaluation_loop(
+                    loader, description="Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
+                )
+            metrics = _timed(self.args, output, metric_key_prefix, start)
         self.call_event("on_predict", metrics=metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
 
@@ -456,8 +458,10 @@ class Trainer(PrivateNames):
 
     def save_model(self, output_dir: str | Path | None = None, _internal_call: bool = False) -> None:
         """Write the model, its tokenizer and the arguments to a folder that `from_pretrained` reads."""
-        weights = (self.core.whole_weights(),) if is_sharded(self.model) else ()
-        world_process_zero_only(self._save)(str(self.args.output_dir if output_dir is None else output_dir), *weights)
+        with self.core.spending("save"):
+            weights = (self.core.whole_weights(),) if is_sharded(self.model) else ()
+            folder = str(self.args.output_dir if output_dir is None else output_dir)
+            world_process_zero_only(self._save)(folder, *weights)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Write the files of `save_model` on rank 0; not called for checkpoints."""

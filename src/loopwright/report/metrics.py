@@ -13,6 +13,13 @@ from loopwright.report.series import Mark, Series
 _CURVES: Final = frozenset(("log", "speed", "training", "evaluation"))
 # Position fields of a record; not curves.
 _PLACE: Final = frozenset(("event", "update", "epoch", "seconds", "time", "nonfinite"))
+# The seconds of the run by activity, in the records of `speed` and `end`, with the attribute of `TimeSpent`.
+_ACTIVITIES: Final = {
+    "train_seconds": "training",
+    "wait_seconds": "waiting",
+    "evaluation_seconds": "evaluation",
+    "save_seconds": "saving",
+}
 _MOST_NAMED_LINES: Final = 20
 _MOST_MARKS: Final = 20_000
 _FEW_MARKS: Final = 8
@@ -30,30 +37,13 @@ _MARKS: Final = {
 
 @dataclass
 class TimeSpent:
-    """Seconds of a run by activity, as far as the records show."""
+    """Seconds of a run by activity, as its last records have them."""
 
     training: float = 0.0
     waiting: float = 0.0
     evaluation: float = 0.0
     saving: float = 0.0
     profiling: float = 0.0
-
-
-@dataclass
-class Clock:
-    """Seconds and update of the last record, and the recent time per update.
-
-    Attributes:
-        interval: seconds between the last log and the record before it.
-        per_update: seconds per update, from the last log with updates; None before it.
-        unsettled: (event, seconds, updates) of evaluations and saves before that log: part of them was training.
-    """
-
-    seconds: float = 0.0
-    update: float = 0.0
-    interval: float = 0.0
-    per_update: float | None = None
-    unsettled: list[tuple[str, float, float]] = field(default_factory=list)
 
 
 @dataclass
@@ -65,6 +55,8 @@ class Metrics:
         tier: the resume guarantee at the end of the run; None if no record has it.
         bad_lines: the numbers of the first unreadable lines.
         first_time: the wall clock at the first record, in seconds since 1970.
+        seconds: of the run, at the last record.
+        update: of the last record.
     """
 
     path: Path
@@ -77,18 +69,11 @@ class Metrics:
     num_bad: int = 0
     bad_lines: list[int] = field(default_factory=list)
     first_time: float | None = None
-    clock: Clock = field(default_factory=Clock)
+    seconds: float = 0.0
+    update: int = 0
     _num_lines: int = 0
     _offset: int = 0
     _tail: bytes = b""
-
-    @property
-    def seconds(self) -> float:
-        return self.clock.seconds
-
-    @property
-    def update(self) -> int:
-        return int(self.clock.update)
 
     def mean(self, name: str) -> float | None:
         return self.series[name].mean() if name in self.series else None
@@ -140,12 +125,12 @@ class Metrics:
                     self.bad_lines.append(self._num_lines)
 
     def _take(self, record: dict[str, Any]) -> None:
-        event, update = record.get("event"), record.get("update", self.clock.update)
+        event, update = record.get("event"), record.get("update", self.update)
         if not isinstance(update, (int, float)) or not isinstance(event, str):
             raise ValueError("a record has an event, and an update that is a number")
         if event in _CURVES:
             for name, value in record.items():
-                if type(value) in (float, int) and name not in _PLACE:
+                if type(value) in (float, int) and name not in _PLACE and name not in _ACTIVITIES:
                     self.series[name].add(update, value)
             if "nonfinite" in record:
                 values = ", ".join(f"{name} was {value}" for name, value in record["nonfinite"].items())
@@ -175,52 +160,17 @@ class Metrics:
             marks.append(Mark(kind, update, text))
 
     def _time(self, event: str, update: float, record: dict[str, Any]) -> None:
-        """Attribute the time since the last record to an activity."""
-        clock, spent = self.clock, self.spent
+        """Take the clock of a record, and the time spent by activity where it has it."""
         when, seconds = record.get("time"), record.get("seconds")
-        if isinstance(when, (int, float)):
-            self.first_time = when if self.first_time is None else self.first_time
-        if not isinstance(seconds, (int, float)):
-            return
-        passed = max(seconds - clock.seconds, 0.0)
-        num_updates = update - clock.update
-        if event == "speed":
-            waited = min(float(record.get("data_wait", 0.0)), 1.0) * clock.interval
-            spent.waiting += waited
-            spent.training -= waited
-        elif event in ("evaluation", "checkpoint"):
-            if num_updates > 0 and clock.per_update is None:
-                spent.training += passed
-                clock.unsettled.append((event, passed, num_updates))
-            else:
-                self._share(event, passed, num_updates)
-        elif event in ("log", "training"):
-            spent.training += passed
-            clock.interval = passed
-            if num_updates > 0:
-                clock.per_update = passed / num_updates
-                for earlier, seconds_of_it, updates_of_it in clock.unsettled:
-                    spent.training -= seconds_of_it
-                    self._share(earlier, seconds_of_it, updates_of_it)
-                clock.unsettled.clear()
+        if isinstance(when, (int, float)) and self.first_time is None:
+            self.first_time = when
+        if isinstance(seconds, (int, float)):
+            self.seconds, self.update = seconds, int(update)
+        if event in ("speed", "end"):
+            for name in _ACTIVITIES.keys() & record.keys():
+                setattr(self.spent, _ACTIVITIES[name], float(record[name]))
         elif event == "profile":
-            written = min(float(record.get("took_seconds", 0.0)), passed)
-            spent.profiling += written
-            spent.training += passed - written
-        if event == "start":
-            clock.interval = 0.0
-        clock.seconds = seconds
-        clock.update = update
-
-    def _share(self, event: str, passed: float, num_updates: float) -> None:
-        """Add the time of an evaluation or a save, without the unlogged updates since the last record."""
-        clock, spent = self.clock, self.spent
-        trained = min(passed, num_updates * (clock.per_update or 0.0)) if num_updates > 0 else 0.0
-        spent.training += trained
-        if event == "evaluation":
-            spent.evaluation += passed - trained
-        else:
-            spent.saving += passed - trained
+            self.spent.profiling += float(record.get("took_seconds", 0.0))
 
 
 def _parsed(line: bytes) -> Any:

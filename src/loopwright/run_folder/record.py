@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from loopwright.run_folder.files import remove_leftovers, write_json
@@ -156,18 +157,23 @@ class RunRecord:
         return {"offset": self._offset, "recorded": dict(self._recorded), "seconds": self.seconds}
 
     def close(
-        self, state: str, message: str | None = None, error: BaseException | None = None, **place: int | None
+        self,
+        state: str,
+        message: str | None = None,
+        error: BaseException | None = None,
+        seconds: Mapping[str, float] = MappingProxyType({}),
+        **place: int | None,
     ) -> None:
         """Record how the run ended and release the folder. Idempotent.
 
-        A run refused before it began writes nothing: the folder may belong to another run that finished. `place` is
-        `update` and `epoch`, for status.json.
+        A run refused before it began writes nothing: the folder may belong to another run that finished. `seconds` are
+        by activity, for metrics.jsonl; `place` is `update` and `epoch`, for status.json.
         """
         self._ended = time.monotonic() if self._ended is None else self._ended
         if self._lease is None:
             return
         if self._has_begun and self._lease_is_ours_now():
-            self.write("end", state=state, message=message)
+            self.write("end", state=state, message=message, **seconds)
             failure: dict[str, Any] = {} if error is None else {"last_error": error}
             self.set_status(force=True, state=state, message=message, **failure, **place)
         if self._log is not None:

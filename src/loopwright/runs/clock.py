@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 _LOGS_LOOKED_AT = 16
@@ -96,77 +94,45 @@ class TimeSpent:
 
 @dataclass
 class Pace:
-    """Measures the pace of a run, and updates `spent`."""
+    """Measures the pace of a run from the seconds of training that its logs report, and its evaluations."""
 
     length: RunLength
-    spent: TimeSpent = field(default_factory=TimeSpent)
     _trained: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_LOGS_LOOKED_AT))
     _evaluations: list[float] = field(default_factory=list)
-    _resumed_at: float = 0.0
-    _is_paused: bool = False
+    _evaluating_since: float | None = None
+    _ended_at: float | None = None
 
-    def begin(self, update: int) -> None:
-        self._resumed_at = time.monotonic()
-        self._trained.append((update, 0.0))
-
-    def log(self, update: int, waiting: float) -> None:
-        """Record a log; `waiting` is the share of time since the last log spent waiting for data."""
-        before = self.spent.train + self.spent.wait
-        self._count()
-        passed = self.spent.train + self.spent.wait - before
-        waited = min(waiting, 1.0) * passed
-        self.spent.wait += waited
-        self.spent.train -= waited
-        self._trained.append((update, self.spent.train + self.spent.wait))
-
-    @contextmanager
-    def saving(self) -> Iterator[None]:
-        self._count()
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self._resumed_at = time.monotonic()
-            self.spent.save += self._resumed_at - began
+    def log(self, update: int, trained: float) -> None:
+        """Record the start or a log: the seconds of training so far, waiting for data included."""
+        self._trained.append((update, trained))
 
     def begin_evaluation(self) -> None:
-        self._count()
-        self._is_paused = True
+        self._evaluating_since = time.monotonic()
 
     def end_evaluation(self) -> float:
-        now = time.monotonic()
-        took, self._resumed_at, self._is_paused = now - self._resumed_at, now, False
+        took = 0.0 if self._evaluating_since is None else time.monotonic() - self._evaluating_since
         self._evaluations.append(took)
-        self.spent.evaluation += took
+        self._evaluating_since = None
         return took
 
     def end(self) -> None:
-        """Stop counting as training; called at the end of the run, before its last save is complete."""
-        self._count()
-        self._is_paused = True
+        """Record the end of the run, before its last save is complete."""
+        self._ended_at = time.monotonic()
 
     def end_saves(self) -> float:
-        """Count the time since `end` as saving, and return it; called when the last save is complete."""
-        took = time.monotonic() - self._resumed_at if self._is_paused else 0.0
-        self.spent.save += took
-        return took
+        """Return the time since `end`; called when the last save is complete."""
+        return 0.0 if self._ended_at is None else time.monotonic() - self._ended_at
 
     def seconds_left(self, update: int) -> float | None:
         per_update = self._update_seconds()
         if per_update is None:
             return None
-        evaluations = self._evaluations[-_LOGS_LOOKED_AT:]
+        evaluations, since = self._evaluations[-_LOGS_LOOKED_AT:], self._evaluating_since
         known = sum(evaluations) / len(evaluations) if evaluations else self.length.evaluation_seconds or 0.0
-        now_evaluating = max(known - (time.monotonic() - self._resumed_at), 0.0) if self._is_paused else 0.0
+        now_evaluating = 0.0 if since is None else max(known - (time.monotonic() - since), 0.0)
         rest = max(self.length.updates - update, 0) * per_update
         return rest + now_evaluating + self.length.evaluations_after(update) * known
 
     def _update_seconds(self) -> float | None:
         (first, began), (last, ended) = self._trained[0], self._trained[-1]
         return (ended - began) / (last - first) if last > first else self.length.update_seconds
-
-    def _count(self) -> None:
-        now = time.monotonic()
-        if not self._is_paused:
-            self.spent.train += now - self._resumed_at
-        self._resumed_at = now

@@ -28,6 +28,7 @@ from loopwright.runs.start import Outcome
 from loopwright.runs.trial import plan_time, rehearse
 from loopwright.runs.weights import newest_checkpoint
 from loopwright.tasks.base import Origin
+from loopwright.training.run import run_of
 
 _BASELINES = "baselines.json"
 
@@ -35,10 +36,9 @@ _BASELINES = "baselines.json"
 def train(run: RunJob, create_folder: Callable[[], RunFolder] | None = None) -> Outcome:
     """Train in a new run folder, or resume in an existing one; `create_folder` is called when all else is ready."""
     folder = _prepare(run, create_folder)
-    pace = Pace(run.length, TimeSpent(start=time.monotonic() - run.screen.began))
+    pace, before = Pace(run.length), time.monotonic() - run.screen.began
     watch, trainer, screen = TerminateOnNaNCallback(), run.trainer, run.screen
     live = LiveReport(folder.path) if trainer.is_first else None
-    trainer.around_saves = pace.saving
     trainer.on_record = None if screen.events is None else screen.events.record
     trainer.callback_handler.add_callbacks([watch, ReportProgress(run, pace, live), *run.callbacks()])
     with run.data.watched(screen, "measuring the lengths of the rows"):
@@ -46,14 +46,13 @@ def train(run: RunJob, create_folder: Callable[[], RunFolder] | None = None) -> 
     state = "failed"
     try:
         result = trainer.train(run.job.train_dataset, **arguments)
-        pace.end_saves()
         # Only rank 0 checks for the stop file; the other ranks learn of it here.
         kind = getattr(gather_objects(result.stop_reason)[0], "kind", None)
         state = "stopped" if kind is StopKind.FILE else "done"
         if watch.triggered or kind is StopKind.NOT_FINITE:
             state = "diverged"
         if state == "done":
-            finish(run, result, pace.spent)
+            finish(run, result, TimeSpent(before, **run_of(trainer).logbook.stopwatch.read()))
     except (KeyboardInterrupt, Preempted) as interruption:
         interruption.__notes__ = [start_block.print_saved(folder, pace.end_saves(), screen)]  # add_note needs 3.11
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,6 @@ class TaskTrainer(Trainer):
         intervals: (low, high) of the metrics of the last evaluation, and why some have none.
         tokens: the tokens of its metrics for which the script of the texts decides.
         examples: the worst and the suspected samples of the last `evaluate_fully`.
-        around_saves: returns a context manager around every save.
         on_record: called with each record of metrics.jsonl as it is written.
         look_at_first_batch: called once with the next training micro-batch, then reset.
     """
@@ -70,7 +69,6 @@ class TaskTrainer(Trainer):
         self.examples = Examples()
         self.first_samples: list[dict[str, Any]] = []
         self.look_at_first_batch: Callable[[Any], None] | None = None
-        self.around_saves: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.on_record: Callable[[dict[str, Any]], None] | None = None
         self._report = report
         self._prefix = "eval_"
@@ -302,17 +300,13 @@ class TaskLogbook(Logbook):
 
 
 class TaskCheckpoints(RunCheckpoints):
-    """Saves inside the trainer's `around_saves`, and announces how a new length changes the schedule."""
+    """Announces how a new length changes the schedule."""
 
     trainer = BackReference["TaskTrainer"]()
 
     def __init__(self, run: TrainingRun, trainer: TaskTrainer) -> None:
         super().__init__(run)
         self.trainer = trainer
-
-    def serve(self) -> None:
-        with self.trainer.around_saves() if self.run.requests.saves else nullcontext():
-            super().serve()
 
     def announce(self, path: Path, changes: list[Change], that_matter: list[Change]) -> None:
         super().announce(path, changes, that_matter)

@@ -38,6 +38,7 @@ from loopwright.runs.auto.time_budget import Costs, check_fits, plan_text, plann
 from loopwright.runs.job import RunJob, num_tokens
 from loopwright.runs.trainer import TaskTrainer, loader_options
 from loopwright.tasks.base import Job
+from loopwright.training.run import run_of
 
 _ROWS_LOOKED_AT = 512
 _EVAL_BATCHES = 2
@@ -75,7 +76,6 @@ class _Stopwatch(TrainerCallback):
         self.updates: list[float] = []
         self.batches: list[float] = []
         self.evaluation = 0.0
-        self.save = 0.0
         self._num_eval_batches = num_eval_batches
         self._num_idle = num_idle
         self._rates: list[Any] = []
@@ -117,12 +117,6 @@ class _Stopwatch(TrainerCallback):
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         self.evaluation = sum(self.batches) + self.lap(trainer.device)
-
-    @contextmanager
-    def saving(self) -> Iterator[None]:
-        began = time.monotonic()
-        yield
-        self.save = time.monotonic() - began
 
 
 class _EnoughUpdates(TrainerCallback):
@@ -173,7 +167,6 @@ def _trial(run: RunJob, watch: _Stopwatch, *callbacks: TrainerCallback) -> Itera
     remove = world_process_zero_only(shutil.rmtree)
     remove(folder, ignore_errors=True)  # stale, from a process killed during a trial
     trainer = run.create_trainer([watch, *callbacks], is_trial=True)
-    trainer.around_saves = watch.saving
     with put_back(run.job, trainer.device):
         try:
             yield trainer, folder
@@ -335,6 +328,7 @@ def time_run(run: RunJob) -> Costs:
                 evaluate_every=f"{_NEVER} epochs",
                 checkpoints=Checkpointing(folder, keep_best=None, asynchronous=False),
             )
+            save = run_of(trainer).logbook.stopwatch.read()["save"]
     evaluation = watch.evaluation * num_batches / num_timed
     per_row = evaluation / len(job.eval_dataset)
     test_rows = len(job.data.rows("test")) if job.data.has("test") else 0
@@ -344,8 +338,8 @@ def time_run(run: RunJob) -> Costs:
         update=updates.update_seconds,
         evaluation=evaluation,
         training_evaluation=len(job.train_dataset) * per_row if job.args.eval_on_train else 0.0,
-        save=watch.save,
-        end=test_rows * per_row + watch.save + _REPORT_SECONDS,
+        save=save,
+        end=test_rows * per_row + save + _REPORT_SECONDS,
     )
     first: Costs = gather_objects(mine)[0]
     return first

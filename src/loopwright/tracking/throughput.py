@@ -1,6 +1,7 @@
 """The speed of a run: samples and tokens per second, padding, data wait, memory, device utilisation, watts.
 
-An update costs a counter and two clock reads; everything else is computed when something is logged.
+It counts training time alone: waiting for data is in it, evaluations, saves and logs are not. An update costs a counter
+and two clock reads; everything else is computed when something is logged.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -39,45 +41,72 @@ _FLOPS_PER_PARAMETER_AND_TOKEN = 6  # two forward, four backward (Kaplan et al. 
 W = TypeVar("W")  # a data.Window
 
 
+class Stopwatch:
+    """Counts the seconds of a run by activity: "train", "wait" (for data), "evaluation" and "save".
+
+    Every moment counts for at most one of them: the innermost. Logs, and whatever comes between epochs, count for none.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = {"train": 0.0, "wait": 0.0, "evaluation": 0.0, "save": 0.0}
+        self._activity: str | None = None
+        self._since = 0.0
+
+    def switch(self, activity: str | None) -> str | None:
+        """Count for this activity from now on; return the one before."""
+        now, before = time.perf_counter(), self._activity
+        if before is not None:
+            self._seconds[before] += now - self._since
+        self._activity, self._since = activity, now
+        return before
+
+    @contextmanager
+    def during(self, activity: str | None) -> Iterator[None]:
+        """Count a block for this activity, then continue with the one before."""
+        before = self.switch(activity)
+        try:
+            yield
+        finally:
+            self.switch(before)
+
+    def read(self) -> dict[str, float]:
+        """Return the seconds so far, by activity."""
+        self.switch(self._activity)
+        return dict(self._seconds)
+
+
 class Throughput:
     """Counts samples and tokens, and reports the speed since the last call.
 
     Args:
         num_parameters: of the model; None omits the utilisation.
         peak_flops: of one device in FLOP/s; None omits the utilisation.
+        stopwatch: counts the time; evaluations and saves are told to it by others.
     """
 
     def __init__(
-        self, device: torch.device | None = None, num_parameters: int | None = None, peak_flops: float | None = None
+        self,
+        device: torch.device | None = None,
+        num_parameters: int | None = None,
+        peak_flops: float | None = None,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         self._device = torch.device("cpu") if device is None else device
         self._num_parameters = num_parameters
         self._peak_flops = peak_flops
         self._power = PowerMeter(self._device)
-        self._started: float | None = None
-        self._waited = self.waited_seconds = 0.0
-        self._samples = self._tokens = self._slots = 0
+        self._stopwatch = Stopwatch() if stopwatch is None else stopwatch
+        self._forget()
 
     def watch(self, windows: Iterator[W]) -> Iterator[W]:
-        """Yield the windows of an epoch, counting them and the time spent waiting for them.
-
-        The clock starts when the first window after a log is requested. So an evaluation or a save right after a log
-        is not counted.
-        """
-        clock = time.perf_counter
-        while True:
-            begin = clock()
-            if self._started is None:
-                self._started = begin
-            try:
-                window = next(windows)
-            except StopIteration:
-                return
-            waited = clock() - begin
-            self._waited += waited
-            self.waited_seconds += waited
+        """Yield the windows of an epoch, counting them, the time spent waiting for them, and the time in between."""
+        self._stopwatch.switch("wait")
+        for window in windows:
+            self._stopwatch.switch("train")
             self._count(window)
             yield window
+            self._stopwatch.switch("wait")
+        self._stopwatch.switch(None)
 
     def take(self) -> dict[str, float]:
         """Return the figures since the last call and reset; called at every log, by all processes.
@@ -85,20 +114,22 @@ class Throughput:
         The caller has just read losses from the device, so all counted work is complete.
 
         Returns:
-            samples_per_second, data_wait (share of the time) and peak_memory_bytes; tokens_per_second and
+            samples_per_second, data_wait (share of training time) and peak_memory_bytes; tokens_per_second and
             padding_waste (share of pad tokens) if batches have "input_ids"; flops_utilisation if the device's peak is
             known, gpu_watts if readable. Empty if nothing was counted.
         """
-        if self._started is None or not self._samples:
+        now = self._stopwatch.read()
+        trained, waited = (now[name] - self._before[name] for name in ("train", "wait"))
+        if not self._samples:
             self._forget()
             return {}
-        seconds = max(time.perf_counter() - self._started, 1e-9)
+        seconds = max(trained + waited, 1e-9)
         tokens, slots = float(self._tokens), float(self._slots)
         if is_distributed():
             tokens, slots = sum_over_processes([tokens, slots], self._device)
         found = {
             "samples_per_second": self._samples / seconds,
-            "data_wait": min(self._waited / seconds, 1.0),
+            "data_wait": waited / seconds,
             "peak_memory_bytes": float(peak_memory(self._device)),
         }
         if slots:
@@ -120,8 +151,7 @@ class Throughput:
                 self._slots += slots
 
     def _forget(self) -> None:
-        self._started = None
-        self._waited = 0.0
+        self._before = self._stopwatch.read()
         self._samples = self._tokens = self._slots = 0
 
 

@@ -63,10 +63,12 @@ class Boundary:
             return
         stop, requests.stop = requests.stop, None
         if requests.log:
-            run.logbook.log()
+            with run.logbook.spending(None):
+                run.logbook.log()
         if requests.evaluate:
             requests.evaluate = False
-            run.trainer._run_eval_epoch(run.eval_loader, is_intermediate=True)
+            with run.logbook.spending("evaluation"):
+                run.trainer._run_eval_epoch(run.eval_loader, is_intermediate=True)
             stop = stop or self._signal_to_stop()
         run.checkpoints.serve()
         if stop is not None:

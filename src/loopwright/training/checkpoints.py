@@ -152,7 +152,7 @@ class RunCheckpoints:
         }
         entries = model.state_dict()
         state["model_extra"] = {name: value for name, value in entries.items() if not isinstance(value, torch.Tensor)}
-        state["record"] = run.logbook.record.state_dict()
+        state["record"] = {**run.logbook.record.state_dict(), "spent": run.logbook.seconds_spent()}
         weights = {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
         return weights, state, trainer.checkpoint_files()
 
@@ -243,13 +243,19 @@ class RunCheckpoints:
 
     def serve(self) -> None:
         """Save everything that was requested, as of the last finished update."""
-        run, trainer = self.run, self.run.trainer
+        run = self.run
         if run.is_torn:
             return
         if run.is_in_window:
             run.buffers.restore()  # a stop in the middle of an update has moved them already
             run.is_in_window = False
         saves, run.requests.saves = run.requests.saves, []
+        if saves:
+            with run.logbook.spending("save"):
+                self._save(saves)
+
+    def _save(self, saves: list[tuple[Path, dict[str, Any]]]) -> None:
+        run, trainer = self.run, self.run.trainer
         for directory, metadata in saves:
             if self._has_loaded_model:
                 self._report_unsaved(directory, "another model was loaded after the end of the run")
@@ -282,9 +288,14 @@ class RunCheckpoints:
 
     def save_to(self, output_dir: str | Path, metadata: dict[str, Any]) -> None:
         """Write a training state into a folder at once; called by `Trainer.save_training_state`."""
-        run, trainer, policy = self.run, self.run.trainer, self.run.settings.checkpoints
+        run, trainer = self.run, self.run.trainer
         if trainer.run_config is None or not self.metadata:
             raise ConfigError("save_training_state needs a trainer that has been prepared by train()")
+        with run.logbook.spending("save"):
+            self._write_to(output_dir, metadata)
+
+    def _write_to(self, output_dir: str | Path, metadata: dict[str, Any]) -> None:
+        run, trainer, policy = self.run, self.run.trainer, self.run.settings.checkpoints
         if not self._weights_are_finite():
             raise CheckpointError(f"not saving {output_dir}: a weight is not finite")
         try:
@@ -351,7 +362,8 @@ class RunCheckpoints:
         """Wait for the last checkpoint, and load the model that was requested for the end of the run."""
         run, saver = self.run, self.saver
         if saver is not None:
-            world_process_zero_only(saver.finish)()
+            with run.logbook.spending("save"):
+                world_process_zero_only(saver.finish)()
             self.report()
             if saver.newest is not None and (interruption is not None or run.signals.received is not None):
                 text = f"Saved {saver.newest}; resume the run from there"

@@ -59,6 +59,11 @@ def evaluate_epoch(run: TrainingRun, valid_dl: Any, is_training: bool, is_interm
 
 def run_eval_epoch(run: TrainingRun, loader: Loader, metric_name: str, is_intermediate: bool) -> None:
     """Evaluate once over a loader and record the mean loss; it has its own random keys, and restores the generators."""
+    with run.logbook.spending("evaluation"):
+        _run_eval_epoch(run, loader, metric_name, is_intermediate)
+
+
+def _run_eval_epoch(run: TrainingRun, loader: Loader, metric_name: str, is_intermediate: bool) -> None:
     trainer, event = run.trainer, run.trainer.call_event
     modes = training_modes(trainer.model) if is_intermediate else []
     trainer.eval_epoch_start()
@@ -96,7 +101,7 @@ def run_prediction(run: TrainingRun) -> tuple[Any, int]:
         outputs.extend(_of_all_processes(whole, run.engine))
         rows.append(piece.rows)
 
-    with torch.no_grad():
+    with run.logbook.spending("evaluation"), torch.no_grad():
         _run_batches(run, run.eval_loader, run.trainer.calculate_prediction, use, has_loss=False)
     return _joined(outputs), int(sum_over_processes([sum(rows)], run.engine.device)[0])
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from loopwright.back_reference import BackReference
 from loopwright.checkpoint.fingerprint import TIERS
@@ -13,7 +15,7 @@ from loopwright.engine.processes import local_process_zero_first, world_process_
 from loopwright.errors import Preempted, StopTrainingError
 from loopwright.progress import StopKind, StopReason
 from loopwright.run_folder import RunRecord
-from loopwright.tracking.throughput import Throughput, peak_flops
+from loopwright.tracking.throughput import Stopwatch, Throughput, peak_flops
 
 if TYPE_CHECKING:
     from loopwright.training.run import TrainingRun
@@ -27,6 +29,7 @@ class Logbook:
     Attributes:
         record: metrics.jsonl, status.json and the lease; writes nothing for a run without `checkpoints`.
         speed: how fast the run was between the last two logs (`tracking.throughput`); empty before the first.
+        stopwatch: the seconds of this process by activity.
     """
 
     run = BackReference["TrainingRun"]()
@@ -34,6 +37,8 @@ class Logbook:
     def __init__(self, run: TrainingRun) -> None:
         self.record = RunRecord()
         self.speed: Mapping[str, float] = {}
+        self.stopwatch = Stopwatch()
+        self._seconds_before: Mapping[str, float] = {}  # of the processes that this one continues
         self.num_graphed_updates = 0
         self.first_update_of_epoch = 1
         self.skipped_in_a_row = 0
@@ -67,13 +72,14 @@ class Logbook:
             run.checkpoints.report_last()
             raise
         finally:
-            self.record.close(state, message, error, **self._position())
+            self.record.close(state, message, error, self.seconds_spent(), **self._position())
 
     def begin(self) -> None:
         """Begin metrics.jsonl, or cut it back to the checkpoint, and report the guarantee."""
         run, checkpoints = self.run, self.run.checkpoints
         loaded, tier = checkpoints.loaded, checkpoints.metadata["tier"]
         local_process_zero_first(self.record.begin)(None if loaded is None else loaded["record"])
+        self._seconds_before = {} if loaded is None else loaded["record"].get("spent", {})
         if run.settings.checkpoints is not None or loaded is not None:
             but = ", but for the changes above" if checkpoints.is_changed else ""
             guarantee = f"{tier}, {TIERS[tier]}{but}"
@@ -125,7 +131,28 @@ class Logbook:
         engine = self.run.engine
         peak = peak_flops(engine.device, engine.accelerator.mixed_precision)
         num_parameters = sum(each.numel() for each in engine.parameters) if peak is not None else None
-        self._throughput = Throughput(engine.device, num_parameters, peak)
+        self._throughput = Throughput(engine.device, num_parameters, peak, self.stopwatch)
+
+    def spending(self, activity: str | None) -> AbstractContextManager[None]:
+        """Return a context that counts its time as "evaluation" or "save", or with None as nothing; not as training."""
+        self._finish_work()
+        return self.stopwatch.during(activity)
+
+    def pause(self) -> None:
+        """Stop counting as training, until the next window is requested."""
+        self._finish_work()
+        self.stopwatch.switch(None)
+
+    def _finish_work(self) -> None:
+        """Wait for the device: what it still has to do belongs to what came before."""
+        device = None if self.run.engine is None else self.run.engine.device
+        if device is not None and device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def seconds_spent(self) -> dict[str, float]:
+        """Return the seconds of the run by activity, for its records: those of the processes before it included."""
+        now, before = self.stopwatch.read(), self._seconds_before
+        return {f"{name}_seconds": before.get(f"{name}_seconds", 0.0) + seconds for name, seconds in now.items()}
 
     def timed(self, windows: Iterator[Window]) -> Iterator[Window]:
         assert self._throughput is not None
@@ -137,11 +164,11 @@ class Logbook:
 
     def write_speed(self) -> None:
         if self.speed:
-            self.write("speed", **self.speed)
+            self.write("speed", **self.speed, **self.seconds_spent())
 
     @property
     def data_wait_seconds(self) -> float:
-        return 0.0 if self._throughput is None else self._throughput.waited_seconds
+        return self.stopwatch.read()["wait"]
 
     def find_nonfinite(self) -> tuple[int | None, list[int] | None]:
         """Return the first update of the epoch with a loss that was not finite, if there is one, and its samples."""

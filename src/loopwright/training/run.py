@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 _CARRIED = (
     *("settings", "engine", "accelerator", "progress", "losses", "seed", "first_epoch", "run_id"),
     *("memory.parts.train", "checkpoints.metadata", "checkpoints.initial"),
-    *("logbook.record", "logbook.speed", "logbook.num_graphed_updates"),
+    *("logbook.record", "logbook.speed", "logbook.stopwatch", "logbook.num_graphed_updates"),
 )
 
 
@@ -248,6 +248,7 @@ class TrainingRun:
             self.stop(error)
         except KeyboardInterrupt as error:
             interruption = self.signals.first(error, self.engine.is_distributed)
+        self.logbook.pause()
         self.is_ending = True
         self.checkpoints.request_final()
         for phase in (self.checkpoints.serve, self._end, self.checkpoints.serve):
@@ -300,12 +301,13 @@ class TrainingRun:
     def windows(self, train_dl: Any) -> Iterator[Window]:
         """Yield the windows of the epoch from where the run is, copied ahead to the device: one per update."""
         windows = self.as_loader(train_dl).windows(self.progress.epoch, self.progress.samples)
-        self._windows = self.logbook.timed(prefetched(windows, self.engine.device))
+        self._windows = prefetched(windows, self.engine.device)
         if not self.boundary.has_reached_limit():
-            for window in self._windows:
+            for window in self.logbook.timed(self._windows):
                 yield self.begin_update(window)
 
     def end_training(self) -> None:
+        self.logbook.pause()
         self.current_rows = None
         num_batches = self.train_loader.num_batches if isinstance(self.train_loader, Loader) else None
         is_at_end = self.progress.batch == num_batches if num_batches is not None else False

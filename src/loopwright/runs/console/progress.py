@@ -47,7 +47,7 @@ class ReportProgress(TrainerCallback):
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         update = trainer.progress.update
-        self._pace.begin(update)
+        self._pace.log(update, 0.0)
         if update > 0:
             self._say_resumed(cast("TaskTrainer", trainer))
         if self._has_line:
@@ -61,7 +61,8 @@ class ReportProgress(TrainerCallback):
 
     def on_log(self, trainer: TrainerLike, logs: Any = None, **kwargs: Any) -> None:
         self._latest, self._speed = logs, dict(trainer.speed)
-        self._pace.log(logs["update"], self._speed.get("data_wait", 0.0))
+        spent = run_of(trainer).logbook.stopwatch.read()
+        self._pace.log(logs["update"], spent["train"] + spent["wait"])
         share = 100 * logs["update"] / max(self._length.updates, 1)
         line = f"{share:3.0f}%  {' · '.join(text for _, text in self._parts(logs['update']) if text)}"
         if self._line is None:
