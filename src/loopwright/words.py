@@ -26,9 +26,6 @@ WITHOUT_SPACES: Mapping[str, str] = {
     "Khmer": "\u1780-\u17ff",
     "Burmese": "\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f",
     "Tibetan": "\u0f00-\u0fff",
-    "Tai": "\u1950-\u19df\u1a20-\u1aaf\uaa80-\uaadf",
-    "Javanese": "\ua980-\ua9df",
-    "Balinese": "\u1b00-\u1b7f",
 }
 """The characters of the scripts without spaces between words, as ranges of a regular expression."""
 LATIN, KOREAN, OTHER = "Latin", "Korean", "other"
@@ -36,7 +33,6 @@ LATIN, KOREAN, OTHER = "Latin", "Korean", "other"
 _SPACELESS = "".join(WITHOUT_SPACES.values())
 _HAS_SPACELESS = re.compile(f"[{_SPACELESS}]")
 _SCRIPTS = re.compile("|".join(f"(?P<{name}>[{ranges}])" for name, ranges in WITHOUT_SPACES.items()))
-_LEAST_KANA = 5  # Chinese characters belong to Japanese texts if one text in five has kana
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _STOPS, _CLOSING = "。！？｡។៕။", "”’」』）】》"
@@ -75,23 +71,30 @@ def sentences(text: str) -> list[str]:
 
 
 def script_of(texts: Iterable[str]) -> str:
-    """Return the script of most words: a name of `WITHOUT_SPACES`, "Latin", "Korean" or "other"."""
+    """Return the script of most words: a name of `WITHOUT_SPACES`, "Latin", "Korean", "other", or "" for no letters."""
     text = " ".join(texts)
     if text.isascii():
-        return LATIN
+        return LATIN if text.upper() != text.lower() else ""
     counts = Counter(map(_script_of_word, tokenize(text)))
     num_latin, _ = counts.pop(LATIN, 0), counts.pop("", 0)
     if counts["Japanese"]:
         counts["Japanese"] += counts.pop("Chinese", 0)
-    return max(sorted(counts), key=counts.__getitem__) if counts.total() > num_latin else LATIN
+    if counts.total() > num_latin:
+        return max(sorted(counts), key=counts.__getitem__)
+    return LATIN if num_latin else ""
 
 
-def count_scripts(scripts: Mapping[str, int]) -> Counter[str]:
-    """Return the numbers of texts by script, with Chinese and Japanese as one: texts without kana may be either."""
-    counts = Counter(scripts)
-    both = counts.pop("Chinese", 0) + counts["Japanese"]
-    counts["Japanese" if counts.pop("Japanese", 0) * _LEAST_KANA >= both else "Chinese"] = both
-    return +counts
+def describe_tokens(scripts: Mapping[str, int], others: str) -> str:
+    """Return the tokens of rows by script, `others` for spaces but not Latin; "" if all have the official words."""
+    counts, kinds = Counter(scripts), Counter[str]()
+    del counts[""]
+    if 5 * counts["Japanese"] > counts["Chinese"]:  # Japanese texts without kana look Chinese
+        counts["Japanese"] += counts.pop("Chinese", 0)
+    for script, number in counts.items():
+        kinds[f"{script} characters" if script in WITHOUT_SPACES else "words" if script == LATIN else others] += number
+    (first, _), *rest = sorted((+kinds).items(), key=lambda item: (-item[1], item[0])) or [("words", 0)]
+    minor = (f"{kind} in {number:,} of {kinds.total():,} rows" for kind, number in rest)
+    return "" if first == "words" and not rest else ", ".join([first, *minor])
 
 
 def normalized_answer(text: str) -> str:
@@ -106,7 +109,7 @@ def answer_words(text: str, script: str) -> list[str]:
 
 def same_answer(predicted: str, true: str) -> bool:
     """Return whether two answers match up to case, punctuation, articles and whitespace."""
-    script = script_of([true])
+    script = script_of([true]) or script_of([predicted])
     return answer_words(predicted, script) == answer_words(true, script)
 
 

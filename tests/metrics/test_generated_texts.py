@@ -13,7 +13,6 @@ from tests.metrics.samples import columns_of
 from loopwright import metrics
 from loopwright.errors import InputError
 from loopwright.metrics.texts import in_sentences
-from sample_data import sample_rows
 
 
 @pytest.mark.parametrize(
@@ -46,20 +45,6 @@ def test_rouge_by_hand_and_scores_of_the_same_and_of_different_texts():
         assert metrics.load(name).compute(predictions=[""], references=[text])[key] == 0.0
 
 
-@pytest.mark.parametrize("use_stemmer", [False, True])
-def test_rouge_is_the_mean_of_rouge_score(use_stemmer):
-    columns = columns_of("rouge", 50)
-    scorer = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"], use_stemmer=use_stemmer)
-    scores = [
-        scorer.score_multi([in_sentences(text) for text in texts], in_sentences(prediction))
-        for prediction, texts in zip(columns["predictions"], columns["references"], strict=True)
-    ]
-    result = metrics.load("rouge", use_stemmer=use_stemmer).compute(**columns)
-    for name, value in result.items():
-        assert value == pytest.approx(np.mean([score[name].fmeasure for score in scores]), rel=1e-14)
-    assert 0.1 < result["rouge2"] < result["rouge1"] < 0.9
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -84,35 +69,24 @@ def test_corpus_scores_match_sacrebleu(name, options):
     assert 5 < value < 95
 
 
-def test_translations_agree_with_sacrebleu():
-    rows = [row["translation"] for row in sample_rows("wmt16/sample.json")]
-    romanian = [row["ro"] for row in rows]
-    english = [row["en"] for row in rows]
-    metric = metrics.combine(["sacrebleu", "chrf"])
-    result = metric.compute(predictions=english, references=romanian)
-    assert result["bleu"] == sacrebleu.corpus_bleu(english, [romanian]).score
-    assert result["chrf"] == sacrebleu.corpus_chrf(english, [romanian]).score
-
-
 LATIN = st.text("abcXYZ 019.,!?-'_\"äßñéÅøłşđọ“”–…€", max_size=40)
 MIXED = st.sampled_from(["a quick brown fox", "two words in Москва", "is 北京 a city", "5 αβ km"])
 ENGLISH = st.tuples(LATIN, MIXED).map(" ".join)
 
 
-@given(st.lists(st.tuples(LATIN | ENGLISH, ENGLISH), min_size=1, max_size=4), st.booleans())
-def test_texts_in_the_latin_script_keep_every_digit_of_the_official_packages(pairs, use_stemmer):
-    predictions, references = map(list, zip(*pairs, strict=True))
-    columns = {"predictions": predictions, "references": references}
+@given(st.lists(st.tuples(LATIN | ENGLISH, ENGLISH, ENGLISH), min_size=1, max_size=4), st.booleans())
+def test_texts_in_the_latin_script_keep_every_digit_of_the_official_packages(rows, use_stemmer):
+    predictions, first, second = map(list, zip(*rows, strict=True))
+    columns = {"predictions": predictions, "references": list(zip(first, second, strict=True))}
     scorer = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"], use_stemmer=use_stemmer)
-    scores = [scorer.score(in_sentences(theirs), in_sentences(mine)) for mine, theirs in pairs]
+    scores = [scorer.score_multi(list(map(in_sentences, texts)), in_sentences(mine)) for mine, *texts in rows]
     metric = metrics.load("rouge", use_stemmer=use_stemmer)
     metric.add_batch(**columns)
     assert metric.tokens == {}
     for name, value in metric.compute().items():
         assert value == pytest.approx(np.mean([score[name].fmeasure for score in scores]), rel=1e-14, abs=0)
-    assert (
-        metrics.load("sacrebleu").compute(**columns)["bleu"] == sacrebleu.corpus_bleu(predictions, [references]).score
-    )
+    official = sacrebleu.corpus_bleu(predictions, [first, second]).score
+    assert metrics.load("sacrebleu").compute(**columns) == {"bleu": official}
 
 
 @pytest.mark.parametrize(
@@ -145,8 +119,8 @@ def test_texts_in_any_script_are_compared_by_tokens_of_the_script(text, half, ki
 
 
 def test_the_corpus_has_one_tokenizer_of_bleu_however_its_rows_are_split():
-    references = ["今天的天气非常好", "OK", "東京都庁舎展望室", "新しい本を読みました"]
-    references += ["a cat sat on the mat", "明日は雨が降るでしょう"]
+    references = ["今天的天气非常好", "OK then", "その本を読みました", "新しい本を読みました"]
+    references += ["a cat sat on the mat", "123456"]
     predictions = [text[1:] for text in references]
     whole = sacrebleu.BLEU(tokenize="char").corpus_score(predictions, [references]).score
     for order in ([0, 1, 2, 3, 4, 5], [4, 1, 0, 5, 3, 2]):

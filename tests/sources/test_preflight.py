@@ -56,15 +56,8 @@ def test_a_single_file_becomes_a_plan(reviews_csv):
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [
-        ("  two   words ", 2),
-        ("one\ntwo\tthree\u00a0four", 4),
-        ("Ünïcode – naïve, мир हिन्दी", 5),
-        ("我们用Python 3写代码。", 8),
-        ("東京タワー is tall", 7),
-        ("ที่นี่", 2),
-        ("한국어 문장", 2),
-    ],
+    [("  two   words ", 2), ("one\ntwo\tthree\u00a0four", 4), ("naïve – мир हिन्दी 한국어", 5)]
+    + [("我们用Python 3写代码。", 8), ("東京タワー is tall", 7), ("ที่นี่", 2)],
 )
 def test_word_counts_count_words(table, text, number):
     plan = plan_of(CLASSIFY, table([[f"{text} {k}", k % 2] for k in range(20)], ["text", "label"]))

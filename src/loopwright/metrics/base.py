@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from loopwright.errors import ConfigError, DataError, InputError
 from loopwright.metrics.intervals import LEAST_FOR_SHARES, LEAST_ROWS, Bounds, Resampled
 from loopwright.metrics.sums import Counts, Totals
+from loopwright.words import describe_tokens
 
 Column = NDArray[Any]
 Columns = Mapping[str, Column]
@@ -43,7 +44,9 @@ class Metric(ABC):
         options: the options of this metric and their values.
         options_apply_early: whether options apply when samples are added. They then belong to `load`, or to a
             `compute` that gets all the samples.
-        scripts: the number of samples by the script of their references, if the metric's tokens depend on it.
+        token_names: the results whose tokens depend on the script of the references.
+        other_words: the tokens for scripts with spaces other than Latin.
+        scripts: the number of samples by the script of their references, if there are such results.
     """
 
     name: ClassVar[str]
@@ -52,6 +55,8 @@ class Metric(ABC):
     forms: ClassVar[Mapping[str, Callable[[str, Any], Column]]] = MappingProxyType({})
     defaults: ClassVar[Options] = MappingProxyType({})
     options_apply_early: ClassVar[bool] = False
+    token_names: ClassVar[tuple[str, ...]] = ()
+    other_words: ClassVar[str] = "words"
 
     def __init__(self, **options: Any) -> None:
         self.options: dict[str, Any] = {**self.defaults, **self._known(options)}
@@ -124,11 +129,9 @@ class Metric(ABC):
 
     @property
     def tokens(self) -> dict[str, str]:
-        """The tokens of each result that compares texts in scripts of which the official ones make no words.
-
-        For example {"rouge1": "Chinese characters"}; ask before `compute`, which resets.
-        """
-        return {}
+        """The tokens of results that are not the official ones, such as "Chinese characters"; ask before `compute`."""
+        found = describe_tokens(self.scripts, self.other_words)
+        return dict.fromkeys(self.token_names, found) if found else {}
 
     @property
     def counting_parts(self) -> list[CountingMetric]:

@@ -104,11 +104,6 @@ class Bootstrap:
             found |= part.interval(sample)
         return Intervals(found)
 
-    @property
-    def tokens(self) -> dict[str, str]:
-        """The metric's own."""
-        return self.metric.tokens
-
     def compute(self, **options: Any) -> dict[str, Any]:
         """Return the metric's own result, and reset; call `interval` before."""
         result = self.metric.compute(**options)

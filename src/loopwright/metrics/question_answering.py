@@ -20,7 +20,6 @@ from loopwright.errors import ConfigError, DataError
 from loopwright.metrics.base import Column, Columns, CountingMetric, Options, Scores, as_column, as_items, ratio
 from loopwright.metrics.means import UNITS_PER_ONE, MeanMetric
 from loopwright.metrics.sums import Counts, ExactSum, Numbers, Rows
-from loopwright.metrics.texts import token_text
 from loopwright.words import answer_words, script_of
 
 _KEPT = ("no_answer_scores", "has_answer", "is_answered", "exact", "f1")
@@ -33,7 +32,7 @@ def answer_scores(prediction: str, answers: list[str], *, is_v2: bool = True) ->
     """
     exact = f1 = 0.0
     for answer in answers:
-        script = script_of([answer])
+        script = script_of([answer]) or script_of([prediction])  # a number has none
         predicted, expected = answer_words(prediction, script), answer_words(answer, script)
         exact = max(exact, float(predicted == expected))
         f1 = max(f1, _word_f1(predicted, expected, of_nothing=float(is_v2)))
@@ -84,15 +83,12 @@ class Squad(MeanMetric):
     name = "squad"
     scale = 100
     names = ("exact_match", "f1")
+    token_names = ("f1",)
     forms: ClassVar = {"predictions": as_predictions, "references": as_answers}
 
     def as_columns(self, columns: Mapping[str, Any]) -> dict[str, Column]:
         """Return the columns; rows that name their question must match."""
         return super().as_columns(_of_the_same_questions(self.name, columns))
-
-    @property
-    def tokens(self) -> dict[str, str]:
-        return token_text(self.scripts, ["f1"])
 
     def update(self, columns: Columns) -> None:
         super().update(columns)
@@ -120,6 +116,7 @@ class SquadV2(CountingMetric):
     """
 
     name = "squad_v2"
+    token_names = ("f1", "HasAns_f1", "best_f1")
     columns = ("predictions", "references", "no_answer_scores")
     forms: ClassVar = {"predictions": as_predictions, "references": as_answers, "no_answer_scores": as_scores}
     limits = (0.0, 100.0)
@@ -136,10 +133,6 @@ class SquadV2(CountingMetric):
             scores = [row.get("no_answer_probability", 0.0) if isinstance(row, Mapping) else 0.0 for row in rows]
             columns = {**columns, "no_answer_scores": np.asarray(scores, dtype=np.float64)}
         return super().as_columns(columns)
-
-    @property
-    def tokens(self) -> dict[str, str]:
-        return token_text(self.scripts, ["f1", "HasAns_f1", "best_f1"])
 
     def update(self, columns: Columns) -> None:
         self._state.add(self._samples(columns))

@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 import string
 from abc import abstractmethod
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.util import find_spec
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,7 +30,7 @@ from loopwright.metrics.base import (
 )
 from loopwright.metrics.means import MeanMetric
 from loopwright.metrics.sums import Counts, Numbers
-from loopwright.words import KOREAN, LATIN, WITHOUT_SPACES, count_scripts, script_of, sentences, tokenize
+from loopwright.words import KOREAN, LATIN, WITHOUT_SPACES, script_of, sentences, tokenize
 
 # Other tokenizers of sacrebleu download a model.
 TOKENIZERS = ("auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
@@ -53,22 +52,6 @@ def as_texts(name: str, values: Any) -> Column:
 def references_of(row: Any) -> list[Any]:
     """Return the references of a sample as a list."""
     return list(row) if isinstance(row, list | tuple | np.ndarray) else [row]
-
-
-def token_text(scripts: Mapping[str, int], names: Sequence[str], others: str = "words") -> dict[str, str]:
-    """Return the tokens of texts by result, given their numbers by script; {} if all have the official words.
-
-    Args:
-        others: the tokens of scripts with spaces other than Latin.
-    """
-    kinds: Counter[str] = Counter()
-    for script, number in count_scripts(scripts).items():
-        kinds[f"{script} characters" if script in WITHOUT_SPACES else "words" if script == LATIN else others] += number
-    if not kinds.keys() - {"words"}:
-        return {}
-    (first, _), *rest = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
-    minor = (f"{kind} in {number:,} of {kinds.total():,} rows" for kind, number in rest)
-    return dict.fromkeys(names, ", ".join([first, *minor]))
 
 
 class ExactMatch(ShareMetric):
@@ -123,15 +106,12 @@ class Rouge(MeanMetric):
     forms: ClassVar = {"predictions": as_texts, "references": as_texts}
     options_apply_early = True
     names = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+    token_names, other_words = names, "Unicode words"
     defaults: ClassVar[Options] = MappingProxyType({"use_stemmer": False})
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._module = extra_module("rouge_score.rouge_scorer", "rouge-score", self.name)
-
-    @property
-    def tokens(self) -> dict[str, str]:
-        return token_text(self.scripts, self.names, "Unicode words")
 
     def update(self, columns: Columns) -> None:
         super().update(columns)
@@ -139,22 +119,16 @@ class Rouge(MeanMetric):
 
     def values(self, columns: Columns) -> Numbers:
         official = self._module.RougeScorer(list(self.names), use_stemmer=self.options["use_stemmer"])
-        other = self._module.RougeScorer(list(self.names), tokenizer=_Words())
+        by_script = SimpleNamespace(tokenize=lambda text: tokenize(text.replace("_", " ")))
+        other = self._module.RougeScorer(list(self.names), tokenizer=by_script)
         rows = []
         for prediction, row in zip(columns["predictions"], columns["references"], strict=True):
             written, references = in_sentences(prediction), references_of(row)
-            scorers = [official if script_of([each]) == LATIN else other for each in references]
+            scorers = [official if script_of([each]) in ("", LATIN) else other for each in references]
             pairs = zip(scorers, map(in_sentences, references), strict=True)
             scores = [scorer.score(reference, written) for scorer, reference in pairs]
             rows.append([max(each[name].fmeasure for each in scores) for name in self.names])
         return np.asarray(rows, dtype=np.float64).reshape(-1, len(self.names))
-
-
-class _Words:
-    """A tokenizer for rouge-score."""
-
-    def tokenize(self, text: str) -> list[str]:
-        return tokenize(text.replace("_", " "))
 
 
 class CorpusMetric(CountingMetric):
@@ -171,25 +145,28 @@ class CorpusMetric(CountingMetric):
 
     @abstractmethod
     def scorers(self) -> list[Any]:
-        """Return sacrebleu's scorers with this metric's options: every one that `choice` may name."""
+        """Return sacrebleu's scorers with this metric's options; samples vote for the one that decides."""
 
-    def choice(self) -> int:
-        """Return which scorer decides; called when all samples are counted."""
-        return 0
+    def vote(self, references: list[str]) -> int:
+        """Return which scorer suits a sample, -1 for any."""
+        return -1
 
     def count(self, columns: Columns) -> Counts:
         scorers = self.scorers()
         rows = []
         for prediction, row in zip(columns["predictions"], columns["references"], strict=True):
-            texts = [prediction], [[each] for each in references_of(row)]
+            references = references_of(row)
+            vote, texts = self.vote(references), ([prediction], [[each] for each in references])
             # sacrebleu has no public name for the sums of one text; a test compares them with its corpus_score.
-            counted = [scorer._extract_corpus_statistics(*texts)[0] for scorer in scorers]
-            rows.append([number for numbers in counted for number in numbers])
-        return np.asarray(rows, dtype=np.int64).reshape(len(rows), len(rows[0]) if rows else 0)
+            counts = [[each == vote, *one._extract_corpus_statistics(*texts)[0]] for each, one in enumerate(scorers)]
+            rows.append(np.asarray(counts, dtype=np.int64).reshape(-1))
+        return np.stack(rows) if rows else np.zeros((0, 0), dtype=np.int64)
 
     def score(self, totals: Counts, options: Options) -> Scores:
-        scorers, chosen = self.scorers(), self.choice()
-        rows = np.split(totals.reshape(-1, totals.shape[-1]), len(scorers), axis=-1)[chosen].tolist()
+        scorers = self.scorers()
+        parts = totals.reshape(-1, len(scorers), totals.shape[-1] // len(scorers))
+        chosen = _elected(parts[:, :, 0].sum(axis=0))
+        rows = parts[:, chosen, 1:].tolist()
         scores = [scorers[chosen]._compute_score_from_stats(row).score for row in rows]  # the only way back from sums
         return {self.result_name: np.asarray(scores, dtype=np.float64).reshape(totals.shape[:-1])}
 
@@ -198,8 +175,8 @@ class Bleu(CorpusMetric):
     """BLEU as sacrebleu computes it, between 0 and 100.
 
     Options: `tokenize` is a tokenizer of sacrebleu: "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char" or "none". The
-    default "auto" chooses by the script of most references, once all are there: "zh" for Chinese, "ja-mecab" for
-    Japanese, "ko-mecab" for Korean, "char" for other scripts without spaces, or if MeCab is not installed, else "13a".
+    default "auto" is "13a" unless most references are in other scripts: then "zh" for Chinese, "ja-mecab" for Japanese,
+    "ko-mecab" for Korean, "char" for other scripts without spaces or if MeCab is not installed, by their majority.
     `lowercase`; `smooth_method` is "exp", "floor", "add-k" or "none".
     """
 
@@ -218,27 +195,21 @@ class Bleu(CorpusMetric):
 
     @property
     def tokens(self) -> dict[str, str]:
-        chosen = self._tokenizers()[self.choice()]
+        names = self._tokenizers()
+        chosen = names[_elected(self._state.sums.reshape(len(names), -1)[:, 0])] if self.num_samples else "13a"
         return {} if chosen == "13a" else {self.result_name: f"tokenizer {chosen}"}
 
-    def update(self, columns: Columns) -> None:
-        super().update(columns)
-        self.scripts.update(script_of(references_of(row)) for row in columns["references"])
+    def vote(self, references: list[str]) -> int:
+        names, script = self._tokenizers(), script_of(references)
+        return names.index(_tokenizer_of(script)) if script and len(names) > 1 else -1
 
     def scorers(self) -> list[Any]:
         return [self._module.BLEU(**{**self.options, "tokenize": each}) for each in self._tokenizers()]
 
-    def choice(self) -> int:
-        found = self._tokenizers()
-        votes = dict.fromkeys(found, 0)
-        for script, number in count_scripts(self.scripts).items() if len(found) > 1 else ():
-            votes[_tokenizer_of(script)] += number
-        return max(range(len(found)), key=lambda place: votes[found[place]])
-
     def _tokenizers(self) -> list[str]:
         if self.options["tokenize"] != "auto":
             return [self.options["tokenize"]]
-        return list(dict.fromkeys(["13a", *map(_tokenizer_of, [*_OF_SCRIPT, "Thai"])]))
+        return list(dict.fromkeys(map(_tokenizer_of, [LATIN, *_OF_SCRIPT, *WITHOUT_SPACES])))
 
 
 class ChrF(CorpusMetric):
@@ -258,6 +229,11 @@ class ChrF(CorpusMetric):
 def in_sentences(text: str) -> str:
     """Return the text with one sentence on each line."""
     return text if "\n" in text.strip() else "\n".join(sentences(text))
+
+
+def _elected(votes: Counts) -> int:
+    """Return the first candidate if at least half of the votes are for it, else the best of the others."""
+    return 0 if votes[0] >= votes[1:].sum() else 1 + int(votes[1:].argmax())
 
 
 def _tokenizer_of(script: str) -> str:

@@ -47,11 +47,8 @@ class Card:
 
 def card_of(run: RunView) -> Card:
     values, intervals = _values(run)
-    beside = {
-        f"{title}{name}": f" ({each})"
-        for title, kept in (("", "tokens"), ("test ", "test_tokens"))
-        for name, each in (run.result.get(kept) or {}).items()
-    }
+    kept = (("", "tokens"), ("test ", "test_tokens"))
+    beside = {title + name: f" ({each})" for title, key in kept for name, each in run.result.get(key, {}).items()}
     name = run.metric if run.metric in values else next(iter(values), None)
     card = Card(state=_STATES.get(run.state, run.state), facts=_facts(run))
     if name is None:

@@ -122,7 +122,8 @@ class MetricScorer(Scorer):
         return Intervals(self._metric.own_interval(0.95, self._groups or None))
 
     def tokens(self) -> dict[str, str]:
-        return dict(self._metric.tokens)
+        metric: Metric = self._metric.metric if isinstance(self._metric, Bootstrap) else self._metric
+        return metric.tokens
 
     def state_dict(self) -> dict[str, Any]:
         groups = [[number, group.state_dict()] for number, group in sorted(self._groups.items())]

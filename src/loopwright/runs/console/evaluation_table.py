@@ -20,7 +20,6 @@ class EvalTable:
         self._widths: dict[str, int] = {}
         self._narrow: dict[str, int] = {}
         self._num_rows = 0
-        self._title = decisive
 
     def lines(
         self,
@@ -31,23 +30,19 @@ class EvalTable:
         seconds: float,
         *,
         is_best: bool,
-        tokens: Mapping[str, str] | None = None,
         columns: int | None = None,
     ) -> tuple[list[str], list[str]]:
         """Return the lines of an evaluation for the screen, and the untruncated ones; the header comes first if due.
 
         Args:
-            tokens: the tokens of metrics that depend on a script; the header has those of the decisive one.
             columns: the width of the terminal; None omits nothing, and repeats the header now and then.
         """
         names = list(in_order(metrics, self._decisive))
         cells = {"update": f"{update:,}", "epoch": f"{epoch:.2f}"}
         cells |= {name: metric_text(metrics[name], intervals.get(name)) for name in names}
         cells["seconds"] = f"{seconds:.1f}"
-        if self._decisive in (tokens or {}):
-            self._title = f"{self._decisive} ({(tokens or {})[self._decisive]})"
         for name, cell in cells.items():
-            self._widths.setdefault(name, max(len(self._header(name)), len(cell)))
+            self._widths.setdefault(name, max(len(name), len(cell)))
         has_header = self._num_rows == 0
         is_repeated = self._num_rows % _HEADER_EVERY == 0
         self._num_rows += 1
@@ -70,11 +65,8 @@ class EvalTable:
     ) -> list[str]:
         values = (_padded(name, cells[name], widths[name]) for name in names)
         row = "  ".join([f"{_ROW:<{_FIRST_WIDTH}}", *values, _BEST if is_best else ""])
-        header = "  ".join([" " * _FIRST_WIDTH, *(_padded(name, self._header(name), widths[name]) for name in names)])
+        header = "  ".join([" " * _FIRST_WIDTH, *(_padded(name, name, widths[name]) for name in names)])
         return [*([header.rstrip()] if has_header else []), row.rstrip()]
-
-    def _header(self, name: str) -> str:
-        return self._title if name == self._decisive else name
 
 
 def _width_of(names: list[str], widths: Mapping[str, int]) -> int:

@@ -98,7 +98,6 @@ class ReportProgress(TrainerCallback):
             eval_metrics(history.latest()),
             getattr(trainer, "intervals", {}),
             seconds,
-            tokens=getattr(trainer, "tokens", {}),
             is_best=is_best,
             columns=self._screen.columns,
         )
