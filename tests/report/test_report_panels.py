@@ -57,7 +57,8 @@ def test_confused_classes_and_the_most_confident_mistakes_are_listed(tmp_path):
     sure = block(findings, "Confidence")
     assert isinstance(sure, Histogram)
     assert [(name, sum(counts)) for name, counts in sure.groups] == [("right", 4), ("wrong", 2)]
-    shown = block(found(tmp_path, classified(), LABELS), "Most confident mistakes")
+    unsure = [{**classified()[1], "position": place, "confidence": float("nan")} for place in range(6, 30)]
+    shown = block(found(tmp_path, [*unsure, *classified()], LABELS), "Most confident mistakes")
     heads = ["row 1 · loss 1.1000 · confidence 80 %", "row 5 · loss 5.1000 · confidence 55 %"]
     assert [item.head for item in shown.items] == heads
     many = [{**classified()[1], "position": i, "confidence": i / 100} for i in range(40)]

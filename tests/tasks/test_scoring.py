@@ -1,13 +1,17 @@
 """What an evaluation collects: metrics that merge, bounded lists of examples, files that are whole or not there."""
 
 import json
+import math
 import random
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 from loopwright import api
 from loopwright.metrics import Bootstrap, load
-from loopwright.tasks.scoring import Examples, LossInterval, MetricScorer, PredictionFile, write_table
+from loopwright.report.panels import read_findings
+from loopwright.tasks.scoring import Examples, LossInterval, MetricScorer, PredictionFile, write_lines, write_table
 from tasks.conftest import FLAGS
 from tasks.reviews import read_lines, write_csv
 
@@ -52,6 +56,27 @@ def test_the_worst_and_most_confident_samples_are_kept_in_any_order_unless_they_
     found = Examples()
     found.add([{"position": 0, "prediction": 1}])
     assert found.worst == found.suspects == []
+
+
+@given(
+    losses=st.lists(st.sampled_from([math.nan, math.inf, -math.inf, 0.0, 1.0, 2.5]), min_size=1), seed=st.integers(0, 9)
+)
+def test_samples_without_a_finite_loss_come_first_in_any_order_and_their_lines_are_json(losses, seed, tmp_path_factory):
+    made = [{"position": place, "loss": loss} for place, loss in enumerate(losses)]
+    found = Examples(5)
+    found.add(random.Random(seed).sample(made, len(made)))
+    finite = sorted((one for one in made if math.isfinite(one["loss"])), key=lambda one: -one["loss"])
+    worst = [*(one for one in made if not math.isfinite(one["loss"])), *finite][:5]
+    assert found.worst == worst
+    folder = tmp_path_factory.mktemp("worst")
+    write_lines(folder / "worst.jsonl", worst)
+    for line in (folder / "worst.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)
+    heads = [item.head for item in read_findings(folder, []).worst.items]
+    names = (
+        f"loss {loss:.4f}" if math.isfinite(loss) else f"loss is {loss}" for loss in (one["loss"] for one in worst)
+    )
+    assert heads == [f"row {one['position']} · {name}" for one, name in zip(worst, names, strict=True)]
 
 
 def test_a_prediction_file_is_renamed_into_place_when_complete(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import time
@@ -121,7 +122,7 @@ def _metric(entry: Mapping[str, Any], result: Mapping[str, Any], best: Mapping[s
         entry,
     ):
         name, value = source.get("metric"), source.get("value")
-        if isinstance(name, str) and isinstance(value, (int, float)):
+        if isinstance(name, str) and isinstance(value, (int, float)) and math.isfinite(value):
             is_more_better = source.get("direction", "max") == "max"
             return {"metric": name.removeprefix("eval_"), "value": float(value), "is_more_better": is_more_better}
     return {}

@@ -291,25 +291,29 @@ class Examples:
 
 
 class Top:
-    """The samples with the largest values of a key; ties go to the lower position, whatever the batch order."""
+    """The samples with the largest values of a key, non-finite ones first.
+
+    Ties go to the lower position, whatever the batch order.
+    """
 
     def __init__(self, size: int, key: str) -> None:
         self._size = size
         self._key = key
-        self._heap: list[tuple[float, int, dict[str, Any]]] = []
+        self._heap: list[tuple[float, float, int, dict[str, Any]]] = []
 
     def add(self, sample: Mapping[str, Any]) -> None:
         value = sample.get(self._key)
         if value is None:
             return
-        entry = (float(value), -int(sample["position"]), dict(sample))
+        rank = (0.0, float(value)) if math.isfinite(value) else (1.0, 0.0)  # nan is neither larger nor smaller
+        entry = (*rank, -int(sample["position"]), dict(sample))
         if len(self._heap) < self._size:
             heapq.heappush(self._heap, entry)
-        elif entry[:2] > self._heap[0][:2]:
+        elif entry[:3] > self._heap[0][:3]:
             heapq.heapreplace(self._heap, entry)
 
     def sorted(self) -> list[dict[str, Any]]:
-        return [sample for _, _, sample in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]
+        return [entry[3] for entry in sorted(self._heap, key=lambda entry: entry[:3], reverse=True)]
 
 
 class PredictionFile:
@@ -429,4 +433,11 @@ def write_table(path: Path, samples: list[dict[str, Any]]) -> None:
 
 
 def _line(sample: Mapping[str, Any]) -> str:
-    return json.dumps(dict(sample), ensure_ascii=False, default=str) + "\n"
+    """Return a line of JSON; a number that is not finite is null, and its text is under "nonfinite"."""
+    try:
+        return json.dumps(dict(sample), ensure_ascii=False, default=str, allow_nan=False) + "\n"
+    except ValueError:
+        odd = [name for name, value in sample.items() if isinstance(value, float) and not math.isfinite(value)]
+        others = {name: str(sample[name]) for name in odd}
+        plain = json.loads(json.dumps(dict(sample), default=str), parse_constant=lambda word: None)
+        return json.dumps({**plain, **({"nonfinite": others} if others else {})}, ensure_ascii=False) + "\n"

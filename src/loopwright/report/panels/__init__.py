@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from loopwright.report.blocks import Block, Examples, Panel, Table, without_empty
+from loopwright.report.blocks import Block, Example, Examples, Panel, Table, without_empty
 from loopwright.report.formats import cut, metric, percent, plural
 from loopwright.report.panels import texts
 from loopwright.report.panels.classes import Choices, Labels, LabelSets, Pixels
@@ -72,14 +73,20 @@ def read_findings(folder: Path, labels: Sequence[str]) -> Findings:
 
 
 def _worst(path: Path, verdicts: Mapping[bool | None, int]) -> Examples | None:
-    """Return the samples with the largest losses, without correct predictions."""
-    if verdicts.get(True) and set(verdicts) == {True}:
+    """Return the samples with the largest losses: non-finite ones, then those without correct predictions."""
+    is_perfect = bool(verdicts.get(True)) and set(verdicts) == {True}
+    bad: list[Example] = []
+    others: list[Example] = []
+    for sample in filter(None, json_lines(path)):
+        (others if math.isfinite(sample.get("loss") or 0.0) else bad).append(example(sample))
+    if is_perfect and not bad:
         return Examples(f"No mistakes on {plural(verdicts[True], 'row')}", [])
-    shown = [example(sample) for sample in json_lines(path) if sample]
-    has_mistakes = any(item.is_right is False for item in shown)
-    shown = [item for item in shown if item.is_right is not True or not has_mistakes][:NUM_WORST]
-    what = plural(len(shown), "mistake") if has_mistakes else plural(len(shown), "sample")
-    return Examples(f"The {what} with the largest losses", shown) if shown else None
+    has_mistakes = any(item.is_right is False for item in others)
+    others = [item for item in others if item.is_right is not True or not (has_mistakes or is_perfect)]
+    shown = [*bad, *others][:NUM_WORST]
+    what = plural(len(shown), "mistake") if has_mistakes and not bad else plural(len(shown), "sample")
+    note = f"the loss of {len(bad):,} is not finite" if bad else ""
+    return Examples(f"The {what} with the largest losses", shown, note) if shown else None
 
 
 def _collector_for(sample: Sample) -> type[Collector]:

@@ -108,7 +108,7 @@ class Surest(Chosen):
 
     def _rank(self, sample: Sample) -> float | None:
         confidence = sample.get("confidence")
-        return float(confidence) if isinstance(confidence, (int, float)) else None
+        return float(confidence) if isinstance(confidence, (int, float)) and math.isfinite(confidence) else None
 
     def _ordered(self) -> list[tuple[float, int, Sample]]:
         return sorted(self._heap, key=lambda entry: entry[:2], reverse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -34,7 +35,13 @@ def json_lines(path: Path) -> Iterator[Sample]:
                 sample = json.loads(line)
             except (ValueError, RecursionError):
                 sample = None
-            yield sample if isinstance(sample, dict) else {}
+            yield {**sample, **_nonfinite(sample)} if isinstance(sample, dict) else {}
+
+
+def _nonfinite(sample: Sample) -> dict[str, float]:
+    """Return the numbers of a sample that JSON has no form for."""
+    others = sample.get("nonfinite")
+    return {name: float(word) for name, word in others.items()} if isinstance(others, dict) else {}
 
 
 def json_or_none(path: Path) -> Any:
@@ -81,7 +88,7 @@ def _head(sample: Sample) -> str:
     for name, form in _HEAD.items():
         value = sample.get(name)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            parts.append(f"{name} {form(value)}")
+            parts.append(f"{name} {form(value)}" if math.isfinite(value) else f"{name} is {value}")
     return " · ".join(parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import time
@@ -79,10 +80,10 @@ def mistake_text(sample: Mapping[str, Any]) -> str:
     if isinstance(predicted, (str, int, float)):
         parts.append(f"→ {_short(predicted)}{f', true {_short(true)}' if isinstance(true, (str, int, float)) else ''}")
     sure = sample.get("sure", sample.get("confidence"))
-    if sure is not None:
+    if sure is not None and math.isfinite(sure):
         parts.append(f"sure {sure:.2f}")
-    if sample.get("loss") is not None:
-        parts.append(f"loss {sample['loss']:.3g}")
+    if (loss := sample.get("loss")) is not None:
+        parts.append(f"loss {loss:.3g}" if math.isfinite(loss) else f"loss is {loss}")
     return " · ".join(parts).replace(" · → ", " → ")
 
 

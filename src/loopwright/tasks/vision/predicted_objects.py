@@ -55,8 +55,9 @@ def found_objects(
         arrays: Found = {
             name: (one.float() if one.is_floating_point() else one).numpy() for name, one in tensors.items()
         }
-        order = np.argsort(-arrays["scores"], kind="stable")[:most]
-        found.append(taken(arrays, order))
+        order = np.argsort(-arrays["scores"], kind="stable")
+        is_finite = np.isfinite(arrays["scores"]) & np.isfinite(arrays["boxes"]).all(axis=1)
+        found.append(taken(arrays, order[is_finite[order]][:most]))
     return found
 
 
