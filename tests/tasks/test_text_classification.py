@@ -13,6 +13,9 @@ import loopwright
 from loopwright import api
 from loopwright.cli import main
 from loopwright.errors import ConfigError, InputError
+from loopwright.sources import DataPlan
+from loopwright.sources.splits import group_number
+from loopwright.tasks.scoring import MetricScorer
 from tasks.conftest import FLAGS
 from tasks.recomputed import assert_recomputed
 from tasks.reviews import events, read_lines, rows, write_csv, write_jsonl
@@ -282,6 +285,32 @@ def test_a_run_without_its_data_plan_says_so(reviews):
         for act in (lambda: api.resume(run, epochs=2, quiet=True), run.evaluate):
             with pytest.raises(InputError, match="data.json cannot be read"):
                 act()
+
+
+def test_groups_stay_together_carry_their_number_and_a_resumed_run_keeps_its_split(tmp_path, monkeypatch):
+    seen, add = [], MetricScorer.add
+    note = lambda self, made: seen.append({one["position"]: one.get("group") for one in made}) or add(self, made)  # noqa: E731
+    monkeypatch.setattr(MetricScorer, "add", note)
+    made = [{**row, "reviewer": f"r{place % 9}"} for place, row in enumerate(rows())]
+    data, copy = write_csv(tmp_path / "a.csv", made), write_csv(tmp_path / "b.csv", made)
+    flags = {**FLAGS, "epochs": 1, "group_column": "reviewer", "rehearsal": False, "max_eval_samples": 9}
+    run = api.train("text-classification", data=data, per_device_eval_batch_size=4, **flags)
+    plan = DataPlan.read(run.path / "data.json")
+    groups = [{row["group"] for row in map(plan.rows(split).__getitem__, range(9))} for split in plan.splits]
+    assert groups[0] and groups[1] and not groups[0] & groups[1]
+    lines = read_lines(run.path / "eval" / "predictions.jsonl")
+    expected = {line["position"]: group_number(line["group"]) for line in lines}
+    assert len(expected) == 9 and {**seen[0], **seen[1], **seen[2]} == expected
+    seen.clear()
+    run.evaluate(per_device_eval_batch_size=9)
+    assert seen == [expected]
+    assert run.evaluate(write_csv(tmp_path / "c.csv", [{"review": "x", "stars": "pos"}] * 2))["accuracy"] in (0, 1)
+    train, held_out = (plan.splits[split].parts[0].rows for split in ("train", "validation"))
+    train[0], held_out[0] = held_out[0], train[0]  # a split that today's rules would not make
+    (run.path / "data.json").write_text(plan.to_json())
+    api.resume(run, data=copy, epochs=2, quiet=True)
+    kept = DataPlan.read(run.path / "data.json")
+    assert kept.files[0].path == str(copy) and kept.to_json().replace("b.csv", "a.csv") == plan.to_json()
 
 
 def test_the_names_are_offered_by_the_package():

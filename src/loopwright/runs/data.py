@@ -15,6 +15,7 @@ from loopwright.runs.settings import Settings
 from loopwright.sources import DataOptions, DataPlan, Schema, preflight
 from loopwright.sources.formats import KINDS_BY_ENDING, open_table
 from loopwright.sources.label_checks import shortened
+from loopwright.sources.schema import GROUP
 from loopwright.tasks.base import Task
 from loopwright.tasks.data import check_inputs
 
@@ -109,7 +110,7 @@ def plan_of_file(task: Task, schema: Schema, settings: Settings, own: DataPlan, 
     (path,) = file.values()
     if has_known_ending(path):
         options = replace(options, file_kind=None, delimiter=None)  # these described the run's own files
-    roles = {role.name for role in schema.roles}
+    roles = {role.name for role in schema.roles} | ({GROUP.name} if "validation_file" in file else set())
     now = {name.removesuffix("_column") for name in settings.given} & roles
     named = {role: column for role, column in task.columns(settings.args).items() if role in now}
     columns = {**{role: column for role, column in own.columns.items() if role in roles}, **named}

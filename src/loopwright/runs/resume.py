@@ -93,5 +93,7 @@ def _same_plan(task: Task, settings: Settings, folder: RunFolder, progress: Read
             saw=[f"then: {plan.labels}", f"now:  {fresh.labels}"],
             fix="put the data back, or start a new run",
         )
+    if is_same:
+        fresh = replace(plan, files=fresh.files, tables=fresh.tables)  # the run keeps its splits
     write_atomically(folder.data, fresh.to_json())
     return fresh

@@ -92,6 +92,7 @@ class TaskTrainer(Trainer):
         with torch.no_grad():
             loss, outputs = task.compute_loss(self.job, self.model, batch)
             samples = task.score_batch(self.job, batch, outputs) if self.current_rows else []
+        self._add_groups(samples)
         if samples:
             mean = float(loss.mean())
             exact = self._scorer.exact_loss(samples, mean)
@@ -104,6 +105,14 @@ class TaskTrainer(Trainer):
             self._keep(complete)
         return {"loss": loss, "model_outputs": None, "batch_size": num_rows(batch)}
 
+    def _add_groups(self, samples: list[dict[str, Any]]) -> None:
+        rows: Any = getattr(self.eval_dataset, "rows", None)
+        if not hasattr(rows, "group") or self._prefix != "eval_":
+            return
+        for sample in samples:
+            if (number := rows.group(sample["position"])) is not None:
+                sample["group"] = number
+
     def _keep(self, samples: list[dict[str, Any]]) -> None:
         everyone = [sample for one in gather_objects(samples) for sample in one]
         task, rows = self.job.task, getattr(self.eval_dataset, "rows", None)
@@ -111,7 +120,8 @@ class TaskTrainer(Trainer):
         for sample in everyone:
             row = None if rows is None else rows[sample["position"]]
             shown = task.readable(self.job, sample, row)
-            readable.append(shown if row is None else {**shown, **task.describe_row(row)})
+            group = {"group": row["group"]} if row is not None and "group" in row else {}
+            readable.append(shown if row is None else {**shown, **group, **task.describe_row(row)})
         self.examples.add(readable)
         if self._file is not None:
             self._file.add(readable)

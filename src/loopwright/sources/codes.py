@@ -25,6 +25,7 @@ CODES: dict[str, str] = {
     "data.ending": "The ending of a file name is unknown, or does not match the content.",
     "data.file": "A file or folder does not exist, or cannot be read.",
     "data.folder": "A folder holds no data files, or several for the same split.",
+    "data.groups": "The groups of rows cannot be kept apart: there is one group only, or two files share groups.",
     "data.gzip": "A gz file is damaged, or too large to be unpacked into memory.",
     "data.hub": "A dataset could not be loaded from the Hub.",
     "data.image": "An image is missing, truncated, or not an image.",

@@ -21,8 +21,8 @@ from loopwright.sources.images.image_file import as_source, upright_size
 from loopwright.sources.images.scene_scan import SceneOptions, hash_files, joined, read_scene
 from loopwright.sources.images.tables import ImageTable
 from loopwright.sources.labels import Labels
-from loopwright.sources.schema import PICTURE_KINDS
-from loopwright.sources.splits import Rows
+from loopwright.sources.schema import GROUP, PICTURE_KINDS
+from loopwright.sources.splits import Rows, group_number
 from loopwright.sources.tables import Row, Table, value_at
 from loopwright.sources.values import as_role, without_empty_end
 
@@ -258,6 +258,14 @@ class SplitRows:
         """Return the origin of a row: "line 12 of train.csv"."""
         table, row = self._locate(index)
         return f"{table.place(row)} of {table.name}"
+
+    def group(self, index: int) -> int | None:
+        """Return the number of a row's group, the same in every file and run; None without a group column."""
+        if GROUP.name not in self._columns:
+            return None
+        table, row = self._locate(index)
+        value = value_at(table[row], str(self._columns[GROUP.name]))  # the file of a split may lack it
+        return None if value is None else group_number(as_role(GROUP.kind, value))
 
     def _locate(self, index: int) -> tuple[Table, int]:
         part = int(np.searchsorted(self._ends, index, side="right"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +19,15 @@ from loopwright.sources.images.scene_scan import SceneScan, joined
 from loopwright.sources.images.scenes import Scenes, describe_images
 from loopwright.sources.images.tables import TableOfImages
 from loopwright.sources.labels import Labels, LabelScan, guess_kind, is_whole, label_text, ordered
-from loopwright.sources.locations import SPLITS, check_encoding, locate, open_places
+from loopwright.sources.locations import check_encoding, locate, open_places
 from loopwright.sources.options import DataOptions
-from loopwright.sources.plan import DataFile, DataPlan, Part, Split
+from loopwright.sources.partition import Partition, rows_text
+from loopwright.sources.plan import DataFile, DataPlan
 from loopwright.sources.scan import Lengths, Scan, scan_table
-from loopwright.sources.schema import Role, Schema
-from loopwright.sources.splits import Mask, Rows, duplicated_in, is_held_back, keep_classes_in_training
+from loopwright.sources.schema import GROUP, Role, Schema
+from loopwright.sources.splits import Mask, Rows
 from loopwright.sources.tables import Table
 from loopwright.sources.values import UnusableValueError, as_texts
-
-MOST_FEW_ROWS = 9  # If this many rows cannot be split, they are too few, whatever their labels.
 
 
 def preflight(
@@ -45,10 +44,13 @@ def preflight(
     """Open the data of a task, check all of it, and return the plan; any problem is an InputError.
 
     `data` is a file, a folder with train, validation and test files, or the id of a Hub dataset. Without a validation
-    file rows are held out by a hash of their content. With only a validation or test file nothing is split, to evaluate
-    a trained model on other data. For image tasks all of these may be folders of images.
+    file rows are held out by a hash of their content, or by groups if `columns` has "group". With only a validation or
+    test file nothing is split, to evaluate a trained model on other data. For image tasks all of these may be folders
+    of images.
     """
-    options = options or DataOptions()
+    options, columns = options or DataOptions(), columns or {}
+    if GROUP.name in columns:
+        schema = replace(schema, roles=(*schema.roles, GROUP))
     files = {"train": train_file, "validation": validation_file, "test": test_file}
     settings = {name: getattr(options, name) for name in ("delimiter", "quoting", "text_unit")}
     settings = {"kind": options.file_kind} | settings
@@ -64,7 +66,7 @@ def preflight(
         raise InputError("data.split", what, fix="give the files with --train_file and --validation_file")
     for table in tables.values():
         check_encoding(table)
-    return _Check(schema, tables, columns or {}, options, say).run()
+    return _Check(schema, tables, columns, options, say).run()
 
 
 @dataclass
@@ -80,7 +82,6 @@ class _Check:
     warnings: list[str] = field(default_factory=list)
     losses: dict[str, list[str]] = field(default_factory=dict)  # the warnings about dropped rows, by split
     dropped: Counter[str] = field(default_factory=Counter)
-    duplicates: dict[str, int] = field(default_factory=dict)
     columns: Columns = field(default_factory=dict)
     kept: dict[str, Mask] = field(default_factory=dict)
     scans: dict[str, Scan] = field(default_factory=dict)
@@ -88,7 +89,6 @@ class _Check:
 
     def __post_init__(self) -> None:
         self.lead, self.lead_table = next(iter(self.tables.items()))
-        self.file_numbers = {split: number for number, split in enumerate(self.tables)}
 
     def run(self) -> DataPlan:
         self.columns = self._choose_columns()
@@ -98,7 +98,11 @@ class _Check:
             self._scan(split, columns[split], kind)
         scenes = self._scenes()
         labels = self._labels(kind) if scenes is None else scenes.labels
-        splits = self._split(labels)
+        self._check_rows_left()
+        rows = {split: np.flatnonzero(kept) for split, kept in self.kept.items()}
+        partition = Partition(self.schema, self.tables, self.columns, self.options, self.scans, rows, self.warnings)
+        splits = partition.split(labels)
+        self.dropped.update(partition.dropped)
         files = list(self.tables)
         parts = {name: [(files[part.file], part.rows) for part in split.parts] for name, split in splits.items()}
         if scenes is None:
@@ -110,6 +114,7 @@ class _Check:
             self.dropped.update(scenes.dropped)
         if labels is not None and self.schema.label_role is not None:
             self._check_classes(labels, counts, self.schema.label_role)
+        partition.note_evaluations(counts, kind)
         scene_scans = self._scene_scans()
         return DataPlan(
             task=self.schema.task,
@@ -123,7 +128,7 @@ class _Check:
                 role: {unit: found.summary() for unit, found in units.items()} for role, units in self.lengths.items()
             },
             label_range=self._label_range(labels),
-            duplicates=self.duplicates,
+            duplicates=partition.duplicates,
             dropped=dict(self.dropped),
             guessed=tuple(self.guesses),
             warnings=tuple(self.warnings),
@@ -145,8 +150,13 @@ class _Check:
         if not table.has_fixed_columns:
             columns, self.guesses = choose_columns(self.schema, table, self.given)
             return columns
+        groups = {role: str(column) for role, column in self.given.items() if role == GROUP.name}
+        for column in set(groups.values()) - set(table.columns):
+            what, saw = f"{GROUP.flag} {column!r}: no such column", [f"columns: {', '.join(table.columns)}"]
+            fix = f"list the images in a metadata.csv beside them, with a column {column!r}"
+            raise InputError("data.column", what, saw=saw, fix=fix)
         try:
-            return choose_columns(self.schema, table, {})[0]
+            return choose_columns(self.schema, table, groups)[0]
         except InputError as error:
             if error.code != "data.column":
                 raise
@@ -171,7 +181,8 @@ class _Check:
                 what, fix = f"{what}, the {role.name} of {lead}", f"name the columns of {table.name} as in {lead}"
                 raise InputError("data.column", what, saw=column_roles.describe_columns(table, samples), fix=fix)
             del found[role.name]
-            self.warnings.append(f"{what}: there is no {role.name} to test against")
+            lost = "its rows are in no group" if role is GROUP else f"there is no {role.name} to test against"
+            self.warnings.append(f"{what}: {lost}")
         return found
 
     def _scan(self, split: str, columns: Columns, label_kind: str | None) -> None:
@@ -283,7 +294,9 @@ class _Check:
         first = {clean[place]: f"first in {scan.place(place)}" for place in unknown[: label_checks.MOST_NAMED]}
         saw, fix = [label_checks.known_names(labels.names)], ""
         if scan.kind == "class":
-            first = {text: f"{_rows(int((scan.codes == clean.index(text)).sum()))}, {first[text]}" for text in first}
+            first = {
+                text: f"{rows_text(int((scan.codes == clean.index(text)).sum()))}, {first[text]}" for text in first
+            }
             counts = {name: each.labels.counts(labels) for name, each in self.scans.items() if each.labels is not None}
             saw = ["   ".join(f"{name}: {label_checks.shown_counts(found)}" for name, found in counts.items() if found)]
         if scan.role.kind == "position":
@@ -333,63 +346,14 @@ class _Check:
             what = "1 class has" if len(rare) == 1 else f"{len(rare):,} classes have"
             self.warnings.append(f"{what} fewer than 2 training rows: {label_checks.listing(rare)}")
 
-    # ------------------------------------------------------------------------------------------------------ splits
+    # ------------------------------------------------------------------------------------------------ rows and numbers
 
-    def _split(self, labels: Labels | None) -> dict[str, Split]:
-        rows: dict[str, Rows] = {split: np.flatnonzero(kept) for split, kept in self.kept.items()}
-        for split, kept in rows.items():
-            if not len(kept):
+    def _check_rows_left(self) -> None:
+        for split, kept in self.kept.items():
+            if not kept.any():
                 what, name = "has no usable rows", self.tables[split].name
                 fix = f"give rows with all values and known labels in {name}"
                 raise InputError("data.split", f"{name} {what}", saw=self.losses.get(split, ()), fix=fix)
-        parts = {split: [Part(self.file_numbers[split], kept)] for split, kept in rows.items()}
-        if "train" in rows and "validation" not in rows and self.options.validation_ratio:
-            is_held_back = self._hold_back(rows["train"], labels)
-            number = self.file_numbers["train"]
-            parts["train"] = [Part(number, rows["train"][~is_held_back])]
-            parts["validation"] = [Part(number, rows["train"][is_held_back])]
-        for split in ("validation", "test"):
-            if "train" in rows and split in rows:
-                self._handle_duplicates(split, rows, parts)
-        return {split: Split(split, tuple(parts[split])) for split in SPLITS if split in parts}
-
-    def _handle_duplicates(self, split: str, rows: dict[str, Rows], parts: dict[str, list[Part]]) -> None:
-        training = self.scans["train"].content[rows["train"]]
-        is_double = duplicated_in(self.scans[split].content[rows[split]], training)
-        number = int(is_double.sum())
-        if not number:
-            return
-        self.duplicates[split] = number
-        what = f"{number:,} rows of {self.tables[split].name} are also in {self.tables['train'].name}"
-        if split == "test" or self.options.keep_duplicates:
-            self.warnings.append(f"{what}: kept, so {split} looks better than it is")
-        elif is_double.all():
-            fix = "give other rows with --validation_file, leave it out, or --keep_duplicates"
-            raise InputError("data.split", f"all {what}", saw=["nothing would be left to validate on"], fix=fix)
-        else:
-            self.warnings.append(f"{what}: moved to train (--keep_duplicates leaves them)")
-            number = self.file_numbers[split]
-            parts[split] = [Part(number, rows[split][~is_double])]
-            parts["train"].append(Part(number, rows[split][is_double]))
-
-    def _hold_back(self, rows: Rows, labels: Labels | None) -> Mask:
-        """Return which training rows are held out for validation; each class keeps rows to learn from."""
-        scan, name = self.scans["train"], self.tables["train"].name
-        held_back = is_held_back(scan.split_key[rows], self.options.validation_ratio)
-        if labels is not None and labels.kind == "class" and scan.labels is not None:
-            moved = keep_classes_in_training(held_back, scan.labels.codes[rows])
-            if moved:
-                names = ", ".join(repr(label_text(scan.labels.texts[code])) for code in moved[:5])
-                self.warnings.append(f"all rows of {names} stay in training: there would be none left to learn from")
-        if held_back.any():
-            return held_back
-        if scan.labels is not None and len(rows) > MOST_FEW_ROWS:
-            raise label_checks.unique_labels(scan.labels, len(rows))
-        saw = [f"{len(rows)} rows, and no class would be left in training"]
-        fix = "give more rows, or --validation_file"
-        raise InputError("data.split", f"{name} has too few rows to hold some out", saw=saw, fix=fix)
-
-    # ----------------------------------------------------------------------------------------------------- numbers
 
     def _label_range(self, labels: Labels | None) -> tuple[float, float] | None:
         if labels is None or labels.kind != "float":
@@ -399,10 +363,6 @@ class _Check:
         return min([scan.smallest for scan in scans] + numbers), max([scan.largest for scan in scans] + numbers)
 
 
-def _rows(number: int) -> str:
-    return f"{number:,} row{'s' if number != 1 else ''}"
-
-
 def _missing_rows(role: str, is_missing: Mask, table: Table) -> str:
     places = [table.place(int(row)) for row in np.flatnonzero(is_missing)[: label_checks.MOST_NAMED]]
-    return f"{role}: {_rows(int(is_missing.sum()))}, first in {', '.join(places)}"
+    return f"{role}: {rows_text(int(is_missing.sum()))}, first in {', '.join(places)}"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,10 @@ from loopwright.sources.column_roles import Columns, column_names
 from loopwright.sources.files import Say
 from loopwright.sources.images.scene_scan import SceneOptions, SceneScan
 from loopwright.sources.images.tables import ImageTable
-from loopwright.sources.labels import LabelScan, has_value, label_list
+from loopwright.sources.labels import LabelScan, has_value, label_list, label_text
 from loopwright.sources.options import DataOptions
-from loopwright.sources.schema import PICTURE_KINDS, Role, Schema
-from loopwright.sources.splits import Hashes, Mask
+from loopwright.sources.schema import GROUP, PICTURE_KINDS, Role, Schema
+from loopwright.sources.splits import Hashes, Mask, hash_texts
 from loopwright.sources.tables import Table
 from loopwright.sources.values import UnusableValueError, as_role, without_empty_end
 from loopwright.words import count_words
@@ -59,13 +59,12 @@ class Scan:
     """The findings of one pass over a file.
 
     Attributes:
-        content: A hash of the model's inputs, per row: equal rows are duplicates.
-        split_key: The hash that splits rows; the same array as `content` unless the schema has `split_by`.
+        keys: Hashes by row. content: of the model's inputs, so equal rows are duplicates; near: of the same without
+            case, blanks and punctuation; split and near_split: likewise of the roles that split rows; label; group.
         missing: Which rows lack the value of a required role, by role.
     """
 
-    content: Hashes
-    split_key: Hashes
+    keys: Mapping[str, Hashes]
     missing: dict[str, Mask]
     labels: LabelScan | None
     scenes: SceneScan | None = None
@@ -91,9 +90,7 @@ def scan_table(
     scenes = None
     if isinstance(table, ImageTable):
         scenes = SceneScan(table, SceneOptions(options.ignore_index, options.reduce_labels), say)
-    content: list[bytes] = []
-    split_key: list[bytes] = []
-    inputs = [role.name for role in roles if role.is_input]
+    keys: defaultdict[str, list[bytes]] = defaultdict(list)
     for block in table.blocks(list(dict.fromkeys(name for group in names.values() for name in group)), say):
         values: dict[str, list[Any]] = {}
         for role in roles:
@@ -106,20 +103,23 @@ def scan_table(
             if role.name in missing:
                 is_multi = role.is_label and label_kind == "multi"
                 _find_missing(role, values[role.name], is_multi, missing[role.name][block.start :])
-            if role.kind in ("text", "tokens") and role.name not in ("id", "image_id"):
+            if role.kind in ("text", "tokens") and role.name not in ("id", "image_id", GROUP.name):
                 _measure(role, values[role.name], lengths.setdefault(role.name, _no_lengths()))
             if role.is_label and labels is not None:
                 labels.add(block.start, raw)
                 if role.kind == "tags":
                     _check_tags(values["tokens"], raw, table, block.start)
-        content.append(_hash([values[name] for name in inputs]))
-        if schema.split_by:
-            split_key.append(_hash([values[name] for name in schema.split_by]))
+        for name, found in _row_keys(schema, roles, values, label_kind, options).items():
+            keys[name].append(found)
     if scenes is not None and (problem := scenes.problem()) is not None:
         raise problem
-    hashes = np.frombuffer(b"".join(content), "<u8")
-    keys = np.frombuffer(b"".join(split_key), "<u8") if schema.split_by else hashes
-    return Scan(hashes, keys, missing, labels, scenes)
+    arrays = {name: np.frombuffer(b"".join(parts), "<u8") for name, parts in keys.items()}
+    for name, other in (("near", "content"), ("split", "content"), ("near_split", "near")):
+        arrays.setdefault(name, arrays[other])
+    if labels is not None and label_kind == "class":
+        texts = (_label_key(text, label_kind, options) for text in labels.texts)
+        arrays["label"] = np.frombuffer(hash_texts(texts), "<u8")[labels.codes]
+    return Scan(arrays, missing, labels, scenes)
 
 
 def _gather(columns: list[list[Any]]) -> list[Any]:
@@ -191,10 +191,59 @@ def _check_tags(tokens_of: list[list[str]], tags_of: list[Any], table: Table, st
                 raise InputError("data.tags", what, saw=saw, fix=fix)
 
 
+class _Blanks(dict[int, int | None]):
+    """For `str.translate`: removes blanks, punctuation and invisible characters."""
+
+    def __missing__(self, code: int) -> int | None:
+        self[code] = None if unicodedata.category(chr(code)) in _REMOVED else code
+        return self[code]
+
+
+_REMOVED = frozenset(("Zs", "Zl", "Zp", "Cc", "Cf", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po"))
+_BLANKS = _Blanks()
+
+
+def without_spelling(text: str) -> str:
+    """Return a text without case, blanks and punctuation, in NFKC; one of punctuation alone stays as it is."""
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return folded.translate(_BLANKS) or text
+
+
+def _row_keys(
+    schema: Schema, roles: list[Role], values: dict[str, list[Any]], label_kind: str | None, options: DataOptions
+) -> dict[str, bytes]:
+    """Return the keys of some rows, as in `Scan.keys`; near ones only for texts."""
+    kinds = {role.name: role.kind for role in roles}
+    inputs = [role.name for role in roles if role.is_input]
+    found = {}
+    for prefix, names in (("", inputs), ("split", schema.split_by)):
+        if names:
+            found[prefix or "content"] = _hash([values[name] for name in names])
+            if not set(PICTURE_KINDS).issuperset(kinds[name] for name in names):
+                near = [_without_spelling(kinds[name], values[name]) for name in names]
+                found["near_split" if prefix else "near"] = _hash(near)
+    if GROUP.name in values:
+        found["group"] = hash_texts(map(str.strip, values[GROUP.name]))
+    label = schema.label_role
+    if label is not None and label_kind not in (None, "class"):
+        found["label"] = hash_texts(_label_key(value, label_kind, options) for value in values[label.name])
+    return found
+
+
+def _without_spelling(kind: str, values: list[Any]) -> list[Any]:
+    if kind == "texts":
+        return [[*map(without_spelling, parts)] for parts in values]
+    texts = map(" ".join, values) if kind == "tokens" else values
+    return values if kind in PICTURE_KINDS else [*map(without_spelling, texts)]
+
+
+def _label_key(value: Any, kind: str, options: DataOptions) -> str:
+    texts = [label_text(value)] if kind in ("class", "float") else label_list(value, kind, options.label_separator)
+    names = [options.label_map.get(text, text) for text in texts]
+    return "\x1e".join(sorted(names) if kind == "multi" else names)
+
+
 def _hash(columns: list[list[Any]]) -> bytes:
     """Return eight bytes per row that depend on the values only."""
-    digest = partial(hashlib.blake2b, digest_size=8)
     texts = [["\x1e".join(part) for part in column] if type(column[0]) is list else column for column in columns]
-    rows = texts[0] if len(texts) == 1 else map("\x1f".join, zip(*texts, strict=True))
-    # JSON allows lone surrogates, which other encodings reject.
-    return b"".join([digest(row.encode("utf-8", "surrogatepass")).digest() for row in rows])
+    return hash_texts(texts[0] if len(texts) == 1 else map("\x1f".join, zip(*texts, strict=True)))

@@ -59,6 +59,9 @@ class Role:
         return f"--{self.name}_column"
 
 
+GROUP = Role("group", is_required=False, is_input=False)  # of every task: rows of one value stay in one split
+
+
 @dataclass(frozen=True)
 class Schema:
     """The roles of a task. `split_by`: the roles whose content splits rows; all inputs if empty."""

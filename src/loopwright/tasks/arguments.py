@@ -132,6 +132,7 @@ class TaskArguments(metaclass=AcceptsOldNames):
     validation_ratio: float = flag(
         0.2, "Fraction of the training data held out for validation if no file is given.", above=0, below=1
     )
+    group_column: str | None = flag(None, "Column of groups: rows of the same value stay in the same split.")
     keep_duplicates: bool = flag(False, "Keep validation rows that are also in the training data.")
     label_map: list[str] = flag_list("Labels to read as others: positive=pos negative=neg.")
     unknown_labels: str = flag(

@@ -106,6 +106,10 @@ class FirstRows:
         """Return the origin of a row: "line 12 of train.csv"."""
         return self._rows.place(index)
 
+    def group(self, index: int) -> int | None:
+        """Return the number of a row's group; None without a group column."""
+        return self._rows.group(index)
+
 
 class RowDataset:
     """Rows of a table as features, encoded on demand; the table itself is not copied.

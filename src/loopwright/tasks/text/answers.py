@@ -72,7 +72,8 @@ def best_answers(windows: Sequence[Mapping[str, Any]], rules: AnswerRules) -> tu
             if math.isfinite(score) and place[0] < place[1]:
                 scores[place] = max(score, scores.get(place, -math.inf))
     best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))[: rules.n_best]
-    null_score = min(window["null_score"] for window in windows)
+    null_scores = (window["null_score"] for window in windows)
+    null_score = min(filter(math.isfinite, null_scores), default=-math.inf)
     if not best:
         return [], _NO_SPAN
     logits = [score for _, score in best]
@@ -96,6 +97,8 @@ def scored_row(windows: Sequence[Mapping[str, Any]], rules: AnswerRules) -> dict
         "num_windows": len(windows),
         "n_best": answers,
     }
+    if "group" in first:
+        row["group"] = first["group"]
     if rules.may_be_unanswered:
         row["no_answer_score"] = difference
     is_unanswered = rules.is_unanswered(difference)

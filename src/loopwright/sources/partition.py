@@ -1,0 +1,214 @@
+"""The splits of a preflight: which rows are held out, and what training and evaluation share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from loopwright.errors import InputError
+from loopwright.sources import label_checks
+from loopwright.sources.column_roles import Columns, column_names
+from loopwright.sources.labels import Labels, label_text
+from loopwright.sources.locations import SPLITS
+from loopwright.sources.options import DataOptions
+from loopwright.sources.plan import Part, Split
+from loopwright.sources.scan import Scan
+from loopwright.sources.schema import GROUP, Schema
+from loopwright.sources.splits import (
+    Rows,
+    are_groups_held_back,
+    duplicated_in,
+    is_held_back,
+    keep_classes_in_training,
+    pairs_that_differ,
+    split_keys,
+)
+from loopwright.sources.tables import Table, value_at
+
+MOST_FEW_ROWS = 9  # If this many rows cannot be split, they are too few, whatever their labels.
+FEWEST_EVALUATED = 5
+_NUM_EXAMPLES = 2
+
+
+@dataclass
+class Partition:
+    """Splits the usable rows of the files, by split; adds to `warnings`.
+
+    Attributes:
+        duplicates: Rows of a split that are also in training, by split.
+        dropped: Dropped rows, by reason.
+    """
+
+    schema: Schema
+    tables: Mapping[str, Table]
+    columns: Columns
+    options: DataOptions
+    scans: Mapping[str, Scan]
+    rows: dict[str, Rows]
+    warnings: list[str]
+    duplicates: dict[str, int] = field(default_factory=dict)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.file_numbers = {split: number for number, split in enumerate(self.tables)}
+
+    def split(self, labels: Labels | None) -> dict[str, Split]:
+        parts = {split: [Part(self.file_numbers[split], rows)] for split, rows in self.rows.items()}
+        if "train" in parts and "validation" not in parts and self.options.validation_ratio:
+            sides = self._hold_back(labels)
+            parts["train"], parts["validation"] = ([Part(self.file_numbers["train"], side)] for side in sides)
+        for split in ("validation", "test"):
+            if "train" in self.rows and split in self.rows:
+                self._check_groups(split)
+                self._handle_duplicates(split, parts)
+        if labels is not None and labels.kind != "float" and self.schema.label_role is not None:
+            self._note_contradictions()
+        self.splits = {split: Split(split, tuple(parts[split])) for split in SPLITS if split in parts}
+        return self.splits
+
+    # ------------------------------------------------------------------------------------------------ one file
+
+    def _hold_back(self, labels: Labels | None) -> tuple[Rows, Rows]:
+        """Return the rows for training and those held out for validation; each class keeps rows to learn from."""
+        scan, rows, name = self.scans["train"], self.rows["train"], self.tables["train"].name
+        if (groups := scan.keys.get("group")) is None:
+            keys = split_keys(scan.keys["split"][rows], scan.keys["near_split"][rows])
+            held_back = is_held_back(keys, self.options.validation_ratio)
+        else:
+            keys = groups[rows]
+            if len(np.unique(keys)) < 2:
+                what, fix = f"all rows of {name} are in one group", f"{GROUP.flag} with another column"
+                raise InputError("data.groups", what, saw=[f"column {self.columns[GROUP.name]!r}"], fix=fix)
+            held_back = are_groups_held_back(keys, self.options.validation_ratio)
+        if labels is not None and labels.kind == "class" and scan.labels is not None:
+            moved = keep_classes_in_training(held_back, scan.labels.codes[rows], keys)
+            if moved:
+                names = ", ".join(repr(label_text(scan.labels.texts[code])) for code in moved[:5])
+                self.warnings.append(f"all rows of {names} stay in training: there would be none left to learn from")
+        if groups is not None:
+            return self._without_near_duplicates(rows[~held_back], rows[held_back])
+        if held_back.any():
+            return rows[~held_back], rows[held_back]
+        if scan.labels is not None and len(rows) > MOST_FEW_ROWS:
+            raise label_checks.unique_labels(scan.labels, len(rows))
+        saw = [f"{len(rows)} rows, and no class would be left in training"]
+        fix = "give more rows, or --validation_file"
+        raise InputError("data.split", f"{name} has too few rows to hold some out", saw=saw, fix=fix)
+
+    def _without_near_duplicates(self, training: Rows, validation: Rows) -> tuple[Rows, Rows]:
+        """Leave out the rows of held-out groups that have a near-duplicate in a training group."""
+        near = self.scans["train"].keys["near_split"]
+        is_double = duplicated_in(near[validation], near[training]) & (not self.options.keep_duplicates)
+        number = int(is_double.sum())
+        if number == len(validation):
+            what = f"no group of {self.tables['train'].name} can be held out for validation"
+            saw = ["its classes would be missing in training, or training has all of its inputs"]
+            fix = f"{GROUP.flag} with another column, or --validation_file"
+            raise InputError("data.groups", what, saw=saw, fix=fix)
+        if number:
+            self.dropped["near_duplicates"] += number
+            what = f"{rows_text(number)} of held-out groups with a near-duplicate in training left out of validation"
+            self.warnings.append(f"{what} (--keep_duplicates leaves them)")
+        return training, validation[~is_double]
+
+    # -------------------------------------------------------------------------------------------- several files
+
+    def _check_groups(self, split: str) -> None:
+        """Refuse a file that shares groups with the training file."""
+        if "group" not in self.scans[split].keys:
+            return
+        groups, training = (self.scans[each].keys["group"][self.rows[each]] for each in (split, "train"))
+        is_shared, table, column = duplicated_in(groups, training), self.tables[split], str(self.columns[GROUP.name])
+        shared, firsts = np.unique(groups[is_shared], return_index=True)
+        if not len(shared):
+            return
+        first = np.sort(self.rows[split][is_shared][firsts])[: label_checks.MOST_NAMED].tolist()
+        saw = [f"{column} {value_at(table[row], column)!r}, first in {table.place(row)}" for row in first]
+        what = f"{len(shared):,} of {len(np.unique(groups)):,} groups of {table.name} are also in"
+        fix = f"put all rows of a group into one file, or leave out {GROUP.flag}"
+        raise InputError("data.groups", f"{what} {self.tables['train'].name}", saw=saw, fix=fix)
+
+    def _handle_duplicates(self, split: str, parts: dict[str, list[Part]]) -> None:
+        """Move equal rows of the validation file to training, and note near-duplicates."""
+        rows, training, name = self.rows[split], self.rows["train"], self.tables["train"].name
+        keys, known = self.scans[split].keys, self.scans["train"].keys
+        is_double = duplicated_in(keys["content"][rows], known["content"][training])
+        is_near = duplicated_in(keys["near"][rows], known["near"][training]) & ~is_double
+        if is_near.any():
+            shown = []
+            for row in rows[is_near][:_NUM_EXAMPLES].tolist():
+                other = int(training[np.argmax(known["near"][training] == keys["near"][row])])
+                shown.append(f"{self._shown(split, row)} and {self._shown('train', other)}")
+            number, alike = int(is_near.sum()), "the same except for case, blanks and punctuation"
+            what = (
+                f"{rows_text(number)} of {self.tables[split].name} {'has' if number == 1 else 'have'} a near-duplicate"
+            )
+            self.warnings.append(f"{what} in {name} ({alike}): {'; '.join(shown)}; {split} looks better than it is")
+        number = int(is_double.sum())
+        if not number:
+            return
+        self.duplicates[split] = number
+        what = f"{number:,} rows of {self.tables[split].name} are also in {name}"
+        if split == "test" or self.options.keep_duplicates:
+            self.warnings.append(f"{what}: kept, so {split} looks better than it is")
+        elif is_double.all():
+            fix = "give other rows with --validation_file, leave it out, or --keep_duplicates"
+            raise InputError("data.split", f"all {what}", saw=["nothing would be left to validate on"], fix=fix)
+        else:
+            has_groups = "group" in keys  # then the other rows of their groups are in validation
+            done = "left out" if has_groups else "moved to train"
+            self.warnings.append(f"{what}: {done} (--keep_duplicates leaves them)")
+            parts[split] = [Part(self.file_numbers[split], rows[~is_double])]
+            parts["train"] += [] if has_groups else [Part(self.file_numbers[split], rows[is_double])]
+
+    # ----------------------------------------------------------------------------------------------------- notes
+
+    def _note_contradictions(self) -> None:
+        """Note inputs, equal except for case, blanks and punctuation, that have several labels."""
+        splits = [split for split in self.rows if "label" in self.scans[split].keys]
+        kept = [self.rows[split] for split in splits]
+        near, label = (
+            np.concatenate([self.scans[split].keys[name][rows] for split, rows in zip(splits, kept, strict=True)])
+            for name in ("near", "label")
+        )
+        rows, files = np.concatenate(kept), np.repeat(np.arange(len(kept)), [*map(len, kept)])
+        pairs = np.stack(pairs_that_differ(near, label), axis=1)
+        if len(pairs):
+            shown = [
+                " and ".join(self._shown(splits[files[place]], int(rows[place]), has_label=True) for place in pair)
+                for pair in pairs[:_NUM_EXAMPLES]
+            ]
+            what = "1 input has" if len(pairs) == 1 else f"{len(pairs):,} inputs have"
+            self.warnings.append(f"{what} several labels: {'; '.join(shown)}")
+
+    def note_evaluations(self, counts: Mapping[str, Mapping[str, int]], kind: str | None) -> None:
+        """Note a split for evaluation with very few rows, or with only one label."""
+        role = self.schema.label_role
+        for split in [name for name in self.splits if name != "train" and "validation" in self.splits]:
+            (part,) = self.splits[split].parts
+            keys, number = list(self.scans.values())[part.file].keys, len(part.rows)
+            if role is not None and role.name in self.columns and "label" not in keys:
+                continue  # a test file without labels
+            if number < FEWEST_EVALUATED:
+                self.warnings.append(f"{split} has {rows_text(number)}, too few for a reliable metric")
+            elif "label" in keys and (
+                len(np.unique(keys["label"][part.rows])) == 1
+                or (kind == "tags" and sum(map(bool, counts[split].values())) == 1)
+            ):
+                self.warnings.append(f"all labels of {split} are the same, so its metrics say little")
+
+    def _shown(self, split: str, row: int, has_label: bool = False) -> str:
+        """Return a row for a note: its first input, its label if asked for, and its place."""
+        table = self.tables[split]
+        roles = [next(role for role in self.schema.roles if role.is_input)]
+        roles += [role for role in self.schema.roles if role.is_label and has_label]
+        found = [value_at(table[row], column_names(self.columns[role.name])[0]) for role in roles]
+        texts = [repr(label_checks.shortened(str(value))) for value in found if not isinstance(value, bytes | dict)]
+        return f"{': '.join(texts)} ({table.place(row)} of {table.name})".strip()
+
+
+def rows_text(number: int) -> str:
+    return f"{number:,} row{'s' if number != 1 else ''}"
