@@ -242,6 +242,8 @@ def test_targets_and_the_null_position_are_right_wherever_the_cls_token_and_the_
 def test_a_question_without_room_for_the_context_is_truncated(tokenizer):
     encode = WindowEncoder(tokenizer, 32, 8, is_labelled=False)
     row = {"question": "Which " * 60 + "?", "context": "the river was seen by the old cat at noon . " * 3}
+    blank = WindowEncoder(tokenizer, 32, 8, is_labelled=True)({**row, "answers": {"text": [" "], "answer_start": [0]}})
+    assert blank[0]["reference"] == [" "] and blank[0]["start_positions"] == blank[0]["null_index"]  # has an answer
     features = encode(row)
     assert all(len(each["input_ids"]) <= 32 for each in features)
     assert max(end for each in features for _, end in each["offsets"]) >= len(row["context"].rstrip()) - 1

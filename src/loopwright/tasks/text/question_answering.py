@@ -127,7 +127,9 @@ class QuestionAnswering(Task):
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
         args, rivals = job.args, {"frequent answer": MostFrequentAnswer()}
         metric = "squad_v2" if args.version_2_with_negative else "squad"
-        found = score_baselines(job.data, rivals, "context", answers_of, lambda: load_metric(metric))
+        found = score_baselines(
+            job.data, rivals, "context", lambda row: row["answers"]["text"], lambda: load_metric(metric)
+        )
         names = _directions(args.version_2_with_negative)
         return {rival: {name: scores[name] for name in names if name in scores} for rival, scores in found.items()}
 
