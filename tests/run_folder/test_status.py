@@ -43,7 +43,15 @@ def test_a_status_holds_every_field_from_the_first_update_on(tmp_path):
     assert status.update(update=12, epoch=1)
     content = read(tmp_path)
     assert abs((datetime.fromisoformat(content.pop("updated_at")) - before).total_seconds()) < 30
-    told = {"state": "running", "update": 12, "epoch": 1, "message": None, "last_checkpoint": None, "last_error": None}
+    told = {
+        "state": "running",
+        "update": 12,
+        "epoch": 1,
+        "epochs": None,
+        "message": None,
+        "last_checkpoint": None,
+        "last_error": None,
+    }
     assert content == {**told, "pid": os.getpid(), "host": platform.node()}
 
 

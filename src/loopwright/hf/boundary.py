@@ -63,7 +63,7 @@ class HfLogbook(Logbook):
         is_wanted, run.requests.log = run.requests.log, False
         if is_wanted and run.progress.update > hf_run.logged[2]:
             loss, items = sum_over_processes(hf_run.take_logged(run.progress.update), run.engine.device)
-            self.record.set_status(update=run.progress.update, epoch=run.trainer.run_history.current_epoch)
+            self.update_status()
             self.measure_speed()  # before the owner logs: progress bars show one of its values
             logs: dict[str, Any] = {"loss": loss / items if items else 0.0}
             if run.gradient_norm is not None:
@@ -77,5 +77,5 @@ class HfLogbook(Logbook):
 
     def write_logs(self, event: str, values: dict[str, Any]) -> None:
         """Append logged values to metrics.jsonl; the core's update and epoch override values of the same name."""
-        position = {"update": self.run.progress.update, "epoch": self.run.trainer.run_history.current_epoch}
+        position = {"update": self.run.progress.update, "epoch": self.run.epoch}
         self.record.write(event, **{**values, **position})

@@ -132,7 +132,7 @@ class Core(CoreTrainer):
     def train_epoch_end(self) -> None:
         super().train_epoch_end()
         if self.progress.batch == 0:
-            epoch, update = self.progress.epoch, self.progress.update
+            epoch, update = run_of(self).epoch, self.progress.update
             text = f"Epoch {epoch} has not a single batch: stopping at update {update}"
             self.notify("epoch.empty", text, epoch=epoch, update=update)
             self.owner.control.should_training_stop = True

@@ -180,11 +180,11 @@ def _nothing_yet(run: RunView) -> str:
 def _facts(run: RunView) -> list[tuple[str, str]]:
     status, result = run.status, run.result
     updates = result.get("updates") or status.get("update") or run.metrics.update
-    epochs = result.get("epochs") or status.get("epoch")
+    epochs = status.get("epochs", result.get("epochs"))  # a resumed run still has its earlier result
     best = best_update(run)
     num_resumes = sum(start.get("resumed_from") is not None for start in run.metrics.starts)
     facts = [("updates", f"{updates:,}" if isinstance(updates, int) else str(updates))]
-    facts += [("epochs", number(float(epochs)))] if epochs else []
+    facts += [("epochs", number(float(epochs)))] if epochs is not None else []
     facts += [("best at update", number(best))] if best is not None else []
     facts.append(("time", duration(float(result.get("seconds") or run.metrics.seconds))))
     facts += [("resumed", plural(num_resumes, "time"))] if num_resumes else []

@@ -167,7 +167,7 @@ class RunRecord:
         """Record how the run ended and release the folder. Idempotent.
 
         A run refused before it began writes nothing: the folder may belong to another run that finished. `seconds` are
-        by activity, for metrics.jsonl; `place` is `update` and `epoch`, for status.json.
+        by activity, for metrics.jsonl; `place` is for status.json.
         """
         self._ended = time.monotonic() if self._ended is None else self._ended
         if self._lease is None:

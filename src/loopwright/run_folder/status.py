@@ -1,7 +1,8 @@
 """status.json: how a run is doing, for outside observers.
 
-    {"state": "running", "update": 1200, "epoch": 3, "message": null, "last_checkpoint": "checkpoints/step-0000001200",
-     "last_error": null, "pid": 4711, "host": "box", "updated_at": "2025-11-15T09:44:00.000+00:00"}
+    {"state": "running", "update": 1200, "epoch": 3, "epochs": 2, "message": null,
+     "last_checkpoint": "checkpoints/step-0000001200", "last_error": null, "pid": 4711, "host": "box",
+     "updated_at": "2025-11-15T09:44:00.000+00:00"}
 
 It may be a second old. A killed run stays in state `running`, but its lease is free.
 """
@@ -24,7 +25,7 @@ from loopwright.run_folder.files import read_json, write_json
 
 STATUS: Final = "status.json"
 STATES: Final = ("running", "done", "stopped", "failed", "preempted")
-_FIELDS: Final = ("state", "update", "epoch", "message", "last_checkpoint", "last_error")
+_FIELDS: Final = ("state", "update", "epoch", "epochs", "message", "last_checkpoint", "last_error")
 # Changes that observers wait for are written at once, regardless of the interval.
 _URGENT: Final = ("state", "last_error")
 
@@ -51,8 +52,9 @@ class RunStatus:
     def update(self, *, force: bool = False, **fields: Any) -> bool:
         """Change these fields, keep the others, and write the file if due; called at every log, save and error.
 
-        Fields: `state` (one of `STATES`), `update`, `epoch`, `message`, `last_checkpoint`, `last_error`; paths
-        and exceptions become text. Return whether they were written; if not, a later update will write them.
+        Fields: `state` (one of `STATES`), `update`, `epoch` (in progress), `epochs` (finished), `message`,
+        `last_checkpoint`, `last_error`; paths and exceptions become text. Return whether they were written; if not, a
+        later update will write them.
         """
         if unknown := fields.keys() - set(_FIELDS):
             raise ConfigError(f"status.json has no field {sorted(unknown)[0]!r}; it has {', '.join(_FIELDS)}")

@@ -144,7 +144,7 @@ class MemoryGuard:
         run.trainer.notify("memory.split", text, phase=phase, **known)
         self._warn_of_another_loss(phase, comparison)
         event = "oom_split" if phase == "training" else "oom_eval_split"
-        run.logbook.record.write(event, epoch=run.trainer.run_history.current_epoch, **known)
+        run.logbook.record.write(event, epoch=run.epoch, **known)
         if not run.is_running or run.checkpoints.metadata["tier"] >= "T2":
             return
         run.checkpoints.metadata["tier"] = "T2"

@@ -72,7 +72,8 @@ class Logbook:
             run.checkpoints.report_last()
             raise
         finally:
-            self.record.close(state, message, error, self.seconds_spent(), **self._position())
+            place = {**self._position(), "epochs": run.progress.epoch}
+            self.record.close(state, message, error, self.seconds_spent(), **place)
 
     def begin(self) -> None:
         """Begin metrics.jsonl, or cut it back to the checkpoint, and report the guarantee."""
@@ -86,10 +87,14 @@ class Logbook:
             run.trainer.notify("resume.guarantee", f"Resume guarantee {guarantee}", tier=tier, guarantee=guarantee)
         source = None if checkpoints.resumed_from is None else checkpoints.resumed_from.name
         self.write("start", run_id=run.run_id, resumed_from=source, tier=tier, seed=run.seed)
-        self.record.set_status(state="running", **self._position(), last_checkpoint=source)
+        self.update_status(state="running", last_checkpoint=source)
 
     def _position(self) -> dict[str, int]:
-        return {"update": self.run.progress.update, "epoch": self.run.trainer.run_history.current_epoch}
+        return {"update": self.run.progress.update, "epoch": self.run.epoch}
+
+    def update_status(self, **fields: Any) -> None:
+        """Write where the run is to status.json, and further fields."""
+        self.record.set_status(**self._position(), epochs=self.run.progress.epoch, **fields)
 
     def write(self, event: str, **fields: Any) -> None:
         """Append an event to metrics.jsonl, with the update and the epoch."""
@@ -116,7 +121,7 @@ class Logbook:
         self.record.write("log", **logs)
         self.measure_speed()
         self.write_speed()
-        self.record.set_status(**self._position())
+        self.update_status()
         first, samples = self.find_nonfinite()
         trainer.call_event("on_log", logs=logs, first_nonfinite_update=first, nonfinite_samples=samples)
         self.stop_if_nonfinite(first, samples)  # also where no callback does it
@@ -189,8 +194,7 @@ class Logbook:
         run = self.run
         batches = run.train_loader.samples_of(run.progress.epoch, index)
         listed = [{"position": position, "samples": ids} for position, ids in batches or []]
-        epoch = run.trainer.run_history.current_epoch
-        self.record.keep("nan_batch.json", {"update": update, "epoch": epoch, "micro_batches": listed})
+        self.record.keep("nan_batch.json", {"update": update, "epoch": run.epoch, "micro_batches": listed})
         return None if batches is None else [index for _, ids in batches for index in ids]
 
     def skips_update(self) -> bool:
@@ -208,8 +212,7 @@ class Logbook:
         samples = self._report_nonfinite(update, update - self.first_update_of_epoch)
         text = f"Skipping update {update}: its loss or gradient is not finite{_listed(samples)}"
         run.trainer.notify("update.skipped", text, update=update, samples=samples)
-        epoch = run.trainer.run_history.current_epoch
-        self.record.write("skipped_update", update=update, epoch=epoch, samples=samples)
+        self.record.write("skipped_update", update=update, epoch=run.epoch, samples=samples)
         run.micro_batch_step.discard()
         run.buffers.restore()
         if self.skipped_in_a_row >= _MOST_SKIPPED_IN_A_ROW:

@@ -35,7 +35,7 @@ from loopwright.engine.signals import SignalWatch
 from loopwright.errors import StopTrainingError
 from loopwright.failpoints import failpoint
 from loopwright.keys import forward_key
-from loopwright.progress import EVALUATED, FINISHED, TRAINED, Progress, Requests, StopReason
+from loopwright.progress import EVALUATED, FINISHED, TRAINED, TRAINING, Progress, Requests, StopReason
 from loopwright.results import TrainResult
 from loopwright.schedulers import StatefulSchedulerBase
 from loopwright.settings import RunSettings
@@ -141,6 +141,13 @@ class TrainingRun:
         for name, value in carried.items():
             owner, _, attribute = name.rpartition(".")
             setattr(attrgetter(owner)(self) if owner else self, attribute, value)
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, from 1: the one in progress, or between epochs and at the end the last finished one."""
+        is_in_progress = self.progress.batch > 0 or self.progress.stage > TRAINING
+        is_in_progress |= self._has_begun and not self.epoch_is_whole
+        return self.first_epoch - 1 + max(self.progress.epoch + is_in_progress, 1)
 
     def result(self) -> TrainResult:
         return TrainResult(
@@ -349,6 +356,7 @@ class TrainingRun:
         if self.epoch_is_whole:
             self.progress.end_epoch()
         self.progress.reported = self.progress.update
+        self.logbook.update_status()
         self.checkpoints.request_due_after_epoch()
         self.boundary.serve()
 
