@@ -79,7 +79,7 @@ def child(way: str, mode: str, size: str) -> None:
     options = dict(SIZES[size])
     rows, length = options.pop("rows"), options.pop("length")
     torch.manual_seed(0)
-    config = GPT2Config(**options, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(**options, bos_token_id=0, eos_token_id=0, use_cache=False)  # the cache is for generation
     ids = torch.randint(config.vocab_size, (UPDATES * rows, length))
     data = [{"input_ids": row, "labels": row} for row in ids]
     train = {"by hand": by_hand, "Trainer": with_trainer, "hf.Trainer": with_hf}[way]

@@ -217,8 +217,8 @@ def resume(run: TrainingRun, path: Path) -> None:
     trainer.run_history.load_state_dict(state["history"])
     trainer.run_history._set_epoch(run.first_epoch + run.progress.epoch)
     world_process_zero_only(leave_newer_behind)(path, run.settings.checkpoints, trainer.notify)
-    text = f"Resumed training state from {path} (epoch {run.epoch})"
-    trainer.notify("resume.done", text, path=path, epoch=run.epoch)
+    epoch = run.epoch
+    trainer.notify("resume.done", f"Resumed training state from {path} (epoch {epoch})", path=path, epoch=epoch)
 
 
 def _take_position(run: TrainingRun, saved: dict[str, Any]) -> None:
