@@ -14,7 +14,6 @@ import math
 import multiprocessing
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +22,8 @@ import numpy as np
 from loopwright import metrics
 from loopwright.errors import InputError
 from loopwright.metrics.bootstrap import poisson_weights
-from loopwright.metrics.detection import Matches, intervals_of, resampled
-from loopwright.metrics.intervals import LEAST_ROWS, Resampled, correlation
+from loopwright.metrics.detection import Matches, resampled
+from loopwright.metrics.intervals import LEAST_ROWS, Resampled, class_trials, correlation
 
 LEVEL, REPLICATES = 0.95, 1000
 SIZES = (10, 20, 50, 200, 1000)
@@ -57,6 +56,10 @@ def labels(shares: tuple[float, ...], accuracy: float, size: int = 20_000) -> Co
         references += [label] * count
         predictions += list(np.where(wrong, (label + 1 + np.arange(count) % (len(shares) - 1)) % len(shares), label))
     return {"references": np.asarray(references), "predictions": np.asarray(predictions)}
+
+
+def as_texts() -> Columns:
+    return {name: list(map(str, values.tolist())) for name, values in labels((0.5, 0.5), 0.9).items()}
 
 
 def losses(kind: str, size: int = 200_000) -> Columns:
@@ -183,7 +186,7 @@ class Line(NamedTuple):
     result: str
     population: Callable[[], Columns]
     needed: Needed
-    rows_per_group: int = 1
+    largest_group: int = 1
 
 
 def lines() -> list[Line]:
@@ -196,6 +199,11 @@ def lines() -> list[Line]:
     for shares, rate in (((0.5, 0.5), 0.8), ((0.5, 0.5), 0.95), ((0.5, 0.5), 0.99), ((0.7, 0.3), 0.9)):
         name = f"F1, {shares[1]} positive, {rate} right"
         found.append(Line(name, metrics.F1, "f1", lambda s=shares, r=rate: labels(s, r), of_shares))
+    found += [
+        Line(f"{metric.name}, 0.3 positive, 0.9 right", metric, metric.name, lambda: labels((0.7, 0.3), 0.9), of_shares)
+        for metric in (metrics.Precision, metrics.Recall)
+    ]
+    found.append(Line("exact match, 0.9", metrics.ExactMatch, "exact_match", as_texts, of_shares))
     found += [
         Line(f"mean loss, {kind}", metrics.MeanLoss, "loss", lambda k=kind: losses(k), of_means)
         for kind in ("exponential", "lognormal(1)", "90/10 mixture")
@@ -222,7 +230,10 @@ def lines() -> list[Line]:
             Line(f"entities, {name}, {rate} right", metrics.Entities, name, lambda r=rate: spans(r), of_shares)
             for name in ("precision", "recall", "f1")
         ]
-    found += [Line(name, metrics.Retrieval, name, similarities, of_shares) for name in ("mrr", "recall@1", "recall@5")]
+    found += [
+        Line(name, metrics.Retrieval, name, similarities, of_shares)
+        for name in ("mrr", "ndcg@10", "recall@1", "recall@5")
+    ]
     for rate in (0.8, 0.95):
         found += [
             Line(f"multi-label {name}, {rate} right", metrics.MultiLabel, name, lambda r=rate: many_labels(r), needed)
@@ -250,10 +261,10 @@ def lines() -> list[Line]:
     found += [Line(f"ROUGE, {name}", metrics.Rouge, name, texts, of_shares) for name in ("rouge1", "rougeL")]
     found.append(Line("BLEU", metrics.Bleu, "bleu", texts, of_resampled))
     found.append(Line("chrF", metrics.ChrF, "chrf", texts, of_resampled))
-    grouped = (("accuracy", metrics.Accuracy, "accuracy", of_shares), ("F1", metrics.F1, "f1", of_shares))
-    for name, metric, result, needed in grouped:
-        title = f"{name} over groups of 4 alike rows (n groups)"
-        found.append(Line(title, metric, result, lambda: labels((0.5, 0.5), 0.9), needed, 4))
+    title = "over n groups of 1 to 6 equal rows"
+    for name, metric, result in (("accuracy", metrics.Accuracy, "accuracy"), ("F1", metrics.F1, "f1")):
+        found.append(Line(f"{name} {title}", metric, result, lambda: labels((0.5, 0.5), 0.9), of_resampled, 6))
+    found.append(Line(f"loss {title}", metrics.MeanLoss, "loss", lambda: losses("exponential"), of_resampled, 6))
     return found
 
 
@@ -285,14 +296,15 @@ def simulate(line: Line, size: int, num_sets: int) -> Coverage:
     columns = metric.as_columns(line.population())
     metric.update(columns)
     counts = metric.count(columns).astype(np.float64)
+    if line.largest_group > 1:
+        counts *= np.random.default_rng(2).integers(1, line.largest_group + 1, (len(counts), 1))
     truth = float(metric.scores_of(np.rint(counts.sum(axis=0)).astype(np.int64))[line.result])
     random = np.random.default_rng([7, size])
     weights = np.concatenate([np.ones((size, 1)), poisson_weights(0, np.arange(size), REPLICATES)], axis=1).T
-    is_grouped, bounds, wilsons = line.rows_per_group > 1, [], []
+    is_grouped, bounds, wilsons = line.largest_group > 1, [], []
     for start in range(0, num_sets, BATCH):
         drawn = random.integers(0, len(counts), (min(BATCH, num_sets - start), size))
-        rows = counts[drawn] * line.rows_per_group  # of (sets, rows, sums)
-        sums = weights @ rows.transpose(1, 0, 2).reshape(size, -1)
+        sums = weights @ counts[drawn].transpose(1, 0, 2).reshape(size, -1)
         for each in np.rint(sums).astype(np.int64).reshape(len(weights), len(drawn), -1).transpose(1, 0, 2):
             bounds.append(metric.interval(Resampled(each[0], each[1:], size, is_grouped, LEVEL))[line.result])
             if line.result == "accuracy" and isinstance(metric, metrics.Accuracy) and not is_grouped:
@@ -346,13 +358,13 @@ def simulate_precision(result: str, size: int, num_sets: int) -> Coverage:
         drawn = np.zeros((size, num_images))
         drawn[np.arange(size), random.integers(0, num_images, size)] = 1
         copies = drawn.sum(axis=0).astype(np.int64)
-        own = [replace(each, num_references=copies * each.num_references) for each in matches]
+        counts = [int(copies @ each.num_references) for each in matches]
         sample = Resampled(copies, copies, size, False, LEVEL)
-        values = {result: float(resampled(matches, copies[None])[result][0])}
-        if any(sample.too_few(LEAST_ROWS, [each.num_references.sum()]) for each in own):
-            bounds.append("too few")
-        else:
-            bounds.append(intervals_of(matches, values, (weights @ drawn).astype(np.int64), sample)[result])
+        few = sample.too_few(LEAST_ROWS, counts)
+        if not few:
+            value = float(resampled(matches, copies[None])[result][0])
+            replicates = resampled(matches, (weights @ drawn).astype(np.int64))[result]
+        bounds.append(few or sample.score(value, replicates, class_trials(counts)))
     return coverage(bounds, truth)
 
 

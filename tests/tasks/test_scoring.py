@@ -135,7 +135,7 @@ def test_the_interval_of_a_loss_over_tokens_weighs_samples_by_them_and_merges():
 
 
 def test_weights_of_losses_need_not_be_whole_and_a_sample_without_items_counts_for_nothing():
-    made = [{"position": n, "own": float(n % 3), "share": 0.3 * (n % 5)} for n in range(60)]
+    made = [{"position": n, "own": float(n % 3), "share": 0.3 * (n % 5)} for n in range(90)]
     half, nothing = LossInterval("own", "share"), LossInterval("own", "share")
     half.add([{**sample, "share": sample["share"] / 2} for sample in made])
     nothing.add([{**sample, "own": sample["own"] if sample["share"] else float("nan")} for sample in made])

@@ -7,7 +7,6 @@ same bits for every batch size, order and number of processes.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopwright.errors import ConfigError, DataError, InputError
-from loopwright.metrics.intervals import LEAST_FOR_SHARES, LEAST_ROWS, Bounds, Resampled
+from loopwright.metrics.intervals import LEAST_FOR_SHARES, LEAST_ROWS, Bounds, Resampled, class_trials
 from loopwright.metrics.sums import Counts, Totals
 from loopwright.words import describe_tokens
 
@@ -214,25 +213,21 @@ class CountingMetric(Metric):
 
     def interval(self, sample: Resampled) -> dict[str, Bounds | str]:
         """Return (low, high) of each result, or why it has none; called by `Bootstrap`."""
-        values, replicates = self.scores_of(sample.totals), self.scores_of(sample.replicates)
+        values = self.scores_of(sample.totals)
         parts, classes = self.num_parts(sample.totals), self.num_per_class(sample.totals)
-        found: dict[str, Bounds | str] = {}
-        for name, value in values.items():
-            few = sample.too_few(LEAST_FOR_SHARES) if name in parts else sample.too_few(LEAST_ROWS, classes)
-            if few or self.limits is None:
-                found[name] = few or sample.mean(float(value), replicates[name])
-                continue
-            found[name] = sample.score(
-                float(value),
-                replicates[name],
-                # A mean over classes of equal accuracy varies as a share of so many trials.
-                parts.get(
-                    name, len(classes) ** 2 / float((1 / np.maximum(classes, 1)).sum()) if len(classes) else math.inf
-                ),
-                self.limits,
-                is_f1=name in parts and name == self.micro_f1,
-                is_exact=name in parts and self.has_independent_parts,
-            )
+        found: dict[str, Bounds | str] = {
+            name: sample.too_few(LEAST_FOR_SHARES) if name in parts else sample.too_few(LEAST_ROWS, classes)
+            for name in values
+        }
+        replicates = {} if all(found.values()) else self.scores_of(sample.replicates)
+        for name in [name for name, few in found.items() if not few]:
+            is_share, given = name in parts, (float(values[name]), replicates[name])
+            if self.limits is None:
+                found[name] = sample.mean(*given)
+            else:
+                is_f1, is_exact = is_share and name == self.micro_f1, is_share and self.has_independent_parts
+                num_parts = parts[name] if is_share else class_trials(classes)
+                found[name] = sample.score(*given, num_parts, self.limits, is_f1=is_f1, is_exact=is_exact)
         return found
 
     def num_parts(self, totals: Counts) -> dict[str, float]:

@@ -12,7 +12,6 @@ metric.compute()    # {"map": ..., "map_50": ..., ..., "mask_map": ..., ...}
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 from loopwright.errors import ConfigError, DataError
 from loopwright.metrics.base import Columns, Metric, Options, as_integers, as_items, extra_module, without_torch
 from loopwright.metrics.bootstrap import poisson_weights
-from loopwright.metrics.intervals import LEAST_ROWS, UNDEFINED, Bounds, Resampled
+from loopwright.metrics.intervals import LEAST_ROWS, UNDEFINED, Bounds, Resampled, class_trials
 from loopwright.metrics.sums import Counts, Numbers
 
 IOU_TYPES = ("bbox", "segm")
@@ -35,7 +34,7 @@ MAX_DETECTIONS = (1, 10, 100)
 """How many predictions of a class in an image count, for recall; the last for precision."""
 
 RESAMPLED = ("map", "map_50", "map_75", "mar_100")
-"""The results with an interval."""
+"""The results with an interval; those of masks too."""
 
 _THRESHOLDS = np.linspace(0.5, 0.95, 10)
 _CHUNK = 1 << 20  # predictions of a class times replicates, at once
@@ -133,23 +132,33 @@ class CocoAP(Metric):
         return rows
 
     def own_interval(self, level: float, groups: Mapping[int, Any] | None = None) -> dict[str, Bounds | str]:
-        """Return the intervals of `map`, `map_50`, `map_75` and `mar_100`, by resampling images or groups of them.
+        """Return the intervals of `RESAMPLED`, by resampling images or groups of them.
 
-        Matches are sorted once; a replicate only weighs them. This takes 1 kB per image, and 100 MB at most besides.
+        Matches are sorted once; a replicate only weighs them. This takes up to 10 kB per image, and 100 MB besides.
         """
         units = {position: position for position in self._state}
         for number, group in (groups or {}).items():
             units |= dict.fromkeys(group._state, number)
         numbers, places = np.unique([units[position] for position in sorted(units)], return_inverse=True)
+        sides = [self._state[position] for position in sorted(self._state)]
+        is_crowd = (
+            (each, crowd) for _, given in sides for each, crowd in zip(given["classes"], given["crowd"], strict=True)
+        )
+        counts = Counter(each for each, crowd in is_crowd if not crowd)
         sample = Resampled(np.zeros(0, np.int64), np.zeros(0, np.int64), len(numbers), groups is not None, level)
+        few = sample.too_few(LEAST_ROWS, counts.values()) if counts else UNDEFINED
+        weights = None if few else poisson_weights(0, numbers, 1000)[places].T
         found: dict[str, Bounds | str] = {}
         for kind in self.options["iou_types"]:
+            if weights is None:
+                found |= {_PREFIXES[kind] + name: few for name in RESAMPLED}
+                continue
             precision, recall, overlaps = self._evaluated(kind)
-            sides = [self._state[position] for position in sorted(self._state)]
-            matches = [Matches.of(sides, each, overlaps) for each in self._classes()]
-            values = {name: _summary(precision, recall)[name] for name in RESAMPLED}
-            bounds = intervals_of(matches, values, poisson_weights(0, numbers, 1000)[places].T, sample)
-            found |= {_PREFIXES[kind] + name: each for name, each in bounds.items()}
+            values = _summary(precision, recall)
+            drawn = resampled([Matches.of(sides, each, overlaps) for each in sorted(counts)], weights)
+            for name in RESAMPLED:
+                bounds = sample.score(values[name], drawn[name], class_trials(list(counts.values())))
+                found[_PREFIXES[kind] + name] = bounds
         return found
 
     def _objects(self, side: str, given: Any, position: int) -> Objects:
@@ -277,11 +286,7 @@ class Matches:
         return cls(np.asarray(images, dtype=np.int64)[order], is_hit, is_counted, num_references)
 
     def resampled(self, weights: NDArray[Any]) -> tuple[Numbers, Numbers]:
-        """Return precision and recall of each replicate and threshold; nan for replicates without references.
-
-        Args:
-            weights: how often each image is drawn, (replicates, images).
-        """
+        """Return precision and recall of each replicate and threshold; nan for replicates without references."""
         num_references = (weights @ self.num_references).astype(np.float64)
         num_references[num_references == 0] = np.nan
         drawn = weights[:, self.images].astype(np.float64)
@@ -306,7 +311,7 @@ def _greedy(overlaps: Numbers, is_crowd: NDArray[np.bool_]) -> NDArray[np.bool_]
     Each takes the free reference that it overlaps most, in the order of their scores. One that meets only a crowd does
     not count.
     """
-    flags = np.stack([np.zeros((len(_THRESHOLDS), len(overlaps)), np.bool_)] * 2)
+    flags = np.zeros((2, len(_THRESHOLDS), len(overlaps)), dtype=np.bool_)
     flags[1] = True
     is_free = np.repeat(~is_crowd[None], len(_THRESHOLDS), axis=0)
     for index in np.flatnonzero(overlaps.max(axis=1, initial=0.0) >= _THRESHOLDS[0]):
@@ -318,28 +323,13 @@ def _greedy(overlaps: Numbers, is_crowd: NDArray[np.bool_]) -> NDArray[np.bool_]
     return flags
 
 
-def intervals_of(
-    matches: list[Matches], values: Mapping[str, float], weights: NDArray[Any], sample: Resampled
-) -> dict[str, Bounds | str]:
-    """Return the intervals of `RESAMPLED` by how often each image is drawn: (replicates, images)."""
-    matches = [each for each in matches if each.num_references.any()]
-    counts = [int(each.num_references.sum()) for each in matches]
-    if not matches or (few := sample.too_few(LEAST_ROWS, counts)):
-        return dict.fromkeys(RESAMPLED, few if matches else UNDEFINED)
-    parts = len(counts) ** 2 / sum(1 / count for count in counts)
-    drawn = resampled(matches, weights)
-    return {name: sample.score(value, drawn[name], parts) for name, value in values.items()}
-
-
 def resampled(matches: list[Matches], weights: NDArray[Any]) -> dict[str, Numbers]:
-    """Return the results of each replicate: means over the classes and thresholds."""
+    """Return the results of each replicate by how often it draws each image: (replicates, images)."""
     step = max(1, _CHUNK // max(len(each.images) + 1 for each in matches))
     chunks = []
     for start in range(0, len(weights), step):
         both = np.asarray([each.resampled(weights[start : start + step]) for each in matches])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # no class was drawn
-            chunks.append(np.nanmean(both, axis=0))
+        chunks.append(np.nansum(both, axis=0) / np.maximum((~np.isnan(both)).sum(axis=0), 1))
     precision, recall = np.concatenate(chunks, axis=1)
     results = (precision.mean(axis=1), precision[:, 0], precision[:, 5], recall.mean(axis=1))
     return dict(zip(RESAMPLED, results, strict=True))

@@ -19,12 +19,9 @@ from loopwright.metrics.sums import Counts, Numbers
 
 Bounds = tuple[float, float]
 
-LEAST_FOR_SHARES = 5
-"""Fewer rows have no interval at all."""
-LEAST_ROWS = 50
-"""Fewer rows say too little about the spread of a score that is not a share."""
-LEAST_PER_CLASS = 5
-"""Fewer references of a class say too little about its part of a mean over classes."""
+LEAST_FOR_SHARES = 5  # fewer rows have no interval at all
+LEAST_ROWS = 50  # fewer say too little about the spread of a score that is not a share
+LEAST_PER_CLASS = 5  # fewer references of a class say too little about its part of a mean over classes
 UNDEFINED = "it is undefined on this data"
 CONSTANT = "every sample has the same value"
 
@@ -72,12 +69,7 @@ class Resampled:
     level: float
 
     def too_few(self, least: int, per_class: Iterable[Any] = ()) -> str:
-        """Return how many more rows or groups an interval would need; empty if there are enough.
-
-        Args:
-            least: the number of rows that are needed. Groups of rows are always `LEAST_ROWS`.
-            per_class: the number of references of each class, if the result is a mean over classes.
-        """
+        """Return how many rows, groups or references of a class an interval would need; empty if there are enough."""
         unit, least = ("groups", LEAST_ROWS) if self.is_grouped else ("samples", least)
         if self.num_units < least:
             return f"at least {least} {unit} are needed, there are {self.num_units}"
@@ -100,15 +92,8 @@ class Resampled:
         """Return the interval of a score between limits: that of a share with as many trials as the spread suggests.
 
         A little of a share's own spread is mixed in: resampling sees none if all rows are perfect. With few units,
-        each is at most one trial.
-
-        Args:
-            value: of all rows.
-            replicates: the value of each resampling.
-            parts: how many things it is a share of, if they may be fewer than the rows.
-            limits: the lowest and the highest value.
-            is_f1: whether it is 2J / (1 + J), where J is the share of the right among all predicted or referred to.
-            is_exact: whether the parts are independent trials, unless rows come in groups.
+        each is at most one trial. An F1 is 2J / (1 + J), where J is the share of the right among all predicted or
+        referred to. `parts` is the number of things that it is a share of; `is_exact` if they are independent trials.
         """
         low, high = limits
         value, replicates = (value - low) / (high - low), (replicates - low) / (high - low)
@@ -150,6 +135,11 @@ class Resampled:
             return 3 / skewness * (float(np.cbrt(1 + skewness * (t - skewness / 6))) - 1)
 
         return value - spread * unskewed(quantile), value - spread * unskewed(-quantile)
+
+
+def class_trials(counts: Any) -> float:
+    """Return the trials of a share that varies as a mean over classes of equal accuracy, by their references."""
+    return len(counts) ** 2 / float((1 / np.maximum(counts, 1)).sum()) if len(counts) else math.inf
 
 
 def correlation(

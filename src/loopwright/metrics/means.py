@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -105,20 +106,24 @@ class MeanLoss(CountingMetric):
         return {"loss": loss}
 
     def count(self, columns: Columns) -> Counts:
-        """Return each sample's sum in two parts, whether it is unusable, and its weights."""
+        """Return each sample's sum in two parts, whether it is unusable, whether it has items, and its weights."""
         terms = self.checked(columns)
         sums, weights = terms["sums"], [terms[name] for name in self.weights]
         is_usable = np.abs(sums) < _LARGEST  # False for nan, too.
         units = np.rint(np.where(is_usable, sums, 0.0) * UNITS_PER_ONE).astype(np.int64)
-        parts = (units >> _LOW_BITS, units & ((1 << _LOW_BITS) - 1), ~is_usable, *weights)
+        parts = (units >> _LOW_BITS, units & ((1 << _LOW_BITS) - 1), ~is_usable, weights[0] > 0, *weights)
         return np.stack([part.astype(np.int64) for part in parts], axis=-1)
 
     def score(self, totals: Counts, options: Options) -> Scores:
-        high, low, num_unusable, items = np.moveaxis(totals[..., :4], -1, 0)
+        high, low, num_unusable, _, items = np.moveaxis(totals[..., :5], -1, 0)
         units = high * float(1 << _LOW_BITS) + low
         loss = np.full(units.shape, np.nan)
         np.divide(units / UNITS_PER_ONE, items, out=loss, where=(items > 0) & (num_unusable == 0))
         return self.results(loss)
+
+    def interval(self, sample: Resampled) -> dict[str, Bounds | str]:
+        """Return the intervals; samples without items say nothing."""
+        return super().interval(replace(sample, num_units=min(sample.num_units, int(sample.totals[3]))))
 
     def checked(self, columns: Columns) -> dict[str, Column]:
         """Return the terms of the samples, validated."""

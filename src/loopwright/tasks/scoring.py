@@ -11,6 +11,7 @@ import io
 import json
 import math
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -92,7 +93,7 @@ class MetricScorer(Scorer):
     def __init__(self, make: Any, directions: Mapping[str, bool], *, drops_columns: bool = False) -> None:
         self._make = make
         self._metric: Any = self._wrapped()
-        self._groups: dict[int, Any] = {}  # of a metric without a bootstrap
+        self._groups: dict[int, Any] = defaultdict(make)  # of a metric without a bootstrap
         self._drops_columns = drops_columns
         self.directions = directions
 
@@ -107,7 +108,7 @@ class MetricScorer(Scorer):
         else:
             self._metric.add_batch(**columns)
             for index, group in enumerate(groups or ()):
-                self._group(group).add_batch(**{name: values[index : index + 1] for name, values in columns.items()})
+                self._groups[group].add_batch(**{name: values[index : index + 1] for name, values in columns.items()})
         if not self._drops_columns:
             return samples
         dropped = {name.removesuffix("s") for name in columns} - {"position"}
@@ -130,17 +131,11 @@ class MetricScorer(Scorer):
         return {"metric": self._metric.state_dict(), "groups": groups}
 
     def merge_state(self, state: Mapping[str, Any]) -> None:
-        self._merge(self._metric, self._wrapped(), state["metric"])
-        for number, saved in state["groups"]:
-            self._merge(self._group(number), self._make(), saved)
-
-    @staticmethod
-    def _merge(metric: Any, other: Any, state: Mapping[str, Any]) -> None:
-        other.load_state_dict(state)
-        metric.merge(other)
-
-    def _group(self, number: int) -> Any:
-        return self._groups[number] if number in self._groups else self._groups.setdefault(number, self._make())
+        triples = [(self._metric, self._wrapped(), state["metric"])]
+        triples += [(self._groups[number], self._make(), saved) for number, saved in state["groups"]]
+        for metric, other, saved in triples:
+            other.load_state_dict(saved)
+            metric.merge(other)
 
     def _wrapped(self) -> Any:
         metric: Metric = self._make()
