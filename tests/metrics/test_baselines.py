@@ -12,6 +12,7 @@ from tests.metrics.samples import sentences
 
 from loopwright import baselines, metrics
 from loopwright.errors import ConfigError, DataError
+from loopwright.tasks.text.embedding import WordVectors
 from sample_data import sample_rows
 
 
@@ -103,6 +104,8 @@ def test_baselines_know_the_words_and_sentences_of_languages_without_spaces():
         baselines.WordCounts(), (["这部电影很好看", "演员演得很好", "太无聊了", "情节无聊"], ["+", "+", "-", "-"])
     )
     assert words.predict(["真的很好", "我觉得无聊。"]) == ["+", "-"]
+    vectors = WordVectors()(["我喜欢猫", "他喜欢狗。", "天气"])
+    assert vectors[0] @ vectors[1] == pytest.approx(0.5) and vectors[0] @ vectors[2] == 0
     answers = learnt(baselines.MostFrequentAnswer(), (["", ""], ["北京", "上海市"]))
     assert answers.predict(["它在 广州，不在北方", "上海市很大"]) == ["它在", "上海市"]
     assert baselines.Lead().predict(["今天下雨。明天晴！", "วันนี้ฝนตก พรุ่งนี้แดดออก"]) == ["今天下雨。", "วันนี้ฝนตก"]
