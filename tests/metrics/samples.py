@@ -59,11 +59,6 @@ def columns_of(name, num_samples=40, seed=0):
     if name == "retrieval":
         similarities = np.round(draw.normal(size=(num_samples, 12)), 1)
         return {"predictions": similarities, "references": draw.integers(0, 12, num_samples)}
-    if name == "ndcg":
-        return {
-            "predictions": np.round(draw.normal(size=(num_samples, 12)), 1),
-            "references": draw.integers(0, 4, (num_samples, 12)),
-        }
     if name == "ece":
         return {"predictions": draw.dirichlet(np.ones(5), num_samples), "references": draw.integers(0, 5, num_samples)}
     if name == "cosine_spearman":

@@ -10,7 +10,7 @@ import torch
 from tests.metrics.samples import columns_of
 
 from loopwright import metrics
-from loopwright.errors import ConfigError, DataError
+from loopwright.errors import DataError
 
 
 def test_ranks_by_hand_and_of_similarities_that_are_not_numbers():
@@ -56,28 +56,6 @@ def test_a_pool_is_searched_in_chunks_of_queries(chunk_size):
         "ndcg@5": pytest.approx(sklearn.metrics.ndcg_score(np.eye(50)[right], cosines.numpy(), k=5)),
     }
     assert 1 < max(ranks) < 50
-
-
-@pytest.mark.parametrize("k", [1, 5, 10, 100])
-def test_ndcg_of_graded_relevances_matches_scikit_learn_and_ties_rank_the_less_relevant_first(k):
-    draw = np.random.default_rng(k)
-    similarities, relevances = draw.normal(size=(60, 30)), draw.integers(0, 4, (60, 30)) * draw.integers(0, 2, (60, 30))
-    relevances[7] = 0
-    found = metrics.load("ndcg", ks=k).compute(predictions=similarities, references=relevances)
-    assert found == {f"ndcg@{k}": pytest.approx(sklearn.metrics.ndcg_score(relevances, similarities, k=k), rel=1e-12)}
-    rows = np.round(similarities)
-    rows[3, 4] = rows[5] = np.nan
-    places = draw.integers(0, 30, 60)
-    one = metrics.load("ndcg", ks=k).compute(predictions=rows, references=np.eye(30)[places])
-    assert (
-        one[f"ndcg@{k}"]
-        == metrics.load("retrieval", ks=(1, k)).compute(predictions=rows, references=places)[f"ndcg@{k}"]
-    )
-    for wrong in (relevances[:, :3], relevances - 1, relevances * np.nan):
-        with pytest.raises(DataError, match="of ndcg"):
-            metrics.load("ndcg").compute(predictions=similarities, references=wrong)
-    with pytest.raises(ConfigError, match="ks of ndcg apply when queries are added"):
-        metrics.load("ndcg").compute(predictions=similarities, references=relevances, ks=3)
 
 
 def test_the_correlation_of_cosines_matches_scipy():

@@ -112,8 +112,6 @@ def has_data(block: Any) -> bool:
     """Return whether a block shows anything but dashes and zeros."""
     if block.kind == "table":
         return any(cell not in ("–", "", 0) for row in block.rows for cell in row[1:])
-    if block.kind == "reliability":
-        return bool(block.rows)
     if block.kind == "matrix":
         return sum(map(sum, block.counts)) > 0
     if block.kind == "histogram":

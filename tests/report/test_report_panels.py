@@ -1,10 +1,14 @@
 """The panels of the tasks: what they count, against scikit-learn and against counts by hand."""
 
+import math
 import random
 import re
 
+import numpy as np
+import pytest
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
+from loopwright.metrics import ExpectedCalibrationError
 from loopwright.report.blocks import Examples, Facts, Histogram, Lines, Matrix, Table
 from loopwright.report.charts import draw_histogram
 from loopwright.report.panels import Findings, read_findings
@@ -281,6 +285,31 @@ def test_a_mistake_is_named_by_its_file_and_line(tmp_path):
     suspect = {"position": 1, "place": "line 3 of a.csv", "prediction": "dog", "reference": "cat", "sure": 0.97}
     write_table(tmp_path / "suspects.csv", [{**suspect, "text": "woof"}])
     assert read_findings(tmp_path, LABELS).suspects.rows == [["line 3 of a.csv", "cat", "dog", "97 %", "woof"]]
+
+
+def test_calibration_is_the_metric_by_bin_for_labels_words_and_sets_and_a_sentence_if_undefined(tmp_path):
+    chance = random.Random(1)
+    shares, hits = [chance.uniform(0.3, 1) for _ in range(200)], [chance.random() < 0.7 for _ in range(200)]
+    rows = [{"position": i, "prediction": "a", "reference": "ab"[not hit]} for i, hit in enumerate(hits)]
+    labels = [{**row, "confidence": share} for row, share in zip(rows, shares, strict=True)]
+    words = {key: [row[key] for row in rows] for key in ("prediction", "reference")}
+    sets = [
+        {"position": row["position"], "prediction": ["a"], "reference": [row["reference"]], "confidences": {"a": share}}
+        for row, share in zip(rows, shares, strict=True)
+    ]
+    metric = ExpectedCalibrationError()
+    metric.update({"confidences": np.array(shares), "hits": np.array(hits)})
+    note = f"ECE {metric.compute()['ece']:.4f}: the mean distance from it, over 200 predictions"
+    for lines in (labels, [{"position": 0, "tokens": ["x"] * 200, "confidences": shares, **words}], sets):
+        drawn = block(found(tmp_path, lines, ["a", "b"]), "Calibration")
+        assert drawn.note.endswith(note) and sum(drawn.sizes) == 200 and drawn.sizes[:4] == [0] * 4
+        ((name, accuracies),) = drawn.groups
+        assert sum(map(math.prod, zip(accuracies, drawn.sizes, strict=True))) == pytest.approx(sum(hits))
+    svg = draw_histogram(drawn.edges, drawn.groups, drawn.sizes)
+    assert f"accuracy 0.933 to 1: {accuracies[-1]:.3f} of {drawn.sizes[-1]}" in svg and svg.count("<path") == 1
+    broken = [*labels, {**labels[0], "confidence": math.nan}]
+    (fact,) = block(found(tmp_path, broken, ["a", "b"]), "Calibration").items
+    assert fact == ("undefined", "some confidences are not numbers")
 
 
 def test_equal_values_are_one_bar_and_close_ticks_are_distinguishable(tmp_path):

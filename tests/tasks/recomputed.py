@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import sacrebleu
 import yaml
+from faster_coco_eval import mask as masks
 from rouge_score.rouge_scorer import RougeScorer
 from scipy import stats
 from sklearn import metrics as sklearn
@@ -19,15 +20,17 @@ from loopwright import api
 from tasks.reviews import events, read_lines
 
 Lines = list[dict[str, Any]]
+Numbers = dict[str, float]
 AREAS = {"": (0, 1e10), "_small": (0, 32**2), "_medium": (32**2, 96**2), "_large": (96**2, 1e10)}
+THRESHOLDS = np.linspace(0.5, 0.95, 10)
 
 
 def assert_recomputed(run: api.Run) -> None:
     """Assert that predictions.jsonl gives every metric of a run that has ended, and of its best evaluation."""
     lines = read_lines(run.path / "eval" / "predictions.jsonl")
-    labels = json.loads((run.path / "data.json").read_text()).get("labels") or {}
+    names = (json.loads((run.path / "data.json").read_text()).get("labels") or {}).get("names", [])
     settings = yaml.safe_load((run.path / "config.yaml").read_text())
-    found = {**FORMULAS[run.result["task"]](lines, settings, labels.get("names", [])), "loss": loss_of(lines)}
+    found = {**FORMULAS[run.result["task"]](lines, names, settings), "loss": loss_of(lines)}
     assert run.metrics and set(run.metrics) <= set(found), set(run.metrics) - set(found)
     assert run.metrics == pytest.approx({key: found[key] for key in run.metrics}, rel=1e-9, abs=1e-12)
     best = [each for each in events(run.path) if each.get("update") == run.result["update"]]
@@ -40,9 +43,7 @@ def loss_of(lines: Lines) -> float:
     names = ("num_target_tokens", "num_windows", "num_items", "num_tokens")
     weights = [next((line[name] for name in names if name in line), 1) for line in lines]
     losses = [line.get("batch_loss", line.get("image_loss", line.get("loss"))) for line in lines]
-    return mean(
-        [loss for loss, weight in zip(losses, weights, strict=True) if weight], [each for each in weights if each]
-    )
+    return mean([loss if weight else 0.0 for loss, weight in zip(losses, weights, strict=True)], weights)
 
 
 def mean(values: list[float], weights: list[float] | None = None) -> float:
@@ -50,71 +51,68 @@ def mean(values: list[float], weights: list[float] | None = None) -> float:
     return math.fsum(map(math.prod, zip(values, weights, strict=True))) / math.fsum(weights)
 
 
-def calibration_error(decisions: list[tuple[float, bool]], bins: int = 15) -> float:
-    gaps = []
-    for place in range(bins):
-        inside = [each for each in decisions if place / bins < each[0] <= (place + 1) / bins]
-        gaps.append(abs(math.fsum(share for share, _ in inside) - sum(is_right for _, is_right in inside)))
-    return math.fsum(gaps) / len(decisions)
+def sides(lines: Lines, *names: str) -> list[list[Any]]:
+    return [[line[name] for line in lines] for name in names or ("reference", "prediction")]
 
 
-def of_classes(lines: Lines, settings: dict, names: list[str]) -> dict[str, float]:
-    true, predicted = ([line[side] for line in lines] for side in ("reference", "prediction"))
+def calibration_error(shares: list[float], hits: list[bool], bins: int = 15) -> float:
+    gaps = [
+        math.fsum(share - hit for share, hit in zip(shares, hits, strict=True) if place < bins * share <= place + 1)
+        for place in range(bins)
+    ]
+    return math.fsum(map(abs, gaps)) / sum(share > 0 for share in shares)
+
+
+def of_classes(lines: Lines, names: list[str], _settings: dict) -> Numbers:
+    true, predicted = sides(lines)
     if isinstance(predicted[0], float):
         return of_numbers(lines)
+    hits, flat = [a == b for a, b in zip(true, predicted, strict=True)], {"zero_division": 0}
     if isinstance(predicted[0], list):
-        true, predicted = ([[name in row for name in names] for row in side] for side in (true, predicted))
-        found = {
-            f"f1_{kind}": sklearn.f1_score(true, predicted, average=kind, zero_division=0)
-            for kind in ("micro", "macro")
-        }
-        hits = [one == other for pair in zip(true, predicted, strict=True) for one, other in zip(*pair, strict=True)]
+        rows = [np.array([[name in row for name in names] for row in side]) for side in (true, predicted)]
         shares = [line["confidences"][name] for line in lines for name in names]
-        return {**found, "subset_accuracy": sklearn.accuracy_score(true, predicted), "ece": ece_of(shares, hits)}
+        found = {f"f1_{kind}": sklearn.f1_score(*rows, average=kind, **flat) for kind in ("micro", "macro")}
+        found["ece"] = calibration_error(shares, (rows[0] == rows[1]).ravel().tolist())
+        return {**found, "subset_accuracy": sklearn.accuracy_score(*rows)}
     average = {"average": "binary", "pos_label": names[1]} if len(names) == 2 else {"average": "macro"}
-    hits = [line["prediction"] == line["reference"] for line in lines]
     return {
         "accuracy": mean(hits),
-        "f1": sklearn.f1_score(true, predicted, zero_division=0, **average) if names else math.nan,
-        "matthews_correlation": sklearn.matthews_corrcoef(true, predicted),
+        "f1": sklearn.f1_score(true, predicted, **average, **flat),
         "top_5_accuracy": mean([line.get("rank", 0) < 5 for line in lines]),
-        "ece": ece_of([line["confidence"] for line in lines], hits),
+        "ece": calibration_error(*sides(lines, "confidence"), hits),
     }
 
 
-def ece_of(shares: list[float], hits: list[bool]) -> float:
-    return calibration_error([each for each in zip(shares, hits, strict=True) if each[0]])
-
-
-def of_numbers(lines: Lines) -> dict[str, float]:
-    true, predicted = ([line[side] for line in lines] for side in ("reference", "prediction"))
-    pearson, squares = stats.pearsonr(true, predicted).statistic, np.subtract(true, predicted) ** 2
-    spearman = stats.spearmanr(true, predicted).statistic
-    return {"pearsonr": pearson, "pearson": pearson, "spearmanr": spearman, "mse": mean(squares.tolist())}
+def of_numbers(lines: Lines) -> Numbers:
+    true, predicted = sides(lines)
+    squares = np.subtract(true, predicted) ** 2
+    correlations = (each(true, predicted).statistic for each in (stats.pearsonr, stats.spearmanr))
+    return {**dict(zip(("pearsonr", "spearmanr"), correlations, strict=True)), "mse": mean(squares.tolist())}
 
 
 def spans(tags: list[str]) -> set[tuple[str, int, int]]:
     """Return the entities of IOB2 tags."""
     found: list[list[Any]] = []
     for place, tag in enumerate(tags):
-        if tag.startswith("I-") and found and found[-1][2] == place and found[-1][0] == tag[2:]:
+        if tag.startswith("I-") and found and found[-1][0] == tag[2:] and found[-1][2] == place:
             found[-1][2] += 1
         elif tag != "O":
             found.append([tag[2:], place, place + 1])
     return {tuple(each) for each in found}
 
 
-def of_tags(lines: Lines, settings: dict, names: list[str]) -> dict[str, float]:
-    sides = [[spans(line[side]) for line in lines] for side in ("prediction", "reference")]
-    right, found, there = (sum(map(len, each)) for each in ([a & b for a, b in zip(*sides, strict=True)], *sides))
-    hits = [a == b for line in lines for a, b in zip(line["prediction"], line["reference"], strict=True)]
-    shares = [share for line in lines for share in line["confidences"]]
+def of_tags(lines: Lines, _names: list[str], _settings: dict) -> Numbers:
+    true, predicted = ([spans(tags) for tags in side] for side in sides(lines))
+    right, found, there = (sum(map(len, each)) for each in (map(set.__and__, true, predicted), predicted, true))
+    hits = [a == b for rows in zip(*sides(lines), strict=True) for a, b in zip(*rows, strict=True)]
     scores = {
         "precision": right / max(found, 1),
         "recall": right / max(there, 1),
         "f1": 2 * right / max(found + there, 1),
     }
-    return {**scores, "accuracy": mean(hits), "token_accuracy": mean(hits), "ece": ece_of(shares, hits)}
+    error = calibration_error([share for line in lines for share in line["confidences"]], hits)
+    # Words that were cut off have no confidence, and count as predicted wrongly in the accuracy alone.
+    return {**scores, "accuracy": mean(hits), "token_accuracy": mean(hits), "ece": error}
 
 
 def answer_words(text: str) -> list[str]:
@@ -122,98 +120,85 @@ def answer_words(text: str) -> list[str]:
     return re.sub(r"\b(a|an|the)\b", " ", plain).split()
 
 
-def answer_score(text: str, answers: list[str]) -> tuple[float, float]:
-    pairs = [(answer_words(text), answer_words(answer)) for answer in answers or [""]]
-    shared = [2 * sum((Counter(a) & Counter(b)).values()) / max(len(a) + len(b), 1) for a, b in pairs]
-    return max(float(a == b) for a, b in pairs), max(
-        score if a and b else float(a == b) for score, (a, b) in zip(shared, pairs, strict=True)
-    )
+def answer_score(text: str, answer: str) -> tuple[float, float]:
+    mine, true = answer_words(text), answer_words(answer)
+    shared = sum((Counter(mine) & Counter(true)).values())
+    return float(mine == true), 2 * shared / (len(mine) + len(true)) if mine and true else float(mine == true)
 
 
-def of_answers(lines: Lines, settings: dict, names: list[str]) -> dict[str, float]:
-    scores = [answer_score(line["prediction"], line["reference"]) for line in lines]
-    found = {"exact_match": 100 * mean([each[0] for each in scores])}
+def of_answers(lines: Lines, _names: list[str], settings: dict) -> Numbers:
+    found = {}
+    margins = [line.get("no_answer_score", 0.0) for line in lines]
     for place, name in enumerate(("exact", "f1")):
+
+        def score(line: dict, text: str, place: int = place) -> float:
+            return max(answer_score(text, answer)[place] for answer in line["reference"] or [""])
+
+        scores = [score(line, line["prediction"]) for line in lines]
         for prefix, kept in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
-            chosen = [each[place] for each, line in zip(scores, lines, strict=True) if bool(line["reference"]) in kept]
-            found[prefix + name] = 100 * mean(chosen) if chosen else math.nan
-        margins = [line.get("no_answer_score", 0.0) for line in lines]
-        texts = [line["n_best"][0]["text"] if line.get("n_best") else line["prediction"] for line in lines]
-        answered = [answer_score(text, line["reference"])[place] for text, line in zip(texts, lines, strict=True)]
-        tried = []
+            chosen = [each for each, line in zip(scores, lines, strict=True) if bool(line["reference"]) in kept]
+            found |= {prefix + name: 100 * mean(chosen)} if chosen else {}
+        spoken = [score(line, (line.get("n_best") or [{"text": line["prediction"]}])[0]["text"]) for line in lines]
+        tried = {}
         for limit in (min(margins) - 1, *sorted(set(margins))):
-            rows = zip(margins, answered, lines, strict=True)
-            score = mean([float(not line["reference"]) if margin > limit else value for margin, value, line in rows])
-            tried.append((100 * score, -limit))
-        best = max(tried, key=lambda each: (round(each[0], 9), each[1]))
-        found |= {f"best_{name}": best[0], f"best_{name}_thresh": -best[1]}
-    return found
+            rows = zip(margins, spoken, lines, strict=True)
+            tried[limit] = 100 * mean(
+                [each if margin <= limit else not line["reference"] for margin, each, line in rows]
+            )
+        best = max(tried, key=lambda limit: round(tried[limit], 9))
+        found |= {f"best_{name}": tried[best], f"best_{name}_thresh": best}
+    return {**found, "exact_match": found["exact"]}
 
 
-def of_pairs(lines: Lines, settings: dict, names: list[str]) -> dict[str, float]:
+def of_pairs(lines: Lines, _names: list[str], _settings: dict) -> Numbers:
     if "rank" not in lines[0]:
         return of_numbers(lines)
-    ranks = [line["rank"] for line in lines]
+    (ranks,) = sides(lines, "rank")
     found = {f"recall@{k}": mean([rank <= k for rank in ranks]) for k in (1, 5, 10)}
     gains = [1 / math.log2(1 + rank) if rank <= 10 else 0.0 for rank in ranks]
-    losses = mean([line["loss"] for line in lines])
-    return {**found, "mrr": mean([1 / rank for rank in ranks]), "ndcg@10": mean(gains), "pool_loss": losses}
+    pool_loss = mean(*sides(lines, "loss"))
+    return {**found, "mrr": mean([1 / rank for rank in ranks]), "ndcg@10": mean(gains), "pool_loss": pool_loss}
 
 
-def of_language(lines: Lines, settings: dict, names: list[str]) -> dict[str, float]:
+def of_language(lines: Lines, _names: list[str], _settings: dict) -> Numbers:
     found = {"perplexity": math.exp(loss_of(lines))}
     if "num_bytes" in lines[0]:
-        total = math.fsum(line["loss"] * line["num_tokens"] for line in lines if line["num_tokens"])
-        return {**found, "bits_per_byte": total / math.log(2) / sum(line["num_bytes"] for line in lines)}
-    pairs = (zip(line["prediction_ids"], line["reference_ids"], strict=True) for line in lines)
-    return {**found, "token_accuracy": mean([a == b for row in pairs for a, b in row])}
+        tokens, sizes = map(sum, sides(lines, "num_tokens", "num_bytes"))
+        return {**found, "bits_per_byte": loss_of(lines) * tokens / math.log(2) / sizes}
+    pairs = zip(*sides(lines, "prediction_ids", "reference_ids"), strict=True)
+    return {**found, "token_accuracy": mean([a == b for rows in pairs for a, b in zip(*rows, strict=True)])}
 
 
-def of_summaries(lines: Lines, settings: dict, names: list[str]) -> dict[str, float]:
+def of_summaries(lines: Lines, _names: list[str], settings: dict) -> Numbers:
     kinds = ["rouge1", "rouge2", "rougeL", "rougeLsum"]
     scorer = RougeScorer(kinds, use_stemmer=settings["use_stemmer"])
-    sides = (
-        [re.sub(r"(?<=[.!?])\s+", "\n", line[side].strip()) for line in lines] for side in ("reference", "prediction")
-    )
-    scores = [scorer.score(*pair) for pair in zip(*sides, strict=True)]
+    texts = ([re.sub(r"(?<=[.!?])\s+", "\n", text.strip()) for text in side] for side in sides(lines))
+    scores = [scorer.score(*pair) for pair in zip(*texts, strict=True)]
     return {kind: mean([score[kind].fmeasure for score in scores]) for kind in kinds}
 
 
-def of_translations(lines: Lines, settings: dict, names: list[str]) -> dict[str, float]:
-    written, true = ([line[side] for line in lines] for side in ("prediction", "reference"))
-    return {
-        "bleu": sacrebleu.corpus_bleu(written, [true]).score,
-        "chrf": sacrebleu.corpus_chrf(written, [true]).score,
-        "exact_match": mean([a == b for a, b in zip(written, true, strict=True)]),
-    }
+def of_translations(lines: Lines, _names: list[str], _settings: dict) -> Numbers:
+    true, written = sides(lines)
+    scores = {f"{name}": getattr(sacrebleu, f"corpus_{name}")(written, [true]).score for name in ("bleu", "chrf")}
+    return {**scores, "exact_match": mean([a == b for a, b in zip(written, true, strict=True)])}
 
 
-def of_pixels(lines: Lines, settings: dict, names: list[str]) -> dict[str, float]:
-    pairs: Counter[tuple[str, str]] = Counter()
-    for line in lines:
-        for true, row in line["pixels"].items():
-            pairs.update({(true, predicted): count for predicted, count in row.items()})
-    right = {name: pairs[name, name] for name in names}
-    there, found = (
-        {name: sum(n for pair, n in pairs.items() if pair[side] == name) for name in names} for side in (0, 1)
-    )
-    union = {name: there[name] + found[name] - right[name] for name in names}
-    return {
-        "mean_iou": mean([right[name] / union[name] for name in names if union[name]]),
-        "mean_accuracy": mean([right[name] / there[name] for name in names if there[name]]),
-        "overall_accuracy": sum(right.values()) / sum(there.values()),
-    }
+def of_pixels(lines: Lines, names: list[str], _settings: dict) -> Numbers:
+    matrix = sum(np.array([[line["pixels"].get(a, {}).get(b, 0) for b in names] for a in names]) for line in lines)
+    right, there, union = matrix.diagonal(), matrix.sum(1), matrix.sum(0) + matrix.sum(1) - matrix.diagonal()
+    accuracies, ious = right[there > 0] / there[there > 0], right[union > 0] / union[union > 0]
+    overall = right.sum() / matrix.sum()
+    return {"mean_iou": ious.mean(), "mean_accuracy": accuracies.mean(), "overall_accuracy": overall}
 
 
-def of_objects(lines: Lines, settings: dict, names: list[str]) -> dict[str, float]:
-    found = {}
+def of_objects(lines: Lines, names: list[str], _settings: dict) -> Numbers:
+    found: Numbers = {}
     has_masks = any("mask" in each for line in lines for each in line["truth"])
     for kind, prefix in (("mask", "mask_"), ("box", "")) if has_masks else (("box", ""),):
-        images = [prepared(line, kind) for line in lines]
+        images = [{**line, "overlaps": overlaps(line, kind)} for line in lines]
         for area, limits in AREAS.items():
-            curves = [curve_of(images, name, limits) for name in names]
-            curves = [curve for curve in curves if curve is not None]
-            if curves:
+            curves = [curve_of(images, kind, name, limits) for name in names]
+            if curves := [curve for curve in curves if curve is not None]:
                 precisions, recalls = (np.stack(each) for each in zip(*curves, strict=True))
                 found |= {f"{prefix}map{area}": precisions.mean(), f"{prefix}mar_100{area}": recalls.mean()}
                 if not area:
@@ -221,93 +206,72 @@ def of_objects(lines: Lines, settings: dict, names: list[str]) -> dict[str, floa
     return found
 
 
-def prepared(line: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return objects and truth of an image, and the overlap of each pair: over the object itself if it is a crowd."""
-    from faster_coco_eval import mask as tools
+def pixels_of(each: dict[str, Any], kind: str) -> tuple[Any, float]:
+    """Return the mask or the box of an object, and its area."""
+    if kind == "mask":
+        pixels = masks.decode(each["mask"]).astype(bool)
+        return pixels, float(pixels.sum())
+    box = np.array(each["box"], np.float32).astype(float)
+    return box, float(np.prod(box[2:] - box[:2]))
 
-    sides, areas = [], []
-    for side in ("objects", "truth"):
-        boxes = np.array([each["box"] for each in line[side]], np.float32).astype(float).reshape(-1, 4)
-        masks = [tools.decode(each["mask"]).astype(bool) for each in line[side] if "mask" in each]
-        sides.append(masks if kind == "mask" else boxes)
-        sizes = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
-        areas.append(
-            np.array([each.sum() for each in masks]) if masks and (kind == "mask" or side == "truth") else sizes
-        )
-    overlaps = np.zeros((len(sides[0]), len(sides[1])))
-    for place in np.ndindex(overlaps.shape):
-        mine, true = sides[0][place[0]], sides[1][place[1]]
+
+def overlaps(line: dict[str, Any], kind: str) -> np.ndarray:
+    """Return the overlap of each object with each true one: over the object itself if that is a crowd."""
+    found, true = ([pixels_of(each, kind) for each in line[side]] for side in ("objects", "truth"))
+    table = np.zeros((len(found), len(true)))
+    for (row, (mine, area)), (column, (other, size)) in ((a, b) for a in enumerate(found) for b in enumerate(true)):
         if kind == "mask":
-            shared = float((mine & true).sum())
+            shared = float((mine & other).sum())
         else:
-            shared = float(np.prod(np.maximum(np.minimum(mine[2:], true[2:]) - np.maximum(mine[:2], true[:2]), 0)))
-        size = areas[0][place[0]]
-        if not line["truth"][place[1]].get("crowd"):
-            other = true.sum() if kind == "mask" else np.prod(true[2:] - true[:2])
-            size = size + other - shared
-        overlaps[place] = shared / size if size else 0.0
-    return {**line, "areas": areas, "overlaps": overlaps}
+            shared = float(np.prod(np.maximum(np.minimum(mine[2:], other[2:]) - np.maximum(mine[:2], other[:2]), 0)))
+        whole = area if line["truth"][column].get("crowd") else area + size - shared
+        table[row, column] = shared / whole if whole else 0.0
+    return table
 
 
-def curve_of(images: Lines, name: str, limits: tuple[float, float]) -> tuple[np.ndarray, np.ndarray] | None:
+def curve_of(images: Lines, kind: str, name: str, limits: tuple[float, float]) -> tuple[np.ndarray, np.ndarray] | None:
     """Return COCO's precision at 101 recalls, and the recall, for ten thresholds; None without true objects."""
-    verdicts: list[tuple[float, list[float]]] = []
-    num_true = 0
+    scores, verdicts, num_true = [], [], 0
     for image in images:
-        mine = [place for place, each in enumerate(image["objects"]) if each["label"] == name]
-        mine = sorted(mine, key=lambda place: -image["objects"][place]["score"])[:100]
-        true = [place for place, each in enumerate(image["truth"]) if each["label"] == name]
-        sizes = image["areas"]
-        ignored = {
-            at: bool(image["truth"][at].get("crowd")) or not limits[0] <= sizes[1][at] <= limits[1] for at in true
-        }
-        num_true += sum(not each for each in ignored.values())
-        taken: list[set[int]] = [set() for _ in range(10)]
-        for place in mine:
+        objects, truth = image["objects"], image["truth"]
+        mine = [place for place, each in enumerate(objects) if each["label"] == name]
+        true = [place for place, each in enumerate(truth) if each["label"] == name]
+        areas = {at: pixels_of(truth[at], "mask" if "mask" in truth[at] else "box")[1] for at in true}
+        ignored = {at for at in true if truth[at].get("crowd") or not limits[0] <= areas[at] <= limits[1]}
+        num_true += len(true) - len(ignored)
+        taken: list[set[int]] = [set() for _ in THRESHOLDS]
+        for place in sorted(mine, key=lambda place: -objects[place]["score"])[:100]:
+            is_out = not limits[0] <= pixels_of(objects[place], kind)[1] <= limits[1]
             row = []
-            for step, threshold in enumerate(np.linspace(0.5, 0.95, 10)):
-                free = [at for at in true if at not in taken[step] or image["truth"][at].get("crowd")]
+            for step, threshold in enumerate(THRESHOLDS):
+                free = [at for at in true if at not in taken[step] or truth[at].get("crowd")]
                 fits = [at for at in free if image["overlaps"][place, at] >= threshold]
-                counted = [at for at in fits if not ignored[at]] or fits
-                best = max(counted, key=lambda at: (image["overlaps"][place, at], at), default=None)
-                if best is not None:
-                    taken[step].add(best)
-                    row.append(math.nan if ignored[best] else 1.0)
-                else:
-                    row.append(0.0 if limits[0] <= sizes[0][place] <= limits[1] else math.nan)
-            verdicts.append((image["objects"][place]["score"], row))
+                fits = [at for at in fits if at not in ignored] or fits
+                best = max(fits, key=lambda at: (image["overlaps"][place, at], at), default=None)
+                taken[step] |= set() if best is None else {best}
+                row.append(math.nan if (is_out if best is None else best in ignored) else float(best is not None))
+            scores.append(objects[place]["score"])
+            verdicts.append(row)
     if not num_true:
         return None
-    verdicts.sort(key=lambda each: -each[0])
-    table = np.array([row for _, row in verdicts]).reshape(-1, 10).T
-    precisions, recalls = np.zeros((10, 101)), np.zeros(10)
-    for step, column in enumerate(table):
-        hits, misses = np.cumsum(column == 1), np.cumsum(column == 0)
-        recall, precision = hits / num_true, hits / np.maximum(hits + misses, 1)
-        precision = np.maximum.accumulate(precision[::-1])[::-1]
-        places = np.searchsorted(recall, np.linspace(0, 1, 101))
-        precisions[step] = [precision[at] if at < len(precision) else 0.0 for at in places]
-        recalls[step] = recall[-1] if len(recall) else 0.0
-    return precisions, recalls
+    table = np.array(verdicts).reshape(-1, 10)[np.argsort(-np.array(scores), kind="stable")]
+    hits, misses = np.cumsum(table == 1, axis=0), np.cumsum(table == 0, axis=0)
+    recalls, precisions = hits / num_true, hits / np.maximum(hits + misses, 1)
+    precisions = np.concatenate([np.maximum.accumulate(precisions[::-1])[::-1], np.zeros((1, 10))])
+    places = [np.searchsorted(recall, np.linspace(0, 1, 101)) for recall in recalls.T]
+    drawn = np.stack([precision[at] for precision, at in zip(precisions.T, places, strict=True)])
+    return drawn, recalls[-1] if len(recalls) else np.zeros(10)
 
 
-def of_rebuilt(lines: Lines, settings: dict, names: list[str]) -> dict[str, float]:
-    return {"masked_mse": mean([line["masked_mse"] for line in lines], [line["num_hidden"] for line in lines])}
+def of_rebuilt(lines: Lines, _names: list[str], _settings: dict) -> Numbers:
+    return {"masked_mse": mean(*sides(lines, "masked_mse", "num_hidden"))}
 
 
 FORMULAS = {
-    "text-classification": of_classes,
-    "token-classification": of_tags,
-    "question-answering": of_answers,
-    "multiple-choice": of_classes,
-    "sentence-embedding": of_pairs,
-    "causal-lm": of_language,
-    "masked-lm": of_language,
-    "summarization": of_summaries,
-    "translation": of_translations,
-    "image-classification": of_classes,
-    "semantic-segmentation": of_pixels,
-    "object-detection": of_objects,
-    "instance-segmentation": of_objects,
+    **dict.fromkeys(("text-classification", "multiple-choice", "image-classification"), of_classes),
+    **{"token-classification": of_tags, "question-answering": of_answers, "sentence-embedding": of_pairs},
+    **dict.fromkeys(("causal-lm", "masked-lm"), of_language),
+    **{"summarization": of_summaries, "translation": of_translations, "semantic-segmentation": of_pixels},
+    **dict.fromkeys(("object-detection", "instance-segmentation"), of_objects),
     "masked-image-modeling": of_rebuilt,
 }

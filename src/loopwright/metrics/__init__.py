@@ -11,7 +11,7 @@ metric.compute()    # {"accuracy": ..., "f1": ...}
 Metrics of the text tasks: "accuracy", "f1", "confusion_matrix", "multilabel" (text-classification), "entities"
 (token-classification), "squad", "squad_v2" (question-answering), "bits_per_byte", "perplexity" (causal-lm), the latter
 and "token_accuracy" (masked-lm), "accuracy" (multiple-choice), "rouge" (summarization), "sacrebleu", "chrf",
-"exact_match" (translation), "retrieval", "ndcg", "cosine_spearman" (sentence-embedding), and "ece" of all that predict
+"exact_match" (translation), "retrieval", "cosine_spearman" (sentence-embedding), and "ece" of all that predict
 probabilities. Metrics of the image tasks: "top_k_accuracy" (image-classification), "mean_iou" (semantic-segmentation),
 "coco_ap" (object-detection, instance-segmentation), "reconstruction_error" (masked-image-modeling). Metrics with a
 table of labels have a method `table`; call it before `compute`. The direction is `greater_is_better`.
@@ -48,7 +48,7 @@ from loopwright.metrics.regression import (
     PearsonCorrelation,
     SpearmanCorrelation,
 )
-from loopwright.metrics.retrieval import CosineSpearman, Ndcg, Retrieval, similarity_rows
+from loopwright.metrics.retrieval import CosineSpearman, Retrieval, similarity_rows
 from loopwright.metrics.spans import Entities, TokenAccuracy
 from loopwright.metrics.texts import Bleu, ChrF, ExactMatch, Rouge
 
@@ -79,7 +79,6 @@ __all__ = [
     "MeanSquaredError",
     "Metric",
     "MultiLabel",
-    "Ndcg",
     "PearsonCorrelation",
     "Perplexity",
     "Precision",
@@ -111,7 +110,7 @@ METRICS: Mapping[str, type[Metric]] = _by_name(
 
 TASK_METRICS: Mapping[str, type[Metric]] = _by_name(
     (Squad, SquadV2, Entities, TokenAccuracy, Rouge, Bleu, ChrF),
-    (Retrieval, Ndcg, CosineSpearman, BitsPerByte, MultiLabel, ConfusionMatrix, ExpectedCalibrationError),
+    (Retrieval, CosineSpearman, BitsPerByte, MultiLabel, ConfusionMatrix, ExpectedCalibrationError),
 )
 """Every metric of a task with more to a sample, by name: answers, sequences, rows, texts with several references."""
 

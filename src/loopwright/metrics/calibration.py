@@ -2,7 +2,6 @@
 
 metric = metrics.load("ece", bins=15)
 metric.add_batch(predictions=probabilities, references=classes)      # (samples, classes), (samples,)
-metric.table()      # a row per bin, for a reliability diagram; call it before `compute`
 metric.compute()    # {"ece": ...}
 """
 
@@ -24,8 +23,7 @@ _ROUNDING = 1e-6  # by which a softmax in 32 bits may exceed 1
 
 def as_column_or_matrix(name: str, values: Any) -> Column:
     """Return the values as one number per sample, or as a row of numbers per sample if they are wider."""
-    values = without_torch(values)
-    rows = values if isinstance(values, np.ndarray) else [without_torch(each) for each in values]
+    rows = values if hasattr(values, "shape") else [without_torch(each) for each in values]
     array = as_matrix(name, rows) if len(rows) and np.ndim(rows[0]) else as_column(name, rows)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{name} must be numbers, got an array of type {array.dtype}")
@@ -37,9 +35,9 @@ class ExpectedCalibrationError(Metric):
 
     The confidence is the probability of the predicted class. Predictions and references are rows of class probabilities
     and classes; or the probability of class 1 and 0 or 1; or, for several labels, rows of probabilities and rows of 0
-    and 1, of which each decision counts. A label is predicted if its probability exceeds 0.5. The option `bins` is the
-    number of bins of equal width; a confidence on an edge belongs to the lower bin. A probability that is nan makes the
-    result nan. There is no interval: the estimate is biased upwards, so one around it would not cover.
+    and 1, of which each counts. A label is predicted if its probability exceeds 0.5. The option `bins` is the number of
+    bins of equal width; a confidence on an edge belongs to the lower bin. A probability that is nan makes the result
+    nan. There is no interval: the estimate is biased upwards, so one around it would not cover.
     """
 
     name = "ece"
@@ -49,77 +47,43 @@ class ExpectedCalibrationError(Metric):
     defaults: ClassVar[Options] = MappingProxyType({"bins": 15})
 
     def _known(self, options: Options) -> dict[str, Any]:
-        known = super()._known(options)
-        bins = known.get("bins", 1)
+        bins = options.get("bins", 1)
         if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
             raise ConfigError(f"bins of {self.name} is a whole number from 1, got {bins!r}")
-        return known
+        return super()._known(options)
 
     def create_state(self) -> ExactSums:
-        return ExactSums(3 * self.options["bins"])  # for each bin: confidences, correct decisions, decisions
+        return ExactSums(self.options["bins"])  # of confidences less hits, by bin
 
     def as_columns(self, columns: Mapping[str, Any]) -> dict[str, Column]:
-        """Return "confidences" of the decisions about each sample, and "hits", whether they are right."""
-        arrays = super().as_columns(columns)
-        shares, true = arrays["predictions"].astype(np.float64), arrays["references"]
-        is_odd = (shares < -_ROUNDING) | (shares > 1 + _ROUNDING)
-        if is_odd.any():
-            raise DataError(
-                f"predictions of {self.name} are probabilities from 0 to 1, got {shares[is_odd][0]:g}: "
-                "apply a softmax or a sigmoid first"
-            )
-        is_of_classes = shares.ndim == 2 and true.ndim == 1
+        """Return the "confidences" of all predictions, and "hits": whether they are right."""
+        shares, true = super().as_columns(columns).values()
+        is_of_classes = shares.ndim > true.ndim
         if len(shares) and not is_of_classes and shares.shape != true.shape:
-            raise DataError(
-                f"references of {self.name} must be a class per row of probabilities, or 0 or 1 per probability, got "
-                f"predictions of shape {shares.shape} and references of shape {true.shape}"
-            )
+            shapes = f"predictions of shape {shares.shape} and references of shape {true.shape}"
+            raise DataError(f"{self.name} takes a class per row of probabilities, or 0 or 1 for each, got {shapes}")
         num_classes = shares.shape[1] if is_of_classes else 2
-        is_wrong = (true < 0) | (true >= num_classes) | (true % 1 != 0)
+        is_odd, is_wrong = np.abs(shares - 0.5) > 0.5 + _ROUNDING, ~np.isin(true, np.arange(num_classes))
+        if is_odd.any():
+            shown = f"got {shares[is_odd][0]:g}: apply a softmax or a sigmoid first"
+            raise DataError(f"predictions of {self.name} are probabilities from 0 to 1, {shown}")
         if is_wrong.any():
-            raise DataError(
-                f"references of {self.name} are classes from 0 to {num_classes - 1}, got {true[is_wrong][0]}"
-            )
-        if is_of_classes:
-            predicted = shares.argmax(axis=1)
-            confidences = shares[np.arange(len(shares)), predicted]
-        else:
-            predicted = shares > 0.5
-            confidences = np.where(predicted, shares, 1 - shares)
-        return {"confidences": confidences, "hits": predicted == true}
+            shown = f"from 0 to {num_classes - 1}, got {true[is_wrong][0]}"
+            raise DataError(f"references of {self.name} are classes {shown}")
+        shares = shares.astype(np.float64)
+        predicted = shares.argmax(axis=1) if is_of_classes else shares > 0.5
+        confidences = shares.max(axis=1) if is_of_classes else np.where(predicted, shares, 1 - shares)
+        return {"confidences": confidences.reshape(-1), "hits": (predicted == true).reshape(-1)}
 
     def update(self, columns: Columns) -> None:
-        num_samples, bins = len(columns["confidences"]), self.options["bins"]
         if self.num_samples == 0:
             self.reset()  # `compute` may have brought another number of bins
-        confidences, hits = (columns[name].astype(np.float64).reshape(-1) for name in ("confidences", "hits"))
+        bins, confidences, hits = self.options["bins"], columns["confidences"], columns["hits"].astype(np.float64)
         places = np.searchsorted(np.arange(1, bins) / bins, confidences)
-        members = [places == place for place in range(bins)]
-        parts = ((confidences[each], hits[each], np.ones(each.sum())) for each in members)
-        self._state.add(num_samples, (column for part in parts for column in part))
+        members = (places == place for place in range(bins))
+        self._state.add(len(hits), (np.concatenate([confidences[each], -hits[each]]) for each in members))
 
     def result(self, options: Options) -> dict[str, Any]:
-        gaps, num_decisions = 0, 0
-        for confidence, hits, count in self._bins():
-            if not confidence.is_finite:
-                return {"ece": math.nan}
-            gaps += abs(confidence.finite_part - hits.finite_part)
-            num_decisions += count.finite_part
-        return {"ece": float(gaps / num_decisions) if num_decisions else math.nan}
-
-    def table(self) -> list[dict[str, Any]]:
-        """Return a row per bin: edges, number of decisions, mean confidence and accuracy; nan without any."""
-        width = self.options["bins"]
-        return [
-            {
-                "low": place / width,
-                "high": (place + 1) / width,
-                "count": int(count.finite_part),
-                "confidence": confidence.mean(count.finite_part),
-                "accuracy": hits.mean(count.finite_part),
-            }
-            for place, (confidence, hits, count) in enumerate(self._bins())
-        ]
-
-    def _bins(self) -> list[tuple[Any, ...]]:
-        return list(zip(*[iter(self._state.sums)] * 3, strict=True))
+        if not all(each.is_finite for each in self._state.sums):
+            return {"ece": math.nan}
+        return {"ece": float(sum(abs(each.finite_part) for each in self._state.sums) / self.num_samples)}

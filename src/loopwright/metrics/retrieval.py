@@ -26,10 +26,10 @@ from loopwright.metrics.sums import Numbers
 class Retrieval(MeanMetric):
     """The share of queries whose right item is among the first k, for each k of the option `ks`, and the mean 1 / rank.
 
-    `ndcg@k`, for the largest k, is 1 / log2(1 + rank) up to rank k, and 0 beyond: `Ndcg` with a single right item.
-    Predictions are the similarities of each query to the items of a pool, one row per query; references are the
-    columns of the right items. In a batch of pairs the pool is the batch, and the references are 0, 1, 2, ... Ties
-    rank before the right item, so constant similarities score 0.
+    `ndcg@k`, for the largest k, is the normalized discounted cumulative gain: with a single right item, the mean
+    1 / log2(1 + rank), where ranks beyond k count as 0. Predictions are the similarities of each query to the items of
+    a pool, one row per query; references are the columns of the right items. In a batch of pairs the pool is the batch,
+    and the references are 0, 1, 2, ... Ties rank before the right item, so constant similarities score 0.
     """
 
     name = "retrieval"
@@ -45,7 +45,8 @@ class Retrieval(MeanMetric):
         return as_ks(self.name, super()._known(options))
 
     def compute(self, **given: Any) -> dict[str, Any]:
-        refuse_ks(self.name, given)
+        if "ks" in given:  # they decide what is kept, before any query is added
+            raise ConfigError("ks of retrieval apply when queries are added: pass them to load('retrieval', ks=...)")
         return super().compute(**given)
 
     def values(self, columns: Columns) -> Numbers:
@@ -57,48 +58,10 @@ class Retrieval(MeanMetric):
         right = similarities[np.arange(len(places)), places]
         # Counted from below, so that ties and nan come before the right one.
         ranks = size - (similarities < right[:, None]).sum(axis=1)
-        gains = np.append(discounts(max(self.options["ks"])), 0.0)
-        gains = gains[np.minimum(ranks, len(gains)) - 1]
+        # From a table, since the last bit of numpy's logarithm may depend on the length of the array.
+        table = [1 / math.log2(1 + rank) for rank in range(1, max(self.options["ks"]) + 1)]
+        gains = np.asarray([*table, 0.0])[np.minimum(ranks, len(table) + 1) - 1]
         return np.stack([*(ranks <= k for k in self.options["ks"]), 1.0 / ranks, gains], axis=-1)
-
-
-class Ndcg(MeanMetric):
-    """The normalized discounted cumulative gain of the first k items, for each k of the option `ks`.
-
-    Predictions are the similarities of each query to the items of a pool, references their relevances, 0 or more, one
-    row per query each. The gain of an item is its relevance over log2(1 + rank); the sum is divided by that of the
-    ideal order, and 0 if nothing is relevant. Ties and nan rank as in `Retrieval`: the less relevant item first.
-    """
-
-    name = "ndcg"
-    forms: ClassVar = {"predictions": as_matrix, "references": as_matrix}
-    options_apply_early = True
-    defaults: ClassVar[Options] = MappingProxyType({"ks": (10,)})
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(f"ndcg@{k}" for k in self.options["ks"])
-
-    def _known(self, options: Options) -> dict[str, Any]:
-        return as_ks(self.name, super()._known(options))
-
-    def compute(self, **given: Any) -> dict[str, Any]:
-        refuse_ks(self.name, given)
-        return super().compute(**given)
-
-    def values(self, columns: Columns) -> Numbers:
-        similarities, relevances = columns["predictions"], columns["references"]
-        if similarities.shape != relevances.shape:
-            shapes = f"{similarities.shape} and {relevances.shape}"
-            raise DataError(f"predictions and references of {self.name} must have the same shape, got {shapes}")
-        if not (np.isfinite(relevances) & (relevances >= 0)).all():
-            raise DataError(f"references of {self.name} are relevances from 0")
-        worst_first = np.where(np.isnan(similarities), np.where(relevances > 0, -np.inf, np.inf), similarities)
-        order = np.lexsort((relevances, -worst_first), axis=-1)
-        found, ideal = np.take_along_axis(relevances, order, axis=1), -np.sort(-relevances, axis=1)
-        pairs = zip(found, ideal, strict=True)
-        rows = [[_gain(row, k) / (_gain(best, k) or 1.0) for k in self.options["ks"]] for row, best in pairs]
-        return np.asarray(rows, dtype=np.float64).reshape(-1, len(self.names))
 
 
 class CosineSpearman(SpearmanCorrelation):
@@ -119,21 +82,6 @@ class CosineSpearman(SpearmanCorrelation):
             raise DataError(f"the embeddings of pairs must have the same shape, got {shapes}")
         products = normalized_rows(arrays["first"]) * normalized_rows(arrays["second"])
         return {"predictions": products.sum(axis=1), "references": arrays["scores"]}
-
-
-def discounts(k: int) -> Numbers:
-    """Return 1 / log2(1 + rank) of the ranks from 1 to k, by a function that does not depend on the array's length."""
-    return np.asarray([1 / math.log2(1 + rank) for rank in range(1, k + 1)])
-
-
-def _gain(relevances: Numbers, k: int) -> float:
-    return math.fsum(relevances[:k] * discounts(len(relevances[:k])))
-
-
-def refuse_ks(metric: str, given: Mapping[str, Any]) -> None:
-    """Refuse the option `ks` in `compute`: it decides what is kept, before any query is added."""
-    if "ks" in given:
-        raise ConfigError(f"ks of {metric} apply when queries are added: pass them to load({metric!r}, ks=...)")
 
 
 def similarity_rows(queries: Any, pool: Any, chunk_size: int = 256) -> Iterator[tuple[int, NDArray[Any]]]:

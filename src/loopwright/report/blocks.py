@@ -40,12 +40,16 @@ class Matrix(Kind):
 
 @dataclass(frozen=True)
 class Histogram(Kind):
-    """A histogram of one or two groups, each with a name and its counts; `edges` are one more than the bars."""
+    """A histogram of one or two groups, each with a name and its counts; `edges` are one more than the bars.
+
+    With `sizes` the bars are shares of so many samples each, beside the diagonal: a reliability diagram.
+    """
 
     title: str
     edges: Sequence[float]
-    groups: Sequence[tuple[str, Sequence[int]]]
+    groups: Sequence[tuple[str, Sequence[float]]]
     note: str = ""
+    sizes: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -56,15 +60,6 @@ class Lines(Kind):
     x_name: str
     y_name: str
     groups: Sequence[tuple[str, Sequence[tuple[float, float]]]]
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Reliability(Kind):
-    """A reliability diagram; `rows` are (low, high, number of predictions, mean confidence, accuracy) of each bin."""
-
-    title: str
-    rows: Sequence[tuple[float, float, int, float, float]]
     note: str = ""
 
 
@@ -113,7 +108,7 @@ class Picture(Kind):
     note: str = ""
 
 
-Block = Table | Matrix | Histogram | Lines | Reliability | Examples | Facts | Picture
+Block = Table | Matrix | Histogram | Lines | Examples | Facts | Picture
 
 
 def without_empty(blocks: Sequence[Block]) -> list[Block]:

@@ -167,22 +167,31 @@ def _fixed(value: float, step: float | None) -> str:
     return f"{value:,.{max(-math.floor(math.log10(step) + 1e-9), 0)}f}"
 
 
-def draw_histogram(edges: Sequence[float], groups: Sequence[tuple[str, Sequence[int]]]) -> str:
-    highest = max((max(counts, default=0) for _, counts in groups), default=0) or 1
+def draw_histogram(
+    edges: Sequence[float], groups: Sequence[tuple[str, Sequence[float]]], sizes: Sequence[int] = ()
+) -> str:
+    """Return the SVG of a histogram; with `sizes`, of shares of so many samples, and the diagonal."""
+    highest = 1.0 if sizes else max((max(counts, default=0) for _, counts in groups), default=0) or 1
     frame = _Frame(460.0, 180.0, edges[0], edges[-1], 0.0, highest)
-    parts = [frame.level(level, number(level)) for level in ticks(0.0, highest, 3) if level == int(level)]
+    parts = [frame.level(level, number(level, 3)) for level in ticks(0.0, highest, 3) if sizes or level == int(level)]
     step = (frame.width - _LEFT - _RIGHT) / (len(edges) - 1)
     width = (step - 1) / max(len(groups), 1)
+    texts = []
     for place, (name, counts) in enumerate(groups):
         for index, count in enumerate(counts):
             x, y = _LEFT + index * step + place * width, frame.y(count)
-            span = f"{number(edges[index], 3)} to {number(edges[index + 1], 3)}"
+            shown_count = f"{count:.3f} of {sizes[index]:,}" if sizes else f"{count:,}"
+            texts.append(f"{name} {number(edges[index], 3)} to {number(edges[index + 1], 3)}: {shown_count}")
             parts.append(
                 f'<rect class="bar c{place}" x="{_short(x)}" width="{_short(width)}" y="{_short(y)}" '
-                f'height="{_short(frame.height - _BOTTOM - y)}"><title>{escape(name)} {span}: {count:,}</title></rect>'
+                f'height="{_short(frame.height - _BOTTOM - y)}"><title>{escape(texts[-1])}</title></rect>'
             )
+            if sizes and sizes[index]:
+                parts.append(_text("tick x", x + width / 2, y - 2, _count(sizes[index])))
+    if sizes:
+        parts.append(f'<path class="line c1" d="M{frame.place(0.0, 0.0)}L{frame.place(1.0, 1.0)}"/>')
     parts += _x_ticks(frame, ticks(edges[0], edges[-1], 6), frame.height - 8)
-    return _svg(frame, 'class="histogram"', parts)
+    return _svg(frame, f'class="histogram" aria-label="{escape("; ".join(texts))}"', parts)
 
 
 def draw_lines(x_name: str, y_name: str, groups: Sequence[tuple[str, Sequence[Point]]]) -> str:
@@ -197,33 +206,11 @@ def draw_lines(x_name: str, y_name: str, groups: Sequence[tuple[str, Sequence[Po
     parts += _x_ticks(frame, ticks(frame.low, frame.high, 5), 210)
     for place, (name, curve) in enumerate(groups):
         parts.append(_curve(frame, Curve(name, curve, place % NUM_COLOURS), place))
-    return _named_axes(frame, x_name, y_name, f"{y_name} over {x_name}", parts)
-
-
-def draw_reliability(rows: Sequence[tuple[float, float, int, float, float]]) -> str:
-    """Return the accuracy of each bin of confidences as a bar under its number of predictions, and the diagonal."""
-    frame = _Frame(460.0, 216.0, 0.0, 1.0, 0.0, 1.0)
-    parts = [frame.level(value, shown(value, "", 0.2)) for value in ticks(0.0, 1.0, 5)]
-    parts += _x_ticks(frame, ticks(0.0, 1.0, 5), 210)
-    texts = []
-    for low, high, count, confidence, accuracy in rows:
-        span = f"confidence {low:.2f} to {high:.2f}, mean {confidence:.3f}"
-        texts.append(f"{span}: accuracy {accuracy:.3f}, {count:,} predictions")
-        left, width, y = frame.x(low) + 0.5, frame.x(high) - frame.x(low) - 1, frame.y(accuracy)
-        parts.append(
-            f'<rect class="bar c0" x="{_short(left)}" width="{_short(width)}" y="{_short(y)}" '
-            f'height="{_short(frame.height - _BOTTOM - y)}"><title>{texts[-1]}</title></rect>'
-        )
-        parts.append(_text("tick x", left + width / 2, y - 2, _count(count)))
-    parts.append(f'<path class="line c1" d="M{frame.place(0.0, 0.0)}L{frame.place(1.0, 1.0)}"/>')
-    return _named_axes(frame, "confidence", "accuracy", f"Reliability diagram. {'; '.join(texts)}", parts)
-
-
-def _named_axes(frame: _Frame, x_name: str, y_name: str, label: str, parts: list[str]) -> str:
     middle, half = (_LEFT + frame.width - _RIGHT) / 2, _short((_TOP + 230 - _BOTTOM) / 2)
     parts.append(_text("tick x", middle, 225, escape(x_name)))
     parts.append(f'<text class="tick x" transform="translate(12 {half}) rotate(-90)">{escape(y_name)}</text>')
-    return _svg(replace(frame, height=230.0), f'aria-label="{escape(label)}"', parts)
+    label = escape(f"{y_name} over {x_name}")
+    return _svg(replace(frame, height=230.0), f'aria-label="{label}"', parts)
 
 
 def _frame(chart: Chart) -> _Frame:

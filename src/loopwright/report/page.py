@@ -93,7 +93,6 @@ def _environment() -> jinja2.Environment:
         draw=charts.draw,
         draw_histogram=charts.draw_histogram,
         draw_lines=charts.draw_lines,
-        draw_reliability=charts.draw_reliability,
         interval_text=interval_text,
         is_number=lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
         numeric_columns=_numeric_columns,

@@ -152,15 +152,12 @@ class CalibrationScorer(MetricScorer):
         super().__init__(ExpectedCalibrationError, {"ece": False})
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        decisions: list[tuple[float, Any, Any]] = []
+        found: list[tuple[float, bool]] = []
         for sample in samples:
-            sides = sample["prediction"], sample["reference"]
-            if "confidences" in sample:
-                decisions += zip(sample["confidences"], *sides, strict=True)
-            else:
-                decisions.append((sample["confidence"], *sides))
-        confidences = np.asarray([share for share, _, _ in decisions if share])
-        hits = np.asarray([predicted == true for share, predicted, true in decisions if share])
+            shares, *sides = (sample.get(name) for name in ("confidences", "prediction", "reference"))
+            each = [(sample["confidence"], *sides)] if shares is None else zip(shares, *sides, strict=True)
+            found += ((share, predicted == true) for share, predicted, true in each if share)
+        confidences, hits = np.asarray(found, dtype=np.float64).reshape(-1, 2).T
         self._metric.update({"confidences": confidences, "hits": hits})
         return samples
 

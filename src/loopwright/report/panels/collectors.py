@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from loopwright.report.blocks import Block, Examples, Facts, Histogram, Reliability, Table
+from loopwright.report.blocks import Block, Examples, Facts, Histogram, Table
 from loopwright.report.charts import ticks
 from loopwright.report.formats import metric, plural
 from loopwright.report.panels.sample import Sample, example
@@ -160,33 +160,27 @@ class Calibration:
     """The accuracy of predictions by their confidence, in the bins of the metric "ece"."""
 
     def __init__(self) -> None:
-        self._bins = [(0, 0.0, 0)] * _NUM_BINS
-        self._num_bad = 0
+        self._counts, self._hits, self._totals = [0] * _NUM_BINS, [0] * _NUM_BINS, [0.0] * _NUM_BINS
 
     def add(self, confidence: Any, is_right: bool) -> None:
         """Add a prediction; one without a confidence is skipped."""
-        if not isinstance(confidence, (int, float)) or confidence == 0:
-            return
-        if not math.isfinite(confidence):
-            self._num_bad += 1
-            return
-        place = sum(confidence > edge / _NUM_BINS for edge in range(1, _NUM_BINS))
-        count, total, right = self._bins[place]
-        self._bins[place] = count + 1, total + confidence, right + is_right
+        if isinstance(confidence, (int, float)) and confidence != 0:
+            place = sum(confidence > edge / _NUM_BINS for edge in range(1, _NUM_BINS))
+            self._counts[place] += 1
+            self._hits[place] += is_right
+            self._totals[place] += confidence
 
     def block(self) -> Block:
-        if self._num_bad:
-            text = f"the confidence of {plural(self._num_bad, 'prediction')} is not a number"
-            return Facts("Calibration", [("undefined", text)])
-        filled = [
-            (place / _NUM_BINS, (place + 1) / _NUM_BINS, *each) for place, each in enumerate(self._bins) if each[0]
-        ]
-        rows = [(low, high, count, total / count, right / count) for low, high, count, total, right in filled]
-        number = sum(row[2] for row in rows)
-        error = sum(count * abs(accuracy - share) for _, _, count, share, accuracy in rows) / max(number, 1)
-        note = f"ECE {metric(error)}: the mean gap between accuracy and confidence of {plural(number, 'prediction')}, "
-        note += "which are counted above the bars; the line is perfect calibration"
-        return Reliability("Calibration", rows, note)
+        """Return the reliability diagram, or why there is none; empty without confidences."""
+        gaps = sum(abs(hits - total) for hits, total in zip(self._hits, self._totals, strict=True))
+        if math.isnan(gaps):
+            return Facts("Calibration", [("undefined", "some confidences are not numbers")])
+        number = sum(self._counts)
+        accuracies = [hits / max(count, 1) for hits, count in zip(self._hits, self._counts, strict=True)]
+        note = "accuracy by confidence, with the number of predictions; the line is perfect calibration. "
+        note += f"ECE {metric(gaps / max(number, 1))}: the mean distance from it, over {plural(number, 'prediction')}"
+        edges = [place / _NUM_BINS for place in range(_NUM_BINS + 1)]
+        return Histogram("Calibration", edges, [("accuracy", accuracies)] if number else [], note, self._counts)
 
 
 class ByLength:

@@ -99,6 +99,8 @@ def scored_row(windows: Sequence[Mapping[str, Any]], rules: AnswerRules) -> dict
     }
     if "group" in first:
         row["group"] = first["group"]
+    if any("batch_loss" in window for window in windows):
+        row["batch_loss"] = sum(window.get("batch_loss", window["loss"]) for window in windows) / len(windows)
     if rules.may_be_unanswered:
         row["no_answer_score"] = difference
     is_unanswered = rules.is_unanswered(difference)
