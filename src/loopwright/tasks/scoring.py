@@ -339,8 +339,11 @@ class PredictionFile:
 
 
 def groups_of(samples: Sequence[Mapping[str, Any]]) -> list[int] | None:
-    """Return the group of each sample; None if they have none."""
-    return [sample["group"] for sample in samples] if samples and "group" in samples[0] else None
+    """Return the group of each sample; None if they have none. Windows of a row are a group."""
+    key = next(
+        (key for key, name in (("group", "group"), ("position", "window")) if samples and name in samples[0]), None
+    )
+    return None if key is None else [sample[key] for sample in samples]
 
 
 def samples_of(**columns: Any) -> list[dict[str, Any]]:
