@@ -557,4 +557,4 @@ def test_the_real_mrpc_is_split_as_ever(shared_data):
     plan = plan_of(CLASSIFY, shared_data / "mrpc")
     assert lengths(plan) == {"train": 3280, "validation": 797, "test": 1725}
     assert plan.counts["test"] == {"0": 578, "1": 1147} and plan.duplicates == {} and len(plan.warnings) == 1
-    assert plan.warnings[0].startswith("6 rows of test.csv have a near-duplicate in train.csv")
+    assert plan.warnings[0].startswith("near-duplicates of train.csv in test.csv: 6 rows, ")

@@ -76,7 +76,7 @@ def test_groups_that_cannot_be_kept_apart_are_refused(tmp_path):
     (tmp_path / "pets" / "cat").mkdir(parents=True)
     (tmp_path / "pets" / "cat" / "1.png").write_bytes(b"")
     images = SCHEMAS["image-classification"]
-    assert_refused("data.column", images, tmp_path / "pets", columns={"group": "patient"}, fix="metadata.csv")
+    assert_refused("data.column", images, tmp_path / "pets", columns={"group": "patient"}, fix="a csv file")
 
 
 def test_shared_near_duplicates_several_labels_and_poor_evaluation_data_are_reported(tmp_path):
@@ -85,7 +85,7 @@ def test_shared_near_duplicates_several_labels_and_poor_evaluation_data_are_repo
     plan = plan_of(CLASSIFY, train_file=train, validation_file=write_csv(tmp_path / "v.csv", val))
     assert plan.duplicates == {"validation": 1} and lengths(plan) == {"train": 22, "validation": 4}
     near, moved, labels, few = plan.warnings
-    assert near.startswith("2 rows of v.csv have a near-duplicate in train.csv (the same except for case, blanks and")
+    assert near.startswith("near-duplicates of train.csv in v.csv: 2 rows, the same except for case, blanks and punct")
     assert "'REVIEW number 4' (line 2 of v.csv) and 'review number 4' (line 6 of train.csv); 'review number 5.'" in near
     assert "moved to train" in moved and few == "validation has 4 rows, too few for a reliable metric"
     shown = "'review number 3': 'pos' (line 5 of train.csv) and 'Review, number 3!': 'neg' (line 22 of train.csv)"
@@ -111,7 +111,9 @@ def test_every_task_finds_near_duplicates_by_its_inputs(schema, row, other, agai
     train = write_jsonl(tmp_path / "train.jsonl", [row, row | other])
     test = write_jsonl(tmp_path / "test.jsonl", [row | again])
     plan = plan_of(schema, train_file=train, test_file=test, validation_ratio=0)
-    assert any("1 row of test.jsonl has a near-duplicate" in warning for warning in plan.warnings), plan.warnings
+    assert any("near-duplicates of train.jsonl in test.jsonl: 1 row" in warning for warning in plan.warnings), (
+        plan.warnings
+    )
     assert any("1 input has several labels" in warning for warning in plan.warnings) == (schema in (TAG, CHOOSE))
 
 

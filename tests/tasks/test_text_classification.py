@@ -308,6 +308,8 @@ def test_groups_stay_together_carry_their_number_and_a_resumed_run_keeps_its_spl
     train, held_out = (plan.splits[split].parts[0].rows for split in ("train", "validation"))
     train[0], held_out[0] = held_out[0], train[0]  # a split that today's rules would not make
     (run.path / "data.json").write_text(plan.to_json())
+    with pytest.raises(InputError, match="keeps its splits"):
+        api.resume(run, group_column="stars", quiet=True)
     api.resume(run, data=copy, epochs=2, quiet=True)
     kept = DataPlan.read(run.path / "data.json")
     assert kept.files[0].path == str(copy) and kept.to_json().replace("b.csv", "a.csv") == plan.to_json()

@@ -73,6 +73,9 @@ def _same_plan(task: Task, settings: Settings, folder: RunFolder, progress: Read
     """Return the run's plan if its data is unchanged, or a new plan of the changed data if that is allowed."""
     plan = DataPlan.read(folder.data)
     is_changed_allowed = settings.args.allow_changed_data
+    if settings.args.group_column != plan.columns.get("group") and not is_changed_allowed:
+        fix = "leave it out, or start a new run"
+        raise InputError("args.value", "a resumed run keeps its splits", fix=fix, flag="--group_column")
     if not settings.given & set(DATA_FLAGS) and not is_changed_allowed:
         check_unchanged(plan, progress)
         return plan

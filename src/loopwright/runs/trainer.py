@@ -106,12 +106,11 @@ class TaskTrainer(Trainer):
         return {"loss": loss, "model_outputs": None, "batch_size": num_rows(batch)}
 
     def _add_groups(self, samples: list[dict[str, Any]]) -> None:
-        rows: Any = getattr(self.eval_dataset, "rows", None)
-        if not hasattr(rows, "group") or self._prefix != "eval_":
-            return
-        for sample in samples:
-            if (number := rows.group(sample["position"])) is not None:
-                sample["group"] = number
+        """Add the group of each sample; blocks of several rows mix groups, so all of them count as one."""
+        if "group" in self.job.plan.columns and self._prefix == "eval_":
+            find = getattr(getattr(self.eval_dataset, "rows", None), "group", lambda position: 0)
+            for sample in samples:
+                sample |= {} if (number := find(sample["position"])) is None else {"group": number}
 
     def _keep(self, samples: list[dict[str, Any]]) -> None:
         everyone = [sample for one in gather_objects(samples) for sample in one]

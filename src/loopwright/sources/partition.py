@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 
@@ -52,14 +53,12 @@ class Partition:
     duplicates: dict[str, int] = field(default_factory=dict)
     dropped: Counter[str] = field(default_factory=Counter)
 
-    def __post_init__(self) -> None:
-        self.file_numbers = {split: number for number, split in enumerate(self.tables)}
-
     def split(self, labels: Labels | None) -> dict[str, Split]:
-        parts = {split: [Part(self.file_numbers[split], rows)] for split, rows in self.rows.items()}
+        parts = {split: [Part(number, rows)] for number, (split, rows) in enumerate(self.rows.items())}
         if "train" in parts and "validation" not in parts and self.options.validation_ratio:
-            sides = self._hold_back(labels)
-            parts["train"], parts["validation"] = ([Part(self.file_numbers["train"], side)] for side in sides)
+            parts["train"], parts["validation"] = (
+                [replace(parts["train"][0], rows=side)] for side in self._hold_back(labels)
+            )
         for split in ("validation", "test"):
             if "train" in self.rows and split in self.rows:
                 self._check_groups(split)
@@ -68,8 +67,6 @@ class Partition:
             self._note_contradictions()
         self.splits = {split: Split(split, tuple(parts[split])) for split in SPLITS if split in parts}
         return self.splits
-
-    # ------------------------------------------------------------------------------------------------ one file
 
     def _hold_back(self, labels: Labels | None) -> tuple[Rows, Rows]:
         """Return the rows for training and those held out for validation; each class keeps rows to learn from."""
@@ -114,8 +111,6 @@ class Partition:
             self.warnings.append(f"{what} (--keep_duplicates leaves them)")
         return training, validation[~is_double]
 
-    # -------------------------------------------------------------------------------------------- several files
-
     def _check_groups(self, split: str) -> None:
         """Refuse a file that shares groups with the training file."""
         if "group" not in self.scans[split].keys:
@@ -142,11 +137,9 @@ class Partition:
             for row in rows[is_near][:_NUM_EXAMPLES].tolist():
                 other = int(training[np.argmax(known["near"][training] == keys["near"][row])])
                 shown.append(f"{self._shown(split, row)} and {self._shown('train', other)}")
-            number, alike = int(is_near.sum()), "the same except for case, blanks and punctuation"
-            what = (
-                f"{rows_text(number)} of {self.tables[split].name} {'has' if number == 1 else 'have'} a near-duplicate"
-            )
-            self.warnings.append(f"{what} in {name} ({alike}): {'; '.join(shown)}; {split} looks better than it is")
+            what = f"near-duplicates of {name} in {self.tables[split].name}: {rows_text(int(is_near.sum()))}"
+            alike = f"the same except for case, blanks and punctuation, so {split} looks better than it is"
+            self.warnings.append(f"{what}, {alike}: {'; '.join(shown)}")
         number = int(is_double.sum())
         if not number:
             return
@@ -161,28 +154,22 @@ class Partition:
             has_groups = "group" in keys  # then the other rows of their groups are in validation
             done = "left out" if has_groups else "moved to train"
             self.warnings.append(f"{what}: {done} (--keep_duplicates leaves them)")
-            parts[split] = [Part(self.file_numbers[split], rows[~is_double])]
-            parts["train"] += [] if has_groups else [Part(self.file_numbers[split], rows[is_double])]
-
-    # ----------------------------------------------------------------------------------------------------- notes
+            (part,) = parts[split]
+            parts[split] = [replace(part, rows=rows[~is_double])]
+            parts["train"] += [] if has_groups else [replace(part, rows=rows[is_double])]
 
     def _note_contradictions(self) -> None:
         """Note inputs, equal except for case, blanks and punctuation, that have several labels."""
         splits = [split for split in self.rows if "label" in self.scans[split].keys]
-        kept = [self.rows[split] for split in splits]
-        near, label = (
-            np.concatenate([self.scans[split].keys[name][rows] for split, rows in zip(splits, kept, strict=True)])
-            for name in ("near", "label")
-        )
-        rows, files = np.concatenate(kept), np.repeat(np.arange(len(kept)), [*map(len, kept)])
-        pairs = np.stack(pairs_that_differ(near, label), axis=1)
+        keys = [[self.scans[each].keys[name][self.rows[each]] for each in splits] for name in ("near", "label")]
+        files = np.repeat(np.arange(len(splits)), [*map(len, keys[0])])
+        rows = np.concatenate([self.rows[split] for split in splits])
+        pairs = np.stack(pairs_that_differ(*map(np.concatenate, keys)), axis=1)
         if len(pairs):
-            shown = [
-                " and ".join(self._shown(splits[files[place]], int(rows[place]), has_label=True) for place in pair)
-                for pair in pairs[:_NUM_EXAMPLES]
-            ]
+            found = ((self._shown(splits[files[k]], int(rows[k]), has_label=True) for k in pair) for pair in pairs)
+            shown = "; ".join(map(" and ".join, islice(found, _NUM_EXAMPLES)))
             what = "1 input has" if len(pairs) == 1 else f"{len(pairs):,} inputs have"
-            self.warnings.append(f"{what} several labels: {'; '.join(shown)}")
+            self.warnings.append(f"{what} several labels: {shown}")
 
     def note_evaluations(self, counts: Mapping[str, Mapping[str, int]], kind: str | None) -> None:
         """Note a split for evaluation with very few rows, or with only one label."""

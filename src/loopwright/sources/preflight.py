@@ -153,7 +153,7 @@ class _Check:
         groups = {role: str(column) for role, column in self.given.items() if role == GROUP.name}
         for column in set(groups.values()) - set(table.columns):
             what, saw = f"{GROUP.flag} {column!r}: no such column", [f"columns: {', '.join(table.columns)}"]
-            fix = f"list the images in a metadata.csv beside them, with a column {column!r}"
+            fix = f"give a csv file with the paths of the images, their labels and a column {column!r}"
             raise InputError("data.column", what, saw=saw, fix=fix)
         try:
             return choose_columns(self.schema, table, groups)[0]

@@ -288,7 +288,7 @@ class Task(ABC):
         It has "position", the scorer's inputs (such as "prediction" and "reference"), "loss" if samples have one, which
         ranks the worst, and "sure" (from 0 to 1) if the model is sure that the label is wrong. For an interval of the
         training loss it has the keys that `LossInterval` looks for. With `--group_column` the trainer adds "group", a
-        number for the value in that column, if the dataset has `rows`.
+        number for the value in that column.
         """
 
     @abstractmethod

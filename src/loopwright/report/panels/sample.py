@@ -35,13 +35,9 @@ def json_lines(path: Path) -> Iterator[Sample]:
                 sample = json.loads(line)
             except (ValueError, RecursionError):
                 sample = None
-            yield {**sample, **_nonfinite(sample)} if isinstance(sample, dict) else {}
-
-
-def _nonfinite(sample: Sample) -> dict[str, float]:
-    """Return the numbers of a sample that JSON has no form for."""
-    others = sample.get("nonfinite")
-    return {name: float(word) for name, word in others.items()} if isinstance(others, dict) else {}
+            if not isinstance(sample, dict):
+                sample = {}
+            yield sample | {name: float(word) for name, word in sample.get("nonfinite", {}).items()}
 
 
 def json_or_none(path: Path) -> Any:
