@@ -188,6 +188,8 @@ def test_early_stopping_ends_a_run_that_does_not_improve(reviews):
     flags = {**FLAGS, "epochs": 30, "lr": 0.0, "early_stopping_patience": 1}
     run = api.train("text-classification", data=reviews, **flags)
     assert run.result["epochs"] == 2 and "no improvement" in run.result["stop_reason"]
+    assert run.folder.status.items() >= {"epoch": 2, "epochs": 2}.items()
+    assert "2 epochs" in (run.path / "model" / "README.md").read_text()
 
 
 def test_a_test_file_is_evaluated_once_at_the_end_also_without_evaluations_before(reviews, tmp_path):
@@ -212,6 +214,7 @@ def test_no_weights_are_evaluated_twice_on_the_same_data_in_a_run(reviews, optio
     told = [event for event in read_lines(run.path / "metrics.jsonl") if event["event"] == "evaluation"]
     updates = [event["update"] for event in told]
     assert updates == list(range(1, run.result["updates"] + 1))
+    assert run.folder.status["epochs"] == run.result["epochs"] and run.folder.status["epoch"] == told[-1]["epoch"]
     assert "eval_loss_epoch" in told[-1]  # the one that is left is that of the epoch
 
 

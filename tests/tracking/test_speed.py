@@ -4,19 +4,16 @@ from itertools import product
 from types import SimpleNamespace
 
 import pytest
-from torch.utils.data import Dataset
+from torch.utils.data import default_collate
 
 import toys
 from hf import tiny
-from loopwright import Checkpointing, Trainer, hf
-from loopwright.callbacks import TrainerCallback
+from loopwright import Checkpointing, Trainer
 from loopwright.tracking import throughput
-from toys import callback
 
-# Seconds, exact in binary: of a sample, an update, an evaluation batch, a save, a log and an epoch's end.
-SAMPLE, UPDATE, EVALUATION, SAVE, LOG, END = 0.25, 2.0, 16.0, 64.0, 1024.0, 4096.0
-ROWS, BATCH = 20, 4
-SPEED = BATCH / (UPDATE + BATCH * SAMPLE)
+# Seconds, exact in binary: of a batch, an update, an evaluation batch, a save, a log and an epoch's end.
+WAIT, UPDATE, EVALUATION, SAVE, LOG, END = 1.0, 2.0, 16.0, 64.0, 1024.0, 4096.0
+BATCH, UPDATES = 4, 10  # in two epochs
 
 
 @pytest.fixture
@@ -26,24 +23,11 @@ def clock(monkeypatch):
     return clock
 
 
-class Slow(Dataset):
-    """Samples that take a while; those of an evaluation are part of it."""
-
-    def __init__(self, clock):
-        self.clock, self.samples = clock, toys.pairs(ROWS)
-
-    def __len__(self):
-        return ROWS
-
-    def __getitem__(self, index):
-        self.clock.now += SAMPLE
-        return self.samples[index]
-
-
 class Timed(Trainer):
-    """Takes its time for everything."""
+    """Takes its time, and counts its evaluations and saves."""
 
     num_saves = -1  # the first state is captured before the first update, to see whether it can be saved
+    num_evaluations = 0
 
     def calculate_train_batch_loss(self, batch):
         self.clock.now += UPDATE
@@ -53,54 +37,41 @@ class Timed(Trainer):
         self.clock.now += EVALUATION
         return super().calculate_eval_batch_loss(batch)
 
+    def eval_epoch_start(self):
+        self.num_evaluations += 1
+        super().eval_epoch_start()
+
     def checkpoint_files(self):
         self.num_saves += 1
         self.clock.now += SAVE
         return {}
 
 
-class Busy(TrainerCallback):
-    """Takes its time at logs and ends of epochs; evaluates a copy, and saves a model, on its own."""
+def train(clock, folder, stop_at=None, is_busy=False, dataset=None, **kwargs):
+    """Train two epochs of 5 updates; a busy callback evaluates and saves on its own."""
 
-    def __init__(self, clock, folder, is_busy):
-        self.clock, self.folder, self.is_busy, self.evaluations = clock, folder, is_busy, 0
+    def spend(seconds):
+        clock.now += seconds
 
-    def on_log(self, trainer, **kwargs):
-        self.clock.now += LOG
-
-    def on_training_run_epoch_end(self, trainer, **kwargs):
-        self.clock.now += END
-
-    def on_update_end(self, trainer, **kwargs):
-        if self.is_busy and trainer.progress.update % 2:
+    def act(trainer, **kwargs):
+        if is_busy and trainer.progress.update % 2:
             trainer.evaluate_copy(trainer.model, [], "copy_")
-            trainer.save_training_state(self.folder / "own")
+            trainer.save_training_state(folder / "own")
             with trainer.spending(None):
-                self.clock.now += LOG
+                spend(LOG)
 
-    def on_eval_epoch_start(self, trainer, **kwargs):
-        self.evaluations += 1
-
-
-def train(clock, folder, callbacks=(), is_busy=False, **kwargs):
-    trainer = toys.trainer_of([*callbacks], cls=Timed)
-    trainer.clock, trainer.busy = clock, Busy(clock, folder, is_busy)
-    trainer.callback_handler.add_callback(trainer.busy)
-    kwargs["checkpoints"] = Checkpointing(folder, asynchronous=False, keep_best=None, **kwargs.pop("saves", {}))
-    trainer.result = toys.fit(trainer, Slow(clock), 2, eval_dataset=Slow(clock), **kwargs)
-    return trainer
-
-
-def assert_is_training_alone(folder, updates):
-    speeds = toys.records(folder, "speed")
-    assert [record["update"] for record in speeds] == [record["update"] for record in toys.records(folder, "log")]
-    for record in speeds:
-        assert record["samples_per_second"] == SPEED
-        assert record["data_wait"] == BATCH * SAMPLE / (UPDATE + BATCH * SAMPLE)
-        assert record["train_seconds"] == record["update"] * UPDATE
-    (end,) = toys.records(folder, "end")
-    assert (end["train_seconds"], end["wait_seconds"]) == (updates * UPDATE, updates * BATCH * SAMPLE)
-    return end
+    events = {"on_log": lambda *_, **__: spend(LOG), "on_training_run_epoch_end": lambda *_, **__: spend(END)}
+    trainer = toys.trainer_of([toys.stop_at(stop_at), toys.callback(on_update_end=act, **events)], cls=Timed)
+    trainer.clock = clock
+    policy = Checkpointing(folder, asynchronous=False, keep_best=None, every_updates=kwargs.pop("save_every", None))
+    kwargs["collate_fn"] = lambda samples: spend(WAIT) or default_collate(samples)
+    data = toys.pairs(20)
+    toys.fit(trainer, dataset or data, 2, eval_dataset=data, checkpoints=policy, **kwargs)
+    for record in toys.records(folder, "speed"):
+        assert record["samples_per_second"] == BATCH / (UPDATE + WAIT)
+        assert record["data_wait"] == WAIT / (UPDATE + WAIT)
+        assert (record["train_seconds"], record["wait_seconds"]) == (record["update"] * UPDATE, record["update"] * WAIT)
+    return trainer, toys.records(folder, "end")[-1]
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
@@ -108,67 +79,47 @@ def assert_is_training_alone(folder, updates):
 def test_evaluations_saves_and_logs_are_in_no_figure(clock, tmp_path, log_every, is_busy):
     for evaluate_every, save_every in product((None, 1, 2, 3), repeat=2):
         folder = tmp_path / f"{evaluate_every}-{save_every}"
-        saves = {} if save_every is None else {"every_updates": save_every}
-        trainer = train(clock, folder, is_busy=is_busy, log_every=log_every, evaluate_every=evaluate_every, saves=saves)
-        end = assert_is_training_alone(folder, updates=10)
-        copies = 5 * is_busy
-        assert end["evaluation_seconds"] == (trainer.busy.evaluations + copies) * 5 * (EVALUATION + BATCH * SAMPLE)
-        assert (
-            end["save_seconds"] == trainer.num_saves * SAVE and trainer.num_saves >= 10 // (save_every or 10) + copies
-        )
+        every = {"log_every": log_every, "evaluate_every": evaluate_every, "save_every": save_every}
+        trainer, end = train(clock, folder, is_busy=is_busy, **every)
+        assert len(toys.records(folder, "speed")) == len(toys.records(folder, "log")) >= 2
+        assert (end["train_seconds"], end["wait_seconds"]) == (UPDATES * UPDATE, UPDATES * WAIT)
+        assert end["evaluation_seconds"] == trainer.num_evaluations * 5 * (EVALUATION + WAIT)
+        assert end["save_seconds"] == trainer.num_saves * SAVE and trainer.num_saves >= UPDATES // (save_every or 10)
 
 
 @pytest.mark.parametrize("stop_at", [3, 5, 8])
 def test_a_resumed_run_continues_the_time_of_the_run_and_not_its_speed(clock, tmp_path, stop_at):
-    settings = {"log_every": 2, "evaluate_every": 3, "saves": {"every_updates": 2}}
-    train(clock, tmp_path, [toys.stop_at(stop_at)], **settings)
+    every = {"log_every": 2, "evaluate_every": 3, "save_every": 2}
+    train(clock, tmp_path, stop_at, **every)
     clock.now += 1e6
-    assert train(clock, tmp_path, resume_from="auto", **settings).result.updates == 10
-    for record in toys.records(tmp_path, "speed"):
-        assert record["samples_per_second"] == SPEED
-    end = toys.records(tmp_path, "end")[-1]
-    assert (end["train_seconds"], end["wait_seconds"]) == (10 * UPDATE, 10 * BATCH * SAMPLE)
+    _, end = train(clock, tmp_path, resume_from="auto", **every)
+    assert (end["train_seconds"], end["wait_seconds"]) == (UPDATES * UPDATE, UPDATES * WAIT)
 
 
 def test_a_stream_that_a_limit_cuts_short_counts_only_the_samples_it_trained_on(clock, tmp_path):
-    trainer = toys.trainer_of([Busy(clock, tmp_path, False)], cls=Timed)
-    trainer.clock = clock
-    toys.fit(trainer, toys.Stream(toys.pairs(ROWS)), 1, max_num_train_steps=3)
-    assert trainer.speed["samples_per_second"] == BATCH / UPDATE
-
-
-class TimedClassifier(tiny.Classifier):
-    """Takes its time, more of it in evaluations."""
-
-    def forward(self, x, labels=None):
-        self.clock.now += UPDATE if self.training else EVALUATION
-        return super().forward(x, labels)
+    train(clock, tmp_path, dataset=toys.Stream(toys.pairs(20)), max_num_train_steps=3)
+    assert len(toys.records(tmp_path, "speed")) == 1
 
 
 @pytest.mark.parametrize(("logs", "evaluations", "saves"), [*product((1, 2, 3), repeat=3)])
 def test_the_speed_of_an_hf_trainer_counts_training_alone(clock, tmp_path, logs, evaluations, saves):
-    model, speeds = TimedClassifier(), []
-    model.clock = clock
-    steps = {"logging_steps": logs, "eval_steps": evaluations, "save_steps": saves, "eval_strategy": "steps"}
-    args = hf.TrainingArguments(
-        str(tmp_path), max_steps=6, per_device_train_batch_size=BATCH, use_cpu=True, report_to="none",
-        disable_tqdm=True, save_strategy="steps", **steps,
-    )  # fmt: skip
+    speeds = []
 
-    def metrics(prediction):
-        clock.now += EVALUATION
-        return {}
+    def spend(module, *_):
+        clock.now += UPDATE if module.training else EVALUATION
 
-    def on_log(args, state, control, logs=None, **kwargs):
-        speeds.append(dict(trainer.core.speed))
+    def log(*_, **__):
+        speeds.append(trainer.core.speed.get("samples_per_second", BATCH / UPDATE))
         clock.now += LOG
 
-    def on_step_end(args, state, control, **kwargs):
+    def evaluate_and_save(*_, **__):
         trainer.evaluate(tiny.rows(4))
         trainer.save_model(str(tmp_path / "own"))
 
-    callbacks = [callback(hf.TrainerCallback, on_log=on_log, on_step_end=on_step_end)]
-    trainer = hf.Trainer(model, args, None, tiny.rows(), tiny.rows(8), compute_metrics=metrics, callbacks=callbacks)
+    steps = {"logging_steps": logs, "eval_steps": evaluations, "save_steps": saves, "max_steps": 6}
+    strategies = {"eval_strategy": "steps", "save_strategy": "steps", "eval_dataset": tiny.rows(8)}
+    trainer = tiny.made(tmp_path, tiny.on(log=log, step_end=evaluate_and_save), **steps, **strategies)
+    trainer.compute_metrics = lambda _: spend(trainer.model) or {}
+    trainer.model.register_forward_hook(spend)
     trainer.train()
-    speeds = [speed["samples_per_second"] for speed in speeds if speed]
-    assert len(speeds) >= 6 // logs and set(speeds) == {BATCH / UPDATE}
+    assert len(speeds) > 6 // logs and set(speeds) == {BATCH / UPDATE}

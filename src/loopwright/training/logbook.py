@@ -155,7 +155,7 @@ class Logbook:
             torch.cuda.synchronize(device)
 
     def seconds_spent(self) -> dict[str, float]:
-        """Return the seconds of the run by activity, for its records: those of the processes before it included."""
+        """Return the seconds of the run by activity, for its records; earlier processes of the run are included."""
         now, before = self.stopwatch.read(), self._seconds_before
         return {f"{name}_seconds": before.get(f"{name}_seconds", 0.0) + seconds for name, seconds in now.items()}
 
