@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 
 from loopwright.errors import InputError
-from loopwright.sources import label_checks
+from loopwright.sources import label_checks, splits
 from loopwright.sources.column_roles import Columns, column_names
 from loopwright.sources.labels import Labels, label_text
 from loopwright.sources.locations import SPLITS
@@ -18,15 +18,7 @@ from loopwright.sources.options import DataOptions
 from loopwright.sources.plan import Part, Split
 from loopwright.sources.scan import Scan
 from loopwright.sources.schema import GROUP, Schema
-from loopwright.sources.splits import (
-    Rows,
-    are_groups_held_back,
-    duplicated_in,
-    is_held_back,
-    keep_classes_in_training,
-    pairs_that_differ,
-    split_keys,
-)
+from loopwright.sources.splits import Rows, duplicated_in, pairs_that_differ
 from loopwright.sources.tables import Table, value_at
 
 MOST_FEW_ROWS = 9  # If this many rows cannot be split, they are too few, whatever their labels.
@@ -72,16 +64,16 @@ class Partition:
         """Return the rows for training and those held out for validation; each class keeps rows to learn from."""
         scan, rows, name = self.scans["train"], self.rows["train"], self.tables["train"].name
         if (groups := scan.keys.get("group")) is None:
-            keys = split_keys(scan.keys["split"][rows], scan.keys["near_split"][rows])
-            held_back = is_held_back(keys, self.options.validation_ratio)
+            keys = splits.split_keys(scan.keys["split"][rows], scan.keys["near_split"][rows])
+            held_back = splits.is_held_back(keys, self.options.validation_ratio)
         else:
             keys = groups[rows]
             if len(np.unique(keys)) < 2:
                 what, fix = f"all rows of {name} are in one group", f"{GROUP.flag} with another column"
                 raise InputError("data.groups", what, saw=[f"column {self.columns[GROUP.name]!r}"], fix=fix)
-            held_back = are_groups_held_back(keys, self.options.validation_ratio)
+            held_back = splits.are_groups_held_back(keys, self.options.validation_ratio)
         if labels is not None and labels.kind == "class" and scan.labels is not None:
-            moved = keep_classes_in_training(held_back, scan.labels.codes[rows], keys)
+            moved = splits.keep_classes_in_training(held_back, scan.labels.codes[rows], keys)
             if moved:
                 names = ", ".join(repr(label_text(scan.labels.texts[code])) for code in moved[:5])
                 self.warnings.append(f"all rows of {names} stay in training: there would be none left to learn from")
@@ -160,13 +152,13 @@ class Partition:
 
     def _note_contradictions(self) -> None:
         """Note inputs, equal except for case, blanks and punctuation, that have several labels."""
-        splits = [split for split in self.rows if "label" in self.scans[split].keys]
-        keys = [[self.scans[each].keys[name][self.rows[each]] for each in splits] for name in ("near", "label")]
-        files = np.repeat(np.arange(len(splits)), [*map(len, keys[0])])
-        rows = np.concatenate([self.rows[split] for split in splits])
+        names = [split for split in self.rows if "label" in self.scans[split].keys]
+        keys = [[self.scans[each].keys[key][self.rows[each]] for each in names] for key in ("near", "label")]
+        files = np.repeat(np.arange(len(names)), [*map(len, keys[0])])
+        rows = np.concatenate([self.rows[split] for split in names])
         pairs = np.stack(pairs_that_differ(*map(np.concatenate, keys)), axis=1)
         if len(pairs):
-            found = ((self._shown(splits[files[k]], int(rows[k]), has_label=True) for k in pair) for pair in pairs)
+            found = ((self._shown(names[files[k]], int(rows[k]), has_label=True) for k in pair) for pair in pairs)
             shown = "; ".join(map(" and ".join, islice(found, _NUM_EXAMPLES)))
             what = "1 input has" if len(pairs) == 1 else f"{len(pairs):,} inputs have"
             self.warnings.append(f"{what} several labels: {shown}")
