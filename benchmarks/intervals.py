@@ -140,13 +140,13 @@ def tokens(share_of_right: float, size: int = 10_000) -> Columns:
     return {"predictions": predictions, "references": references}
 
 
-def spans(rate: float, size: int = 3_000) -> Columns:
-    """Return sentences of 12 words with 0 to 4 names, which are missed and invented together."""
+def spans(rate: float, share_without: float = 0.0, size: int = 3_000) -> Columns:
+    """Return sentences of 12 words with 0 to 4 names, which are missed and invented together; a share has none."""
     random = np.random.default_rng(1)
     predictions, references = [], []
     for count, accuracy in zip(random.integers(0, 5, size), random.beta(9 * rate, 9 * (1 - rate), size), strict=True):
         tags, found = ["O"] * 12, ["O"] * 12
-        for index in range(count):
+        for index in range(0 if random.random() < share_without else count):
             tags[3 * index] = found[3 * index] = "B-PER"
             if random.random() >= accuracy:
                 found[3 * index] = "O" if random.random() < 0.5 else "B-LOC"
@@ -230,6 +230,8 @@ def lines() -> list[Line]:
             Line(f"entities, {name}, {rate} right", metrics.Entities, name, lambda r=rate: spans(r), of_shares)
             for name in ("precision", "recall", "f1")
         ]
+    rare = "entities in every tenth sentence, f1, 0.9 right"
+    found.append(Line(rare, metrics.Entities, "f1", lambda: spans(0.9, 0.9), of_shares))
     found += [
         Line(name, metrics.Retrieval, name, similarities, of_shares)
         for name in ("mrr", "ndcg@10", "recall@1", "recall@5")
@@ -263,7 +265,7 @@ def lines() -> list[Line]:
     found.append(Line("chrF", metrics.ChrF, "chrf", texts, of_resampled))
     title = "over n groups of 1 to 6 equal rows"
     for name, metric, result in (("accuracy", metrics.Accuracy, "accuracy"), ("F1", metrics.F1, "f1")):
-        found.append(Line(f"{name} {title}", metric, result, lambda: labels((0.5, 0.5), 0.9), of_resampled, 6))
+        found.append(Line(f"{name} {title}", metric, result, lambda: labels((0.5, 0.5), 0.9), of_shares, 6))
     found.append(Line(f"loss {title}", metrics.MeanLoss, "loss", lambda: losses("exponential"), of_resampled, 6))
     return found
 

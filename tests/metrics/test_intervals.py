@@ -119,7 +119,8 @@ def test_groups_are_the_units_in_any_order(name):
     for key, (low, high) in together.items():
         assert 1.6 < (high - low) / (alone[key][1] - alone[key][0]) < 3, key
     few = intervals_of(name, rows, 8)
-    assert not few and set(few.missing.values()) == {"at least 50 groups are needed, there are 30"}
+    assert set(few) == ({"accuracy"} if name == "accuracy" else set())
+    assert set(few.missing.values()) == {"at least 50 groups are needed, there are 30"}
 
 
 @pytest.mark.parametrize(("kind", "prefix"), [("bbox", ""), ("segm", "mask_")])

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopwright.errors import ConfigError, DataError, InputError
-from loopwright.metrics.intervals import LEAST_FOR_SHARES, LEAST_ROWS, Bounds, Resampled, class_trials
+from loopwright.metrics.intervals import LEAST_FOR_SHARES, LEAST_ROWS, Bounds, Resampled, class_trials, equal_units
 from loopwright.metrics.sums import Counts, Totals
 from loopwright.words import describe_tokens
 
@@ -213,24 +213,27 @@ class CountingMetric(Metric):
 
     def interval(self, sample: Resampled) -> dict[str, Bounds | str]:
         """Return (low, high) of each result, or why it has none; called by `Bootstrap`."""
-        values = self.scores_of(sample.totals)
-        parts, classes = self.num_parts(sample.totals), self.num_per_class(sample.totals)
+        values, parts = self.scores_of(sample.totals), self.num_parts(sample.totals)
+        classes, drawn_parts = self.num_per_class(sample.totals), self.num_parts(sample.replicates)
         found: dict[str, Bounds | str] = {
             name: sample.too_few(LEAST_FOR_SHARES) if name in parts else sample.too_few(LEAST_ROWS, classes)
             for name in values
         }
         replicates = {} if all(found.values()) else self.scores_of(sample.replicates)
         for name in [name for name, few in found.items() if not few]:
-            is_share, given = name in parts, (float(values[name]), replicates[name])
+            given = float(values[name]), replicates[name]
             if self.limits is None:
                 found[name] = sample.mean(*given)
+            elif name not in parts:
+                found[name] = sample.score(*given, class_trials(classes), self.limits)
             else:
-                is_f1, is_exact = is_share and name == self.micro_f1, is_share and self.has_independent_parts
-                num_parts = parts[name] if is_share else class_trials(classes)
-                found[name] = sample.score(*given, num_parts, self.limits, is_f1=is_f1, is_exact=is_exact)
+                size = float(parts[name])
+                trials = size if self.has_independent_parts and not sample.is_grouped else None
+                units = equal_units(size, drawn_parts[name])
+                found[name] = sample.score(*given, units, self.limits, is_f1=name == self.micro_f1, trials=trials)
         return found
 
-    def num_parts(self, totals: Counts) -> dict[str, float]:
+    def num_parts(self, totals: Counts) -> Scores:
         """Return the number of things that a result is a share or a mean of, for all such results between limits.
 
         They have intervals from few rows on. Without an entry a result needs more.
@@ -284,8 +287,8 @@ class ShareMetric(CountingMetric):
     def score(self, totals: Counts, options: Options) -> Scores:
         return {name: ratio(totals[..., index], totals[..., -1], np.nan) for index, name in enumerate(self.names)}
 
-    def num_parts(self, totals: Counts) -> dict[str, float]:
-        return dict.fromkeys(self.names, float(totals[-1]))
+    def num_parts(self, totals: Counts) -> Scores:
+        return dict.fromkeys(self.names, totals[..., -1].astype(np.float64))
 
 
 class Combined(Metric):

@@ -180,12 +180,12 @@ class AveragedMetric(LabelMetric):
                 )
         return super().result(options)
 
-    def num_parts(self, totals: Counts) -> dict[str, float]:
+    def num_parts(self, totals: Counts) -> Scores:
         if self.options["average"] not in ("binary", "micro"):
             return {}
         right, predicted, referred = self._chosen(sums_by_kind(totals), self.options)[0].sum(axis=-1)
         denominator = self.parts(right, predicted, referred)[1]
-        return {self.name: float(denominator - right if self.micro_f1 else denominator)}
+        return {self.name: (denominator - right if self.micro_f1 else denominator).astype(np.float64)}
 
     def _chosen(self, sums: Counts, options: Options) -> tuple[Counts, bool]:
         """Return the sums of the labels that count, and whether the options name them."""
@@ -307,9 +307,9 @@ class MultiLabel(CountingMetric):
             "subset_accuracy": ratio(totals[..., 0], totals[..., 1], np.nan),
         }
 
-    def num_parts(self, totals: Counts) -> dict[str, float]:
-        right, predicted, referred = sums_by_kind(totals[2:]).sum(axis=-1)
-        return {"f1_micro": float(predicted + referred - right), "subset_accuracy": float(totals[1])}
+    def num_parts(self, totals: Counts) -> Scores:
+        right, predicted, referred = sums_by_kind(totals[..., 2:].astype(np.float64)).sum(axis=-1)
+        return {"f1_micro": predicted + referred - right, "subset_accuracy": totals[..., 1].astype(np.float64)}
 
     def num_per_class(self, totals: Counts) -> Counts:
         return np.asarray(sums_by_kind(totals[2:])[2])

@@ -117,8 +117,8 @@ class MeanIoU(CountingMetric):
             "overall_accuracy": ratio(right.sum(axis=-1), referred.sum(axis=-1), np.nan),
         }
 
-    def num_parts(self, totals: Counts) -> dict[str, float]:
-        return {"overall_accuracy": float(sums_by_kind(totals, 4)[2].sum())}
+    def num_parts(self, totals: Counts) -> Scores:
+        return {"overall_accuracy": sums_by_kind(totals, 4)[2].sum(axis=-1).astype(np.float64)}
 
     def num_per_class(self, totals: Counts) -> Counts:
         _, predicted, referred, num_images = sums_by_kind(totals, 4)

@@ -70,7 +70,7 @@ class Resampled:
 
     def too_few(self, least: int, per_class: Iterable[Any] = ()) -> str:
         """Return how many rows, groups or references of a class an interval would need; empty if there are enough."""
-        unit, least = ("groups", LEAST_ROWS) if self.is_grouped else ("samples", least)
+        unit = "groups" if self.is_grouped else "samples"
         if self.num_units < least:
             return f"at least {least} {unit} are needed, there are {self.num_units}"
         rarest = min(per_class, default=LEAST_PER_CLASS)
@@ -83,31 +83,31 @@ class Resampled:
         self,
         value: float,
         replicates: Numbers,
-        parts: float = math.inf,
+        units: float = math.inf,
         limits: Bounds = (0.0, 1.0),
         *,
         is_f1: bool = False,
-        is_exact: bool = False,
+        trials: float | None = None,
     ) -> Bounds | str:
         """Return the interval of a score between limits: that of a share with as many trials as the spread suggests.
 
         A little of a share's own spread is mixed in: resampling sees none if all rows are perfect. With few units,
         each is at most one trial. An F1 is 2J / (1 + J), where J is the share of the right among all predicted or
-        referred to. `parts` is the number of things that it is a share of; `is_exact` if they are independent trials.
+        referred to. `units` are those that it depends on; `trials` are given if they are known.
         """
         low, high = limits
         value, replicates = (value - low) / (high - low), (replicates - low) / (high - low)
         if is_f1:
             value, replicates = value / (2 - value), replicates / (2 - replicates)
-        units = trials = min(float(self.num_units), parts)
+        units = min(float(self.num_units), units)
         if not math.isfinite(value) or units <= 0:
             return UNDEFINED
-        if is_exact and not self.is_grouped:
-            trials = parts
-        elif spread := float(np.var(replicates[np.isfinite(replicates)])):
+        spread = 0.0 if trials else float(np.var(replicates[np.isfinite(replicates)]))
+        if spread:
             own = 2 / units
             trials = (value * (1 - value) + own) / (spread + own / units)
-            trials = min(trials, units) if units < LEAST_ROWS else trials
+        trials = trials or units
+        trials = min(trials, units) if spread and units < LEAST_ROWS else trials
         z = _z(self.level)
         size = trials + z * z
         centre = (value * trials + z * z / 2) / size
@@ -135,6 +135,12 @@ class Resampled:
             return 3 / skewness * (float(np.cbrt(1 + skewness * (t - skewness / 6))) - 1)
 
         return value - spread * unskewed(quantile), value - spread * unskewed(-quantile)
+
+
+def equal_units(parts: float, drawn: Numbers) -> float:
+    """Return how many units of one part each, or of equally many, would vary as much under resampling (Kish 1965)."""
+    spread = float(np.var(drawn))
+    return min(parts, parts**2 / spread) if spread else parts
 
 
 def class_trials(counts: Any) -> float:

@@ -62,8 +62,8 @@ class MeanMetric(CountingMetric):
     def limits(self) -> Bounds:  # type: ignore[override]
         return 0.0, float(self.scale)
 
-    def num_parts(self, totals: Counts) -> dict[str, float]:
-        return dict.fromkeys(self.names, float(totals[-1]))
+    def num_parts(self, totals: Counts) -> Scores:
+        return dict.fromkeys(self.names, totals[..., -1].astype(np.float64))
 
     def score(self, totals: Counts, options: Options) -> Scores:
         means = ratio(totals[..., :-1] / UNITS_PER_ONE, totals[..., -1:], np.nan)

@@ -169,10 +169,10 @@ class SquadV2(CountingMetric):
                 scores[prefix + name] = 100.0 * ratio(each[..., index], each[..., 2], np.nan)
         return scores
 
-    def num_parts(self, totals: Counts) -> dict[str, float]:
+    def num_parts(self, totals: Counts) -> Scores:
         """Return the numbers of all questions, of those with an answer, and of those without."""
-        counts = totals[[2, 5]] / UNITS_PER_ONE
-        sizes = {"": float(counts.sum()), "HasAns_": float(counts[0]), "NoAns_": float(counts[1])}
+        counts = totals[..., [2, 5]] / UNITS_PER_ONE
+        sizes = {"": counts.sum(axis=-1), "HasAns_": counts[..., 0], "NoAns_": counts[..., 1]}
         return {prefix + name: size for prefix, size in sizes.items() for name in ("exact", "f1")}
 
     def _samples(self, columns: Columns) -> Numbers:

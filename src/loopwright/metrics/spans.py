@@ -68,12 +68,12 @@ class Entities(SumsPerLabel):
             "accuracy": ratio(tags[..., 0], tags[..., 1], np.nan),
         }
 
-    def num_parts(self, totals: Counts) -> dict[str, float]:
-        sums = totals.reshape(-1, 3)
-        tags = sums[self._state.place(OUTSIDE)]
-        right, predicted, referred = map(float, sums.sum(axis=0) - tags)
+    def num_parts(self, totals: Counts) -> Scores:
+        sums = totals.reshape(*totals.shape[:-1], -1, 3).astype(np.float64)
+        tags = sums[..., self._state.place(OUTSIDE), :]
+        right, predicted, referred = np.moveaxis(sums.sum(axis=-2) - tags, -1, 0)
         union = predicted + referred - right
-        return {"precision": predicted, "recall": referred, "f1": union, "accuracy": float(tags[1])}
+        return {"precision": predicted, "recall": referred, "f1": union, "accuracy": tags[..., 1]}
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per type, sorted; call it before `compute`, which resets the metric."""
@@ -138,8 +138,8 @@ class TokenAccuracy(CountingMetric):
     def score(self, totals: Counts, options: Options) -> Scores:
         return {"token_accuracy": ratio(totals[..., 0], totals[..., 1], np.nan)}
 
-    def num_parts(self, totals: Counts) -> dict[str, float]:
-        return {"token_accuracy": float(totals[1])}
+    def num_parts(self, totals: Counts) -> Scores:
+        return {"token_accuracy": totals[..., 1].astype(np.float64)}
 
 
 def as_iob2(tags: Sequence[str]) -> list[str]:

@@ -28,6 +28,7 @@ from loopwright.tasks.data import RunData
 NUM_WORST = 50
 NUM_SUSPECTS = 200
 _UNITS_OF_WEIGHT = 2**16  # sample weights are counted in units of 1/65536: a counting metric takes integers
+_ALONE = 2**62  # above all numbers of groups
 _SAME_LOSS = 1e-3  # relative: above 16-bit rounding, below the effect of another loss term
 
 
@@ -339,11 +340,13 @@ class PredictionFile:
 
 
 def groups_of(samples: Sequence[Mapping[str, Any]]) -> list[int] | None:
-    """Return the group of each sample; None if they have none. Windows of a row are a group."""
-    key = next(
-        (key for key, name in (("group", "group"), ("position", "window")) if samples and name in samples[0]), None
-    )
-    return None if key is None else [sample[key] for sample in samples]
+    """Return the group of each sample; None if they have none.
+
+    Windows of a row are a group, and so is a sample without one beside others.
+    """
+    if any("group" in sample for sample in samples):
+        return [sample.get("group", _ALONE + sample["position"]) for sample in samples]
+    return [sample["position"] for sample in samples] if any("window" in sample for sample in samples) else None
 
 
 def samples_of(**columns: Any) -> list[dict[str, Any]]:
