@@ -113,10 +113,9 @@ def resolve(trainer: TrainerLike, value: Any) -> Any:
     ConfigError is raised if an expression needs something that this run does not have.
     """
     if isinstance(value, Expression):
-        number, limit = _number(trainer, value), _limit(trainer)
-        is_factor = isinstance(value, TrainerPlaceholderValues) and value in (_EPOCHS, *_UPDATES)
-        return _Factor(number, limit, value in _UPDATES) if is_factor and limit is not None else number
+        return _number(trainer, value)
     if isinstance(value, partial):
+        value = _with_factors(trainer, value)
         parts = (value.func, value.args, value.keywords)
         function, args, keywords = resolved = tuple(resolve(trainer, part) for part in parts)
         return value if _are_same(resolved, parts) else partial(function, *args, **keywords)
@@ -165,12 +164,7 @@ def _number(trainer: TrainerLike, value: Operand) -> Number:
 
 
 class _Factor(int):
-    """The epochs of a run or its updates per epoch: their product, computed by anybody, is at most the limit."""
-
-    def __new__(cls, number: Number, limit: int, is_updates: bool) -> _Factor:
-        factor = super().__new__(cls, number)
-        factor.limit, factor.is_updates = limit, is_updates
-        return factor
+    """The epochs of a run, or its updates per epoch: whoever multiplies the two gets at most the limit."""
 
     limit: int
     is_updates: bool
@@ -181,8 +175,24 @@ class _Factor(int):
 
     __rmul__ = __mul__
 
-    def __reduce__(self) -> Any:  # copies and pickles are plain numbers
-        return int, (int(self),)
+
+def _with_factors(trainer: TrainerLike, value: partial[Any]) -> partial[Any]:
+    """Return a partial that gets both the epochs and the updates per epoch with numbers whose product is bounded."""
+    given = {each for each in (*value.args, *value.keywords.values()) if isinstance(each, TrainerPlaceholderValues)}
+    limit = None if _EPOCHS not in given or given.isdisjoint(_UPDATES) else _limit(trainer)
+    if limit is None:
+        return value
+    factors: dict[Any, _Factor] = {}
+    for each in given & {_EPOCHS, *_UPDATES}:
+        factors[each] = _Factor(_number(trainer, each))
+        factors[each].limit, factors[each].is_updates = limit, each in _UPDATES
+
+    def bounded(each: Any) -> Any:
+        return factors.get(each, each) if isinstance(each, TrainerPlaceholderValues) else each
+
+    return partial(
+        value.func, *map(bounded, value.args), **{name: bounded(each) for name, each in value.keywords.items()}
+    )
 
 
 def _limit(trainer: TrainerLike) -> int | None:
