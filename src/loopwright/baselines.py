@@ -8,16 +8,17 @@ of the task, so that its numbers are comparable to the model's.
         baseline.learn(texts, labels)
     score(baseline, validation_batches, metrics.load("accuracy"))    # {"accuracy": ...}
 
-Memory does not grow with the number of rows. numpy and the standard library only.
+Memory does not grow with the number of rows, except for the median. numpy and the standard library only.
 """
 
 from __future__ import annotations
 
+import functools
 import lzma
 import math
 import zlib
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +31,8 @@ from loopwright.words import count_words, first_words, sentences, tokenize
 _MOST_KEPT = 100_000
 # The number of answers to search for in a context.
 _MOST_TRIED = 1000
+# The numbers of targets that `UsualTarget` tries, and of those it compares them with.
+_MOST_CANDIDATES, _MOST_COMPARED = 8, 32
 
 
 class Predictor(Protocol):
@@ -70,6 +73,63 @@ class MostFrequent:
         _check_learnt(self, bool(self._counts))
         best = _most_frequent(self._counts)
         return [list(best) if isinstance(best, tuple) else best for _ in inputs]
+
+
+class Constant:
+    """Predicts one given value."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def predict(self, inputs: Sequence[Any]) -> list[Any]:
+        return [self.value for _ in inputs]
+
+
+class FrequentLabels:
+    """Predicts the set of labels with the best micro-averaged F1 on the training rows; targets are rows of 0 and 1."""
+
+    def __init__(self) -> None:
+        self._rows: list[NDArray[np.int64]] = []  # of each batch, the number of rows and of each label
+
+    def learn(self, inputs: Iterable[Any], targets: Any) -> None:
+        self._rows.append(np.sum([[1, *row] for row in _plain(targets)], axis=0))
+
+    def predict(self, inputs: Sequence[Any]) -> list[list[int]]:
+        _check_learnt(self, bool(self._rows))
+        num_rows, *counts = np.sum(self._rows, axis=0).tolist()
+        order = sorted(range(len(counts)), key=lambda label: -counts[label])
+        right = np.cumsum([counts[label] for label in order])  # by the k most frequent labels, the best k there are
+        size = int(np.argmax(2 * right / (np.arange(1, len(order) + 1) * num_rows + max(1, sum(counts))))) + 1
+        return [[int(label in order[:size]) for label in range(len(counts))] for _ in inputs]
+
+
+class UsualTarget:
+    """Predicts one of the most frequent targets of the training rows: the one that scores best against the others.
+
+    Args:
+        create_metric: makes the metric of predictions and references.
+        name: the result to maximize.
+    """
+
+    def __init__(self, create_metric: Callable[[], Scorer], name: str) -> None:
+        self._create_metric, self._name = create_metric, name
+        self._counts: Counter[Any] = Counter()
+
+    def learn(self, inputs: Iterable[Any], targets: Any) -> None:
+        self._counts.update(_plain(targets))
+
+    def predict(self, inputs: Sequence[Any]) -> list[Any]:
+        _check_learnt(self, bool(self._counts))
+        return [self._best for _ in inputs]
+
+    @functools.cached_property
+    def _best(self) -> Any:
+        usual, scores = [target for target, _ in self._counts.most_common(_MOST_COMPARED)], []
+        for target in usual[:_MOST_CANDIDATES]:
+            metric = self._create_metric()
+            metric.add_batch(predictions=[target] * len(usual), references=usual)
+            scores.append(metric.compute()[self._name])
+        return usual[int(np.argmax(scores))]
 
 
 class WordCounts:
@@ -136,6 +196,20 @@ class MeanValue:
     def predict(self, inputs: Sequence[Any]) -> list[float]:
         _check_learnt(self, self._count > 0)
         return [self._sum / self._count for _ in inputs]
+
+
+class MedianValue:
+    """Predicts the median of the training rows' numbers, which it keeps."""
+
+    def __init__(self) -> None:
+        self._numbers: list[float] = []
+
+    def learn(self, inputs: Iterable[Any], targets: Any) -> None:
+        self._numbers += [float(each) for each in _plain(targets)]
+
+    def predict(self, inputs: Sequence[Any]) -> list[float]:
+        _check_learnt(self, bool(self._numbers))
+        return [float(np.median(self._numbers)) for _ in inputs]
 
 
 class MostFrequentTags:

@@ -7,6 +7,7 @@ import time
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -14,7 +15,7 @@ from loopwright.errors import InputError
 from loopwright.report import LiveReport, open_run, write_comparison, write_report
 from loopwright.report.blocks import Table
 from loopwright.report.charts import Chart, Curve, draw, ticks
-from loopwright.report.comparison import mcnemar, notes_of, panels_of, sample_table
+from loopwright.report.comparison import notes_of, panels_of, sample_table, verdicts_of
 from loopwright.report.curves import charts_of
 from loopwright.report.page import MOST_BYTES, _numeric_columns, _with_flags
 from loopwright.report.panels.sample import json_lines
@@ -75,7 +76,8 @@ def test_the_card_has_the_metric_its_interval_the_baselines_the_verdict_and_the_
     card = card_of(look(run))
     assert (card.metric, card.value, card.interval) == ("accuracy", 0.7, (0.62, 0.78))
     assert [(bar.name, bar.value) for bar in card.bars] == [("this run", 0.7), ("majority", 0.5), ("word-count", 0.6)]
-    assert card.verdict == "Better than word-count (0.6000) by 10.0 points; the interval excludes it."
+    unjudged = "10.0 points better than word-count (0.6000); there are no scores of single rows to judge it by."
+    assert card.verdict == unjudged  # of an older run
     assert ("f1", "0.6000", "") in card.others and ("updates", "40") in card.facts and ("time", "8.5 s") in card.facts
     write_json(run / "result.json", {**RESULT, "nonfinite": {"pearsonr": "nan"}})
     assert ("pearsonr", "nan", "") in card_of(look(run)).others
@@ -84,44 +86,37 @@ def test_the_card_has_the_metric_its_interval_the_baselines_the_verdict_and_the_
     assert (facts["train rows"], facts["validation rows"]) == ("4 of 10", "6")
 
 
+JUDGED = {"metric": "accuracy", "direction": "max", "baseline": "word-count", "value": 0.7, "baseline_value": 0.6,
+          "kind": "better", "p": 0.0123, "rows": 200, "evaluations": 3, "split": "validation"}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("changes", "verdict"),
     [
-        ({"intervals": {"accuracy": [0.55, 0.78]}}, "by 10.0 points, but the interval includes it: this may"),
-        ({"metrics": {"accuracy": 0.4}, "intervals": {"accuracy": [0.3, 0.5]}}, "Worse than word-count (0.6000) by"),
-        ({"metrics": {"accuracy": 0.6}}, "No better than word-count"),
-        (
-            {"metrics": {"accuracy": 1.0}, "baselines": {"word-count": {"accuracy": 1.0}}},
-            "As good as word-count: both are perfect, so this data cannot tell them apart.",
-        ),
-        ({"intervals": {}}, "there is no interval to judge it by."),
-        ({"baselines": {}}, "there is no baseline to compare it with."),
-        (
-            {"metric": "perplexity", "direction": "min", "metrics": {"perplexity": 20.0},
-             "intervals": {"perplexity": [18.0, 22.0]}, "baselines": {"unigram": {"perplexity": 300.0}}},
-            "Better than unigram (300.00) by 280; the interval excludes it.",
-        ),
-        (
-            {"metric": "mse", "direction": "min", "metrics": {"mse": 0.25}, "intervals": {"mse": [0.25, 0.25]},
-             "baselines": {"mean": {"mse": 0.125}}},
-            "Worse than mean (0.1250) by 0.125; the interval excludes it.",
-        ),
+        ({}, "Better than word-count (0.6000) by 10.0 points (p = 0.012, 200 rows, best of 3 evaluations)."),
+        ({"split": "test", "evaluations": 1, "p": 1e-9}, "On the test data: Better than word-count (0.6000) by 10.0 "
+         "points (p < 0.001, 200 rows)."),
+        ({"kind": "worse", "value": 0.4}, "Worse than word-count (0.6000) by 20.0 points (p = 0.012, 200 rows)."),
+        ({"kind": "indistinct", "p": 0.4}, "Not distinguishable from word-count (0.6000): 10.0 points better (p = 0.4, "
+         "200 rows, best of 3 evaluations)."),
+        ({"kind": "indistinct", "p": 1.0, "value": 0.6}, "(0.6000): the same score (p = 1, 200 rows)."),
+        ({"kind": "indistinct", "value": 1.0, "baseline_value": 1.0},
+         "As good as word-count: both are perfect, so this data cannot tell them apart."),
+        ({"kind": None, "reason": "rows", "rows": 1}, "10.0 points better than word-count (0.6000); 1 row is too few "
+         "to judge it by."),
+        ({"kind": None, "reason": "rows", "rows": 4}, "(0.6000); 4 rows are too few to judge it by."),
+        ({"kind": None, "reason": "unknown"}, "there are no scores of single rows to judge it by."),
+        ({"kind": None, "reason": "undefined", "value": None}, "accuracy of the model is undefined; that of word"),
+        ({"metric": "mse", "direction": "min", "value": 0.25, "baseline": "mean", "baseline_value": 0.5}, "By mse, "
+         "since no baseline has accuracy: Better than mean (0.5000) by 0.250 (p = 0.012, 200 rows, best of"),
+        ({"baseline": None}, "accuracy is 0.7000 (95 % interval: 0.6200 to 0.7800); there is no baseline to compare"),
     ],
-    ids=["touching", "worse", "equal", "both-perfect", "no-interval", "no-baseline", "less-is-better", "an-error"],
 )  # fmt: skip
-def test_the_verdict_follows_from_the_numbers(run, changes, verdict):
-    write_json(run / "result.json", {**RESULT, **changes})
+def test_every_verdict_has_words_for_its_strength(run, changes, verdict):
+    judged = {key: value for key, value in {**JUDGED, **changes}.items() if value is not None or key != "baseline"}
+    baselines = RESULT["baselines"] if "baseline" in judged else {}
+    write_json(run / "result.json", {**RESULT, "baselines": baselines, "verdict": judged})
     assert verdict in card_of(look(run)).verdict
-
-
-@pytest.mark.parametrize(("num_rows", "notice"), [(1, "1 row is"), (4, "4 rows are")])
-def test_an_interval_of_a_handful_of_rows_is_not_judged_by(run, num_rows, notice):
-    data = json.loads((run / "data.json").read_text())
-    data["splits"]["validation"]["num_rows"] = num_rows
-    write_json(run / "data.json", data)
-    assert (
-        card_of(look(run)).verdict == f"10.0 points better than word-count (0.6000); {notice} too few to judge it by."
-    )
 
 
 def test_before_the_end_the_card_shows_the_best_evaluation_so_far(tmp_path):
@@ -132,7 +127,9 @@ def test_before_the_end_the_card_shows_the_best_evaluation_so_far(tmp_path):
     write_json(run / "lease.json", {"heartbeat": time.time()})
     card = card_of(look(run))
     assert card.value == 0.7 and card.interval == pytest.approx((0.6, 0.8))
-    assert card.verdict.startswith("So far, at the best evaluation: Better than majority")
+    assert card.verdict == (
+        "So far, at the best evaluation: 20.0 points better than majority (0.5000); the verdict follows at the end."
+    )
 
 
 def test_charts_have_loss_metrics_and_all_that_is_logged_of_the_course(run):
@@ -348,7 +345,7 @@ def test_a_comparison_shows_differences_and_samples_that_only_one_run_gets_right
     assert panels["What differs"].blocks[0].rows == settings
     assert panels["Data"].blocks[0].rows == [["train.csv: sha256", "a1" * 8, "c3" * 8]]
     table = sample_table(runs)
-    assert table is not None and table.rows == [["run-2", 4, 0, 2, 0, "0.5000"]]
+    assert table is not None and table.rows == [["run-2", 4, 0, 2, 0]]
     path = write_comparison([run, other], tmp_path / "both.html")
     text = path.read_text(encoding="utf-8")
     assert "2 runs side by side" in text and all(place.startswith("#") for place in Outside(text).loaded)
@@ -385,7 +382,26 @@ def test_runs_of_different_tasks_are_compared_where_that_makes_sense_with_a_note
     assert "different tasks" in write_comparison([run, other], tmp_path / "c.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("first", "other", "p"), [(0, 0, 1.0), (5, 5, 1.0), (0, 2, 0.5), (1, 9, 22 / 1024)])
-def test_mcnemar_is_a_binomial_test_of_the_samples_that_only_one_gets_right(first, other, p):
-    assert mcnemar(first, other) == pytest.approx(p)
-    assert mcnemar(other, first) == pytest.approx(p)
+def test_two_runs_are_judged_on_the_rows_of_both_or_a_sentence_says_why_not(tmp_path, run):
+    other = finished_run(tmp_path / "run-2", result={**RESULT, "metrics": {"accuracy": 0.9}, "evaluations": 2})
+    hits = {run: [1] * 7 + [0] * 3, other: [1] * 17}
+    reasons = [verdicts_of([look(run), look(other)])[0]["reason"]]
+    for folder, right in hits.items():
+        scores = np.stack([np.arange(20.0), np.arange(20.0), np.resize([*right, *[0] * 20], 20).astype(float)])
+        np.savez(folder / "eval" / "rows.npz", accuracy=scores)
+    (verdict,) = verdicts_of([look(run), look(other)])
+    assert (verdict["kind"], verdict["p"], verdict["rows"]) == ("worse", pytest.approx(2 / 1024), 20)
+    words = (
+        "By accuracy on the validation data, run-1 is worse than run-2 (0.9000) by 20.0 points (p = 0.002, 20 rows)."
+    )
+    assert verdict["text"] == words in write_comparison([run, other], tmp_path / "c.html").read_text(encoding="utf-8")
+    assert verdicts_of([look(other), look(run)])[0]["kind"] == "better"
+    for change in ({"metric": "f1"}, None):
+        write_json(other / "result.json", {**RESULT, **change} if change else {})
+        reasons.append(verdicts_of([look(run), look(other)])[0]["reason"])
+    write_json(other / "result.json", RESULT)
+    data = json.loads((other / "data.json").read_text())
+    data["splits"]["validation"]["parts"] = [{"file": 0, "rows": [1]}]
+    write_json(other / "data.json", data)
+    reasons.append(verdicts_of([look(run), look(other)])[0]["reason"])
+    assert [reason.split()[-1] for reason in reasons] == ["rows", "metric", "yet", "data"]

@@ -39,7 +39,8 @@ def test_report_and_compare_write_the_page_of_one_run_or_several(run, capsys, tm
     other = make_run(tmp_path / "runs" / "1116-cats-2", result=RESULT, labels=LABELS)
     assert main(["report", str(run), str(other), "--out", "both.html"]) == 0
     assert main(["compare", str(run), "1116"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["both.html", str(run / "compare.html")]
+    sentence = "There is no verdict on 1115-cats-1 and 1116-cats-2: they have no scores of single rows."
+    assert capsys.readouterr().out.splitlines() == ["both.html", sentence, str(run / "compare.html"), sentence]
     assert "2 runs side by side" in Path("both.html").read_text(encoding="utf-8")
 
 

@@ -35,8 +35,33 @@ def assert_recomputed(run: api.Run) -> None:
     assert run.metrics == pytest.approx({key: found[key] for key in run.metrics}, rel=1e-9, abs=1e-12)
     best = [each for each in events(run.path) if each.get("update") == run.result["update"]]
     reported = {key: value for each in best for key, value in each.items() if key.startswith("eval_")}
+    assert_judged(run)
     for key, value in run.metrics.items() if reported else ():
         assert reported["eval_loss_epoch" if key == "loss" else f"eval_{key}"] == pytest.approx(value, rel=1e-9), key
+
+
+def assert_judged(run: api.Run) -> None:
+    """Assert that the verdict is against the strongest baseline, with the p of the differences of the rows."""
+    verdict = run.result["verdict"]
+    name, prefix, sign = verdict["metric"], verdict["split"].replace("validation", ""), verdict["direction"] == "max"
+    prefix, sign = f"{prefix}_" if prefix else "", 1 if sign else -1
+    known = {key: sign * each[prefix + name] for key, each in run.result["baselines"].items() if prefix + name in each}
+    assert known[verdict["baseline"]] == max(known.values())
+    with (
+        np.load(run.path / "eval" / prefix.rstrip("_") / "rows.npz") as ours,
+        np.load(run.path / "baselines.npz") as theirs,
+    ):
+        own, other = ours[name], theirs[f"{verdict['baseline']}:{prefix}{name}"]
+    gains = sign * (own[2][np.argsort(own[0])][: len(other[0])] - other[2])
+    gains = gains[np.isfinite(gains)]
+    if verdict["kind"] is None:
+        assert verdict["reason"] == "rows" and verdict["rows"] == len(own[0]) < 50
+        return
+    flips = np.random.default_rng(0).choice([-1, 1], (4000, len(gains))) @ gains
+    is_more, total = gains.sum() > -1e-9, gains.sum()
+    p = np.mean(flips >= total - 1e-9) * verdict["evaluations"] if is_more else np.mean(flips <= total + 1e-9)
+    assert verdict["rows"] == len(gains) and (verdict["kind"] == "indistinct") == (verdict["p"] > 0.025)
+    assert verdict["p"] == pytest.approx(min(1.0, p), abs=0.02 * verdict["evaluations"])
 
 
 def loss_of(lines: Lines) -> float:

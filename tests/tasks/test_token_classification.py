@@ -86,7 +86,8 @@ def test_a_small_model_learns_names_and_beats_the_baselines(run):
     assert set(run.metrics) == {"precision", "recall", "f1", "accuracy", "ece", "loss"}
     assert run.result["metric"] == "f1" and run.metrics["f1"] >= 0.9
     assert run.result["baselines"]["majority"]["f1"] == 0 < run.result["baselines"]["majority"]["accuracy"] < 1
-    assert set(run.result["baselines"]) == {"majority", "usual-tag"}
+    assert set(run.result["baselines"]) == {"majority", "always B-LOC", "usual-tag"}
+    assert run.result["baselines"]["always B-LOC"]["f1"] > 0
     low, high = run.result["intervals"]["f1"]
     assert low <= run.metrics["f1"] <= high
     assert_loss_has_interval(run)

@@ -11,6 +11,7 @@ from loopwright.cli.json_output import json_events
 from loopwright.cli.parser import VerbParser, add_json
 from loopwright.errors import InputError
 from loopwright.report import COMPARISON, REPORT, ReportServer, open_run, page_path, write_comparison, write_report
+from loopwright.report.comparison import compare_runs
 from loopwright.report.run_view import read_state
 from loopwright.report.server import PORT
 
@@ -75,12 +76,13 @@ def _write(names: list[str], out: str | None, should_open: bool, events: EventLi
         path = write_report(folders[0], page_path(out, folders[0] / REPORT))
     else:
         path = write_comparison(folders, page_path(out, folders[0] / COMPARISON))
+    verdicts = compare_runs(folders)
     if events is None:
-        sys.stdout.write(f"{path}\n")
+        sys.stdout.write("".join(f"{line}\n" for line in (path, *(each["text"] for each in verdicts))))
     else:
         found = [open_run(name) for name in names]
         runs = [{**place_facts(run), "state": read_state(run), "result": run.read_result() or None} for run in found]
-        events.lines({"path": str(path), "runs": runs})
+        events.lines({"path": str(path), "runs": runs, "verdicts": verdicts})
     if should_open:
         _show(path.resolve().as_uri(), str(path))
     return DONE

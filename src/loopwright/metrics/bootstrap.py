@@ -163,14 +163,20 @@ def poisson_weights(seed: int, positions: Column, replicates: int) -> NDArray[np
     """
     stream = KeyStream(seed, purpose="bootstrap")
     keys = np.asarray([stream.at(position) for position in positions.tolist()], dtype=np.uint64)
+    words = random_words(keys, range(-(-replicates // 4)))
+    drawn: NDArray[np.uint8] = _poisson_table()[words.astype("<u8").view("<u2")[:, :replicates]]
+    return drawn
+
+
+def random_words(keys: NDArray[np.uint64], steps: range) -> NDArray[np.uint64]:
+    """Return these steps of each key's stream of random 64-bit words: (keys, steps)."""
     # SplitMix64 (Steele, Lea and Flood 2014): the state is incremented by a constant, and mixed.
-    steps = np.arange(1, -(-replicates // 4) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = keys[:, None] + steps
+    increments = np.arange(steps.start + 1, steps.stop + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = keys[:, None] + increments
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    drawn: NDArray[np.uint8] = _poisson_table()[mixed.astype("<u8").view("<u2")[:, :replicates]]
-    return drawn
+    words: NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
+    return words
 
 
 @cache

@@ -113,7 +113,7 @@ class SpearmanCorrelation(Metric):
         predictions, references = self._state.table.T
         if np.isnan(predictions).any() or np.isnan(references).any():
             return {"spearmanr": math.nan}
-        x, y = _centred_ranks(predictions), _centred_ranks(references)
+        x, y = centred_ranks(predictions), centred_ranks(references)
         return {"spearmanr": _correlation(_dot(x, y), _dot(x, x), _dot(y, y))}
 
     def own_interval(self, level: float, groups: Mapping[int, Any] | None = None) -> dict[str, Bounds | str]:
@@ -175,7 +175,7 @@ def _halves(values: Numbers) -> tuple[Numbers, Numbers]:
     return high, values - high
 
 
-def _centred_ranks(values: Numbers) -> Counts:
+def centred_ranks(values: Numbers) -> Counts:
     """Return twice the rank of each value less its mean: integers, also for shared ranks."""
     _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)

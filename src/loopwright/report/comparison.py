@@ -12,8 +12,9 @@ from typing import Any, Final
 from loopwright.report.blocks import Panel, Table
 from loopwright.report.formats import cut, duration, metric, number
 from loopwright.report.panels.sample import is_right, json_lines
-from loopwright.report.run_view import RunView
-from loopwright.report.summary import card_of, interval_text
+from loopwright.report.run_view import RunView, view
+from loopwright.report.summary import card_of, interval_text, verdict_text
+from loopwright.run_folder import RunFolder
 
 # Settings and facts about a run's location, not its content.
 _PLACES: Final = frozenset(("output_dir", "run_name", "logging_dir", "command", "folder"))
@@ -68,10 +69,7 @@ def panels_of(runs: Sequence[RunView]) -> list[Panel]:
 
 
 def sample_table(runs: Sequence[RunView]) -> Table | None:
-    """Return how often only the first run, or only another, is right; None if their samples cannot be matched.
-
-    The last column is McNemar's exact test: the probability of such a difference between two equally good models.
-    """
+    """Return how often only the first run, or only another, is right; None if their samples cannot be matched."""
     first = runs[0]
     ours = _hits(first.folder.evaluation / "predictions.jsonl")
     rows = []
@@ -80,27 +78,59 @@ def sample_table(runs: Sequence[RunView]) -> Table | None:
             continue
         theirs = _hits(run.folder.evaluation / "predictions.jsonl")
         shared = ours.keys() & theirs.keys()
-        if not shared:
+        if shared:
+            counts = Counter((ours[place], theirs[place]) for place in shared)
+            only_one = counts[True, False], counts[False, True]
+            rows.append([run.id, counts[True, True], *only_one, counts[False, False]])
+    columns = ["against", "both right", f"only {first.id}", "only the other", "neither"]
+    return Table(f"{first.id} against the others", columns, rows, is_wide=True) if rows else None
+
+
+def compare_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    return verdicts_of([view(RunFolder(folder)) for folder in folders])
+
+
+def verdicts_of(runs: Sequence[RunView]) -> list[dict[str, Any]]:
+    """Return the verdict on the first run against each other one, on the rows of both; "text" has it in words."""
+    found = []
+    for run in runs[1:]:
+        verdict = {"run": runs[0].id, "baseline": run.id, "kind": None, **_compared(runs[0], run)}
+        text = f"There is no verdict on {runs[0].id} and {run.id}: {verdict.get('reason')}."
+        if verdict["kind"] is not None:
+            words = verdict_text({**verdict, "split": ""})
+            where = f"By {verdict['metric']} on the {verdict['split']} data"
+            text = f"{where}, {runs[0].id} is {words[0].lower()}{words[1:]}"
+        found.append({**verdict, "text": text})
+    return found
+
+
+def _compared(first: RunView, other: RunView) -> dict[str, Any]:
+    from loopwright.metrics.paired import judge, read_rows
+
+    name, is_more_better = str(first.decisive), first.is_more_better
+    if not (first.result and other.result):
+        return {"reason": "one of them has no result yet"}
+    if first.task != other.task or name != other.decisive:
+        return {"reason": "they are not scored by the same metric"}
+    shared = [split for split in ("test", "validation") if _evaluated(first, split) == _evaluated(other, split) != "[]"]
+    for split, place, prefix in (("test", "test", "test_"), ("validation", "", "")):
+        scores = [read_rows(run.folder.evaluation / place / "rows.npz").get(name) for run in (first, other)]
+        values = [(run.result.get(f"{prefix}metrics") or {}).get(name, math.nan) for run in (first, other)]
+        ours, theirs = scores
+        if split not in shared or ours is None or theirs is None or not all(map(math.isfinite, values)):
             continue
-        counts = Counter((ours[place], theirs[place]) for place in shared)
-        only_first, only_other = counts[True, False], counts[False, True]
-        p = metric(mcnemar(only_first, only_other))
-        rows.append([run.id, counts[True, True], only_first, only_other, counts[False, False], p])
-    if not rows:
-        return None
-    columns = ["against", "both right", f"only {first.id}", "only the other", "neither", "p"]
-    note = "p: the probability of such a difference between two equally good models (McNemar's exact test)"
-    return Table(f"{first.id} against the others", columns, rows, note, is_wide=True)
-
-
-def mcnemar(only_first: int, only_other: int) -> float:
-    """Return the two-sided p of McNemar's exact test on the samples that only one run gets right."""
-    total = only_first + only_other
-    logs = [  # by logarithms, since the counts may be large
-        math.lgamma(total + 1) - math.lgamma(few + 1) - math.lgamma(total - few + 1) - total * math.log(2)
-        for few in range(min(only_first, only_other) + 1)
-    ]
-    return min(1.0, 2 * math.fsum(map(math.exp, logs)))
+        verdict: dict[str, Any] = {"split": split, "metric": name, "direction": "max" if is_more_better else "min"}
+        verdict |= {"value": values[0], "baseline_value": values[1]}
+        # The better one was picked from several evaluations; that the other one was, too, only makes p larger.
+        is_ours = (values[0] > values[1]) == is_more_better
+        picked = 1 if split == "test" else (first if is_ours else other).result.get("evaluations", 1)
+        sides = (ours, theirs) if is_ours else (theirs, ours)
+        verdict |= {**judge(*sides, greater_is_better=is_more_better, num_picked=picked), "evaluations": picked}
+        if verdict["kind"] is None:
+            return {**verdict, "reason": "they share too few rows"}
+        opposite = {"better": "worse", "worse": "better"}
+        return verdict if is_ours else {**verdict, "kind": opposite.get(verdict["kind"], verdict["kind"])}
+    return {"reason": "they have no scores of single rows" if shared else "they were evaluated on different data"}
 
 
 def _differing(sides: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -125,11 +155,11 @@ def _data_of(run: RunView) -> dict[str, Any]:
     return facts
 
 
-def _evaluated(run: RunView) -> str:
-    """Return the values that identify a run's validation data."""
+def _evaluated(run: RunView, split: str = "validation") -> str:
+    """Return the values that identify a run's validation or test data."""
     files = run.data.get("files") or []
     hashes = {index: str(file.get("sha256", "")) for index, file in enumerate(files)}
-    parts = ((run.data.get("splits") or {}).get("validation") or {}).get("parts") or []
+    parts = ((run.data.get("splits") or {}).get(split) or {}).get("parts") or []
     return json.dumps([[hashes.get(part.get("file"), ""), part.get("rows")] for part in parts], sort_keys=True)
 
 

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from loopwright.report import charts, provenance
 from loopwright.report.blocks import Table
-from loopwright.report.comparison import notes_of, panels_of, results_table
+from loopwright.report.comparison import notes_of, panels_of, results_table, verdicts_of
 from loopwright.report.curves import charts_of
 from loopwright.report.formats import metric, plural
 from loopwright.report.panels import Findings, read_findings
@@ -64,6 +64,7 @@ def _render_several(runs: Sequence[RunView]) -> str:
         "runs": runs,
         "notes": [*notes_of(runs), *(f"{run.id}: {note}" for run in runs for note in run.notes)],
         "results": results_table(runs),
+        "verdicts": verdicts_of(runs),
         "charts": charts_of(runs),
         "panels": panels_of(runs),
         "num_colours": charts.NUM_COLOURS,

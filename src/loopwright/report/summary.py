@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from loopwright.report.curves import best_update
 from loopwright.report.formats import duration, metric, number, plural
 from loopwright.report.run_view import RunView
 
 _LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples"}
-_FEW_ROWS = 5  # fewer have no interval
 _STATES = {"preempted": "interrupted", "new": "not started"}  # others are shown as they are
 
 Interval = tuple[float, float]
@@ -124,33 +123,47 @@ def _bars(value: float, interval: Interval | None, baselines: Mapping[str, float
 
 def _verdict(run: RunView, card: Card, baselines: Mapping[str, float]) -> str:
     assert card.value is not None
+    verdict = run.result.get("verdict") or {}
+    if "baseline" in verdict:
+        return verdict_text(verdict, card.metric)
     if not baselines:
         range_ = "" if card.interval is None else f" (95 % interval: {interval_text(card.interval)})"
         return f"{card.metric} is {metric(card.value)}{range_}; there is no baseline to compare it with."
     sign = 1 if run.is_more_better else -1
     name = max(baselines, key=lambda each: sign * baselines[each])
-    baseline = baselines[name]
-    against = f"{name} ({metric(baseline)})"
-    gain = sign * (card.value - baseline)
-    if gain == 0:
-        if _is_perfect(card.value, run.is_more_better):
-            return f"As good as {name}: both are perfect, so this data cannot tell them apart."
-        return f"No better than {against}: by this metric, the model has learned nothing."
-    kind = "better" if gain > 0 else "worse"
-    amount = _amount(abs(gain), card.value, baseline, is_share=run.is_more_better)
-    num_rows = _num_evaluated(run)
-    if card.interval is None or num_rows < _FEW_ROWS:
-        few = "1 row is" if num_rows == 1 else f"{num_rows} rows are"
-        why = f"{few} too few to judge it by" if num_rows < _FEW_ROWS else "there is no interval to judge it by"
-        return f"{amount.capitalize()} {kind} than {against}; {why}."
-    is_inside = card.interval[0] <= baseline <= card.interval[1]
-    end = ", but the interval includes it: this may be chance" if is_inside else "; the interval excludes it"
-    return f"{kind.capitalize()} than {against} by {amount}{end}."
+    found = {"metric": card.metric, "direction": "max" if sign > 0 else "min", "value": card.value}
+    reason = "unknown" if run.result else "live"
+    return verdict_text({**found, "baseline": name, "baseline_value": baselines[name], "kind": None, "reason": reason})
 
 
-def _num_evaluated(run: RunView) -> float:
-    known = [(run.data.get("splits") or {}).get("validation", {}).get("num_rows"), run.config.get("max_eval_samples")]
-    return min((number for number in known if isinstance(number, int)), default=math.inf)
+def verdict_text(verdict: Mapping[str, Any], shown: str | None = None) -> str:
+    """Return a verdict in words; `shown` is the metric that stands beside it."""
+    name, kind, num_rows = verdict["metric"], verdict["kind"], verdict.get("rows", 0)
+    start = "On the test data: " if verdict.get("split") == "test" else ""
+    start += "" if shown in (None, name) else f"By {name}, since no baseline has {shown}: "
+    against = f"{verdict['baseline']} ({metric(verdict['baseline_value'])})"
+    if verdict["value"] is None:
+        return f"{start}{name} of the model is undefined; that of {against} is not. So there is no verdict."
+    is_more_better, value, other = verdict["direction"] == "max", verdict["value"], verdict["baseline_value"]
+    gain = value - other if is_more_better else other - value
+    amount = _amount(abs(gain), value, other, is_share=is_more_better)
+    if gain == 0 and _is_perfect(value, is_more_better):
+        return f"{start}As good as {verdict['baseline']}: both are perfect, so this data cannot tell them apart."
+    difference = f"{amount} {'better' if gain > 0 else 'worse'}" if gain else "the same score"
+    if kind is None:
+        why = {
+            "rows": f"{plural(num_rows, 'row')} {'is' if num_rows == 1 else 'are'} too few to judge it by",
+            "live": "the verdict follows at the end",
+        }.get(verdict["reason"], "there are no scores of single rows to judge it by")
+        return f"{start}{difference.capitalize()} {'than' if gain else 'as'} {against}; {why}."
+    p = "p < 0.001" if verdict["p"] < 0.001 else f"p = {verdict['p']:.2g}"
+    picked = verdict.get("evaluations", 1)
+    evidence = [p, f"{num_rows:,} rows", f"{verdict['seeds']} seeds" if "seeds" in verdict else ""]
+    evidence.append(f"best of {picked} evaluations" if picked > 1 and gain > 0 else "")
+    found = f"({', '.join(filter(None, evidence))})"
+    if kind == "indistinct":
+        return f"{start}Not distinguishable from {against}: {difference} {found}."
+    return f"{start}{kind.capitalize()} than {against} by {amount} {found}."
 
 
 def _is_perfect(value: float, is_more_better: bool) -> bool:

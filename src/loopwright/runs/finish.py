@@ -7,13 +7,14 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint.store import read_manifest, update_of
 from loopwright.engine.memory import forget_frames
 from loopwright.engine.sharding import whole_model
 from loopwright.metrics import Intervals
+from loopwright.metrics.paired import RowScores
 from loopwright.protocols import TrainerLike
 from loopwright.results import TrainResult
 from loopwright.run_folder import RunFolder
@@ -23,6 +24,7 @@ from loopwright.runs.console.screen import Screen, Waiting
 from loopwright.runs.job import RunJob
 from loopwright.runs.model_card import model_card
 from loopwright.runs.trainer import TaskTrainer
+from loopwright.runs.verdicts import ROWS, save_rows, verdict_of
 from loopwright.runs.weights import load_weights
 from loopwright.tasks.adapters import merged
 from loopwright.tasks.base import Job
@@ -35,15 +37,19 @@ def finish(run: RunJob, trained: TrainResult, spent: TimeSpent) -> None:
     checkpoint = load_weights(job, folder)
     began = time.monotonic()
     with screen.waiting("evaluating the best model") as waiting:
-        metrics, intervals, tokens, examples = evaluate(job, job.eval_dataset, folder.evaluation, screen.print, waiting)
+        found = evaluate(job, job.eval_dataset, folder.evaluation, screen.print, waiting)
+    metrics, examples = found.metrics, found.examples
+    num_evaluations = max(1, len(list(run.trainer.run_history.get_metric_values(run.best.name))))
     result: dict[str, Any] = {
         "task": run.task.name,
         "metric": run.best.short_name,
         "direction": run.best.direction,
         "update": update_of(read_manifest(checkpoint)),
-        **as_json(metrics, tokens),
-        **intervals_as_json(intervals),
+        **as_json(metrics, found.tokens),
+        **intervals_as_json(found.intervals),
         "baselines": {name: dict(values) for name, values in run.baselines.items()},
+        "verdict": verdict_of(run.directions, metrics, found.rows, run.baselines, run.baseline_rows, num_evaluations),
+        "evaluations": num_evaluations,
         "num_suspects": len(examples.suspects),
         "updates": trained.updates,
         "epochs": trained.epochs,
@@ -63,7 +69,7 @@ def finish(run: RunJob, trained: TrainResult, spent: TimeSpent) -> None:
 
 
 def _test(run: RunJob, folder: RunFolder) -> dict[str, Any]:
-    """Return the results on the test data; empty without any, or if it cannot be scored."""
+    """Return the results on the test data, which the verdict is then on; empty without any, or if it has no labels."""
     job, screen = run.job, run.screen
     if not job.data.has("test"):
         return {}
@@ -73,15 +79,27 @@ def _test(run: RunJob, folder: RunFolder) -> dict[str, Any]:
         return {}
     dataset = run.task.create_dataset(job, job.data.rows("test"), is_labelled=True)
     with screen.waiting("evaluating on the test data") as waiting:
-        metrics, intervals, tokens, _ = evaluate(job, dataset, folder.evaluation / "test", screen.print, waiting)
-    found = {**as_json(metrics, tokens), **intervals_as_json(intervals)}
-    return {f"test_{name}": value for name, value in found.items()}
+        found = evaluate(job, dataset, folder.evaluation / "test", screen.print, waiting)
+    values = {**as_json(found.metrics, found.tokens), **intervals_as_json(found.intervals)}
+    tested = {f"test_{name}": value for name, value in values.items()}
+    rows = found.rows, run.baselines, run.baseline_rows
+    return {**tested, "verdict": verdict_of(run.directions, found.metrics, *rows, num_picked=1, prefix="test_")}
+
+
+class Evaluated(NamedTuple):
+    """The outcome of an evaluation; `tokens` are those of metrics for which the script decides."""
+
+    metrics: dict[str, float]
+    intervals: Intervals
+    tokens: dict[str, str]
+    examples: Examples
+    rows: dict[str, RowScores]
 
 
 def evaluate(
     job: Job, dataset: Any, folder: Path | None, report: Callable[[str], None], waiting: Waiting | None = None
-) -> tuple[dict[str, float], Intervals, dict[str, str], Examples]:
-    """Return metrics, intervals, tokens and notable samples of a job's model; predictions go to a folder, if given."""
+) -> Evaluated:
+    """Evaluate a job's model; a folder, if given, gets the predictions."""
     callbacks = [] if waiting is None else [CountBatches(waiting)]
     trainer = TaskTrainer(job, callbacks=callbacks, report=lambda kind, text, **fields: report(text))
     found = trainer.evaluate_fully(dataset, None if folder is None else folder / "predictions.jsonl")
@@ -93,11 +111,12 @@ def evaluate(
     }
     metrics["loss"] = float(found.metrics["evaluation_loss"])
     if folder is not None and trainer.is_first:
+        save_rows(folder / ROWS, trainer.rows)
         write_lines(folder / "worst.jsonl", _with_places(trainer.examples.worst, dataset))
         if trainer.examples.suspects:
             write_table(folder / "suspects.csv", _with_places(trainer.examples.suspects, dataset))
     trainer.intervals.missing = {name: why for name, why in trainer.intervals.missing.items() if name in metrics}
-    return metrics, trainer.intervals, trainer.tokens, trainer.examples
+    return Evaluated(metrics, trainer.intervals, trainer.tokens, trainer.examples, trainer.rows)
 
 
 def _with_places(samples: list[dict[str, Any]], dataset: Any) -> list[dict[str, Any]]:

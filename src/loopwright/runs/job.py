@@ -6,7 +6,7 @@ import functools
 import math
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from loopwright.engine.seeding import seed_generators, use_deterministic_algorit
 from loopwright.engine.trackers import resolve_trackers
 from loopwright.errors import ConfigError, InputError
 from loopwright.lr_finder import print_nothing
+from loopwright.metrics.paired import RowScores
 from loopwright.optimizers import create_optimizer
 from loopwright.run_folder import RunFolder
 from loopwright.runs.clock import RunLength
@@ -65,6 +66,7 @@ class RunJob:
     length: RunLength = field(init=False)  # its updates, epochs, evaluations and saves
     best: BestMetric = field(init=False)
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    baseline_rows: dict[str, RowScores] = field(default_factory=dict)  # by "baseline:metric"
     update_seconds: float | None = None
     evaluation_seconds: float | None = None
     notes: dict[str, str] = field(default_factory=dict)  # lines of the start block that run.json keeps for the report
@@ -92,9 +94,28 @@ class RunJob:
         print_model(self)
 
     def score_baselines(self) -> None:
-        limits = {"train": self.args.max_train_samples, "validation": self.args.max_eval_samples}
-        with self.data.watched(self.screen, "scoring the baselines"), self.data.limited(**limits):
-            self.baselines = {name: finite(values) for name, values in self.task.baselines(self.job).items()}
+        """Score the baselines on the validation rows and, named "test_...", on the test rows if they have labels."""
+        self._score_baselines("", self.job, self.args.max_eval_samples)
+        if self.data.has("test") and not self.data.missing_roles("test", self.task.schema(self.args)):
+            data = self.data.with_test()
+            dataset = self.task.create_dataset(self.job, data.rows("validation"), is_labelled=True)
+            self._score_baselines("test_", replace(self.job, data=data, eval_dataset=dataset), None)
+
+    def _score_baselines(self, prefix: str, job: Job, limit: int | None) -> None:
+        limits = {"train": self.args.max_train_samples, "validation": limit}
+        with job.data.watched(self.screen, "scoring the baselines"), job.data.limited(**limits):
+            for baseline, scores in self.task.baselines(job).items():
+                named = {f"{prefix}{name}": value for name, value in finite(scores).items()}
+                self.baselines.setdefault(baseline, {}).update(named)
+                for name, rows in getattr(scores, "rows", {}).items():
+                    self.baseline_rows[f"{baseline}:{prefix}{name}"] = rows
+
+    @property
+    def directions(self) -> dict[str, bool]:
+        """Whether higher is better, by metric, the decisive one first."""
+        name, is_more = self.best.short_name, self.best.direction == "max"
+        directions = {name: is_more, **self.task.create_scorer(self.job).directions, "loss": False}
+        return {**directions, name: is_more}
 
     def measure(self) -> None:
         self.trainer = self.create_trainer()

@@ -9,6 +9,7 @@ from typing import Any
 from loopwright.checkpoint.store import read_manifest, update_of
 from loopwright.models import SmallModel
 from loopwright.report import missing_intervals
+from loopwright.report.summary import verdict_text
 from loopwright.run_folder import METRICS, RunFolder, read_json, read_metrics
 from loopwright.runs.console.screen import eval_metrics, metric_text
 from loopwright.runs.data import used_rows
@@ -27,6 +28,7 @@ def model_card(job: Job, run: RunFolder, result: Mapping[str, Any]) -> str:
         f"Trained with loopwright, from {job.args.model or 'random weights'}; {num_parameters:,} parameters. "
         f"{_chosen(result)}",
         *(["", *table] if result["metrics"] else []),
+        *(["", verdict_text(result["verdict"], result["metric"])] if "baseline" in result.get("verdict", {}) else []),
     ]
     if "test_metrics" in result:
         lines += ["", *_table("test", result, "test_", {})]

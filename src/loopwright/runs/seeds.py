@@ -15,11 +15,13 @@ from typing import Any
 
 from loopwright.config.parser import split_off
 from loopwright.errors import InputError
+from loopwright.report.summary import verdict_text
 from loopwright.run_folder import RunFolder, check_new_folder
 from loopwright.runs.console.screen import Screen, metric_text
 from loopwright.runs.provenance import name_of, place_facts
 from loopwright.runs.settings import Settings
 from loopwright.runs.start import Outcome, check_files, start
+from loopwright.runs.verdicts import verdict_of_seeds
 from loopwright.sources import DataPlan
 from loopwright.tasks import get_task
 
@@ -162,6 +164,8 @@ def print_seeds(runs: Sequence[SeedRun], commands: Sequence[str], screen: Screen
     best = best_of(runs)
     if best is not None and decisive is not None:
         screen.block("best", f"seed {best.seed}  {decisive} {best.metrics[decisive]:.4f}   {name_of(best.run)}")
+    if verdict := _verdict(runs):
+        screen.block("", verdict_text(verdict))
     if commands:
         screen.block("next", *commands, wraps=False)
 
@@ -174,7 +178,12 @@ def seeds_facts(runs: Sequence[SeedRun]) -> dict[str, Any]:
         ],
         "metrics": spread_of(runs),
         "best": None if best is None else {"seed": best.seed, **place_facts(best.run)},
+        "verdict": _verdict(runs),
     }
+
+
+def _verdict(runs: Sequence[SeedRun]) -> dict[str, Any] | None:
+    return verdict_of_seeds([each.result.get("verdict") or {} for each in runs if each.metrics])
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from loopwright.callbacks import TerminateOnNaNCallback
 from loopwright.engine.processes import gather_objects
 from loopwright.errors import InputError, Preempted
+from loopwright.metrics.paired import read_rows
 from loopwright.progress import StopKind
 from loopwright.report import LiveReport
 from loopwright.results import LearningRateCurve
@@ -26,6 +27,7 @@ from loopwright.runs.job import RunJob
 from loopwright.runs.provenance import place_facts, run_facts
 from loopwright.runs.start import Outcome
 from loopwright.runs.trial import plan_time, rehearse
+from loopwright.runs.verdicts import BASELINE_ROWS, save_rows
 from loopwright.runs.weights import newest_checkpoint
 from loopwright.tasks.base import Origin
 from loopwright.training.run import run_of
@@ -111,6 +113,7 @@ def _build(run: RunJob, origin: Origin | None, is_planned: bool) -> None:
         choose_batch(run)
     else:
         run.baselines = read_json(run.folder.path / _BASELINES, {})
+        run.baseline_rows = read_rows(run.folder.path / BASELINE_ROWS)
     run.measure()
     start_block.print_device(run)
     if not is_planned:
@@ -127,6 +130,7 @@ def _write_start(run: RunJob, is_planned: bool) -> None:
         run.settings.write(folder)
     if not is_begun:
         write_json(folder.path / _BASELINES, run.baselines)
+        save_rows(folder.path / BASELINE_ROWS, run.baseline_rows)
         folder.model.mkdir(exist_ok=True)
         run.task.save_skeleton(run.job, folder.model)
 

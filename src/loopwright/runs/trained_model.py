@@ -83,7 +83,7 @@ def evaluate_run(
         screen.print(f"evaluated on the first {limit:,} of {len(rows):,} rows (--max_eval_samples)")
     dataset = task.create_dataset(job, job.data.first_rows("validation", limit), is_labelled=True)
     with screen.waiting("evaluating") as waiting:
-        metrics, intervals, tokens, _ = evaluate(job, dataset, place, screen.print, waiting)
+        metrics, intervals, tokens, *_ = evaluate(job, dataset, place, screen.print, waiting)
     return metrics, intervals, tokens
 
 

@@ -22,6 +22,7 @@ from loopwright.engine.nested import iter_tensors, num_rows
 from loopwright.engine.processes import gather_objects
 from loopwright.engine.sharding import Sharding
 from loopwright.metrics import Intervals
+from loopwright.metrics.paired import RowKeeper, RowScores
 from loopwright.results import EvaluationResult
 from loopwright.run_folder import RunFolder
 from loopwright.runs.early_signals import left_to_the_loop
@@ -49,6 +50,7 @@ class TaskTrainer(Trainer):
         intervals: (low, high) of the metrics of the last evaluation, and why some have none.
         tokens: the tokens of its metrics for which the script of the texts decides.
         examples: the worst and the suspected samples of the last `evaluate_fully`.
+        rows: the scores of each row of the last `evaluate_fully`, by metric.
         on_record: called with each record of metrics.jsonl as it is written.
         look_at_first_batch: called once with the next training micro-batch, then reset.
     """
@@ -67,6 +69,8 @@ class TaskTrainer(Trainer):
         self.intervals = Intervals()
         self.tokens: dict[str, str] = {}
         self.examples = Examples()
+        self.rows: dict[str, RowScores] = {}
+        self._keepers: list[RowKeeper] = []
         self.first_samples: list[dict[str, Any]] = []
         self.look_at_first_batch: Callable[[Any], None] | None = None
         self.on_record: Callable[[dict[str, Any]], None] | None = None
@@ -128,6 +132,7 @@ class TaskTrainer(Trainer):
     def eval_epoch_start(self) -> None:
         super().eval_epoch_start()
         self._scorer = self.job.task.create_scorer(self.job)
+        self._keepers = self._scorer.keep_rows() if self._is_full else []
         self.first_samples = []
 
     def eval_epoch_end(self) -> None:
@@ -140,6 +145,7 @@ class TaskTrainer(Trainer):
             self._scorer = self.job.task.create_scorer(self.job)
             for state in (mine, *others):
                 self._scorer.merge_state(state)
+        self.rows = self._gathered_rows()
         self.intervals = self._scorer.intervals()
         self.tokens = self._scorer.tokens()
         metrics = self._scorer.compute()
@@ -149,6 +155,14 @@ class TaskTrainer(Trainer):
             for name, (low, high) in self.intervals.items():
                 self.run_history.update_metric(f"eval_{name}_low", low)
                 self.run_history.update_metric(f"eval_{name}_high", high)
+
+    def _gathered_rows(self) -> dict[str, RowScores]:
+        for keeper in self._keepers if self.num_processes > 1 else ():
+            states = gather_objects(keeper.state_dict())
+            for rank, state in enumerate(states):
+                if rank != run_of(self).engine.rank:
+                    keeper.merge(state)
+        return {name: rows for keeper in reversed(self._keepers) for name, rows in keeper.scores().items()}
 
     def training_run_epoch_end(self) -> None:
         super().training_run_epoch_end()

@@ -168,9 +168,10 @@ class Task(ABC):
         named = {field.name: getattr(args, field.name) for field in fields(DataOptions) if hasattr(args, field.name)}
         return DataOptions(**{**named, "label_map": label_map(args.label_map)})
 
-    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
+    def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
         """Return the scores of the trivial baselines, as metrics by baseline.
 
+        Use `score_baselines` or `score_rows`: they keep the scores of each row, which the verdict on the model needs.
         Called once, when a new run begins, before its model is trained; baselines.json keeps them for a resumed run.
         A baseline that uses the model leaves its weights, its mode and the generators unchanged.
         """

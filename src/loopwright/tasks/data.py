@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +32,12 @@ class RunData:
     def has(self, split: str) -> bool:
         """Whether the split exists and has rows."""
         return split in self.plan.splits and len(self.plan.splits[split]) > 0
+
+    def with_test(self) -> RunData:
+        """Return the same data with the rows of the test split as those of the validation split."""
+        plan = self.plan
+        counts = {**plan.counts, "validation": plan.counts.get("test", {})}
+        return RunData(replace(plan, splits={**plan.splits, "validation": plan.splits["test"]}, counts=counts))
 
     def missing_roles(self, split: str, schema: Schema) -> list[str]:
         """Return the roles, mostly labels, that the training rows have and scoring needs, but the split lacks."""

@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from loopwright.baselines import Predictor, score
+from loopwright.baselines import Constant, Predictor
 from loopwright.metrics import Bootstrap, ExpectedCalibrationError, Intervals, MeanLoss, Metric
+from loopwright.metrics.paired import RowKeeper, RowScores
 from loopwright.run_folder import write_atomically
 from loopwright.tasks.data import RunData
 
@@ -73,6 +74,10 @@ class Scorer(ABC):
         """Return the tokens of metrics for which the script of the texts decides; called before `compute`."""
         return {}
 
+    def keep_rows(self) -> list[RowKeeper]:
+        """Keep what each row adds to the metrics, and return the keepers; called before the first `add`."""
+        return []
+
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Return the state, for a merge on another process."""
@@ -96,6 +101,7 @@ class MetricScorer(Scorer):
         self._metric: Any = self._wrapped()
         self._groups: dict[int, Any] = defaultdict(make)  # of a metric without a bootstrap
         self._drops_columns = drops_columns
+        self._keeper: RowKeeper | None = None
         self.directions = directions
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -110,6 +116,8 @@ class MetricScorer(Scorer):
             self._metric.add_batch(**columns)
             for index, group in enumerate(groups or ()):
                 self._groups[group].add_batch(**{name: values[index : index + 1] for name, values in columns.items()})
+        if self._keeper is not None:
+            self._keeper.add(columns, [sample["position"] for sample in samples], groups or ())
         if not self._drops_columns:
             return samples
         dropped = {name.removesuffix("s") for name in columns} - {"position"}
@@ -126,6 +134,10 @@ class MetricScorer(Scorer):
     def tokens(self) -> dict[str, str]:
         metric: Metric = self._metric.metric if isinstance(self._metric, Bootstrap) else self._metric
         return metric.tokens
+
+    def keep_rows(self) -> list[RowKeeper]:
+        self._keeper = RowKeeper(self._metric.metric if isinstance(self._metric, Bootstrap) else self._metric)
+        return [self._keeper]
 
     def state_dict(self) -> dict[str, Any]:
         groups = [[number, group.state_dict()] for number, group in sorted(self._groups.items())]
@@ -191,6 +203,9 @@ class JointScorer(Scorer):
 
     def tokens(self) -> dict[str, str]:
         return {name: tokens for part in self._parts for name, tokens in part.tokens().items()}
+
+    def keep_rows(self) -> list[RowKeeper]:
+        return [keeper for part in self._parts for keeper in part.keep_rows()]
 
     def state_dict(self) -> dict[str, Any]:
         return {"parts": [part.state_dict() for part in self._parts]}
@@ -363,6 +378,27 @@ def mark_suspects(samples: list[dict[str, Any]], least: float = 0.9) -> list[dic
     return samples
 
 
+class BaselineScores(dict[str, float]):
+    """The metrics of a baseline by name, without NaN; `rows` has the scores of each row."""
+
+    def __init__(self, metrics: Mapping[str, Any], rows: Mapping[str, RowScores]) -> None:
+        super().__init__({name: float(value) for name, value in metrics.items() if value == value})
+        self.rows = rows
+
+
+def score_rows(create_metric: Callable[[], Metric], batches: Iterable[Mapping[str, Any]]) -> BaselineScores:
+    """Score batches of a metric's columns, whose rows are at the positions 0, 1, 2, ..."""
+    metric, start = create_metric(), 0
+    keeper = RowKeeper(metric)
+    for columns in batches:
+        metric.add_batch(**columns)
+        end = start + len(columns[metric.columns[0]])
+        keeper.add(columns, range(start, end))
+        start = end
+    rows = keeper.scores()
+    return BaselineScores(metric.compute(), rows)
+
+
 def score_baselines(
     data: RunData,
     baselines: Mapping[str, Predictor],
@@ -370,7 +406,7 @@ def score_baselines(
     targets: str | Callable[[Any], Any],
     create_metric: Callable[[], Metric],
     most: int = 50_000,
-) -> dict[str, dict[str, float]]:
+) -> dict[str, BaselineScores]:
     """Fit baselines on the training rows, and return their scores on the validation rows by name; NaN is left out.
 
     Args:
@@ -391,8 +427,17 @@ def score_baselines(
     for batch in pairs("train") if learners else ():
         for learner in learners:
             learner.learn(*batch)
-    scores = {name: score(baseline, pairs("validation"), create_metric()) for name, baseline in baselines.items()}
-    return {name: {key: float(value) for key, value in each.items() if value == value} for name, each in scores.items()}
+
+    def columns(baseline: Predictor) -> Iterator[dict[str, Any]]:
+        for given, references in pairs("validation"):
+            yield {"predictions": baseline.predict(given), "references": references}
+
+    found: dict[str, BaselineScores] = {}
+    for name, baseline in baselines.items():
+        scores = score_rows(create_metric, columns(baseline))
+        if not (isinstance(baseline, Constant) and scores in found.values()):  # the same constant as another baseline's
+            found[name] = scores
+    return found
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float]:

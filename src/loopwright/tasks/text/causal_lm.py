@@ -16,11 +16,12 @@ import numpy as np
 from loopwright.baselines import compressed_bits_per_byte
 from loopwright.errors import ConfigError, InputError
 from loopwright.metrics import load as load_metric
+from loopwright.metrics.paired import rows_of
 from loopwright.run_folder import RunFolder
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows
 from loopwright.tasks.data import RowDataset, RunData
-from loopwright.tasks.scoring import MetricScorer, Scorer
+from loopwright.tasks.scoring import BaselineScores, MetricScorer, Scorer
 from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.samples import SAMPLES, add_samples, tokens_of
@@ -80,12 +81,12 @@ class CausalLanguageModel(language.LanguageTask):
     }
     demo_note = "a small GPT-2 learns Python's docstrings from scratch: bits per byte 2.48 (gzip 2.55), 75 s"
 
-    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        data, tokenizer = job.data, job.processor
-        found = language.unigram(data, _encoder(tokenizer), len(tokenizer))
-        texts = (f"{row['text']}\n" for rows in data.batches("validation") for row in rows)
-        kept: dict[str, float] = {name: found[name] for name in ("bits_per_byte", "perplexity") if name in found}
-        return {"gzip": compressed_bits_per_byte(texts), "unigram": kept}
+    def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
+        texts = (f"{row['text']}\n" for rows in job.data.batches("validation") for row in rows)
+        gzip = compressed_bits_per_byte(texts)
+        rows = {name: rows_of([value] * len(job.eval_dataset)) for name, value in gzip.items()}  # it has one rate
+        unigram = language.unigram(job, _encoder(job.processor), ("bits_per_byte",))
+        return {"gzip": BaselineScores(gzip, rows), "unigram": unigram}
 
     # --- model --------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from loopwright.baselines import MeanValue, MostFrequent, WordCounts
+from loopwright.baselines import Constant, FrequentLabels, MeanValue, MedianValue, MostFrequent, WordCounts
 from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
 from loopwright.sources import DataPlan, Labels, Role, Schema
@@ -123,12 +123,16 @@ class TextClassification(Task):
         pairs = text.pairs_of(texts, "the model takes pairs of texts", fix)
         return [{"text": first, "text_pair": second} for first, second in pairs]
 
-    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
+    def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
         labels = _labels(job.plan)
         rivals: dict[str, Any] = {"majority": MostFrequent()}
         if labels.kind == "float":
-            rivals = {"mean": MeanValue()}
-        elif labels.kind == "class":
+            rivals = {"mean": MeanValue(), "median": MedianValue()}
+        elif labels.kind == "multi":  # the constants with the best subset accuracy, micro F1 and macro F1
+            rivals |= {"frequent-labels": FrequentLabels(), "all-labels": Constant([1] * len(labels.names))}
+        else:
+            if len(labels.names) == 2:  # the constant with the best F1
+                rivals[f"always {labels.names[1]}"] = Constant(1)
             rivals["word-count"] = WordCounts()
 
         def inputs(row: Mapping[str, Any]) -> Any:

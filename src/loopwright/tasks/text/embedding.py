@@ -22,7 +22,15 @@ from loopwright.sources.values import UnusableValueError, as_text
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
-from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer, samples_of
+from loopwright.tasks.scoring import (
+    BaselineScores,
+    JointScorer,
+    LossInterval,
+    MetricScorer,
+    Scorer,
+    samples_of,
+    score_rows,
+)
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.groups import GroupCollator
 from loopwright.tasks.text.pools import PoolScorer
@@ -155,7 +163,7 @@ class SentenceEmbedding(Task):
                 rows[-1] |= {"other": others[0]} if len(others) == 1 else {"candidates": others}
         return rows
 
-    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
+    def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
         data, args, vectors = job.data, job.args, WordVectors()
         for rows in data.batches("train"):
             vectors.learn(each for row in rows for each in _pair(row))
@@ -473,15 +481,20 @@ def _correlations() -> Metric:
     return Combined([load_metric("spearmanr"), load_metric("pearsonr")])
 
 
-def _score_rows(data: RunData, args: Any, embed: Any) -> dict[str, float]:
-    is_scored = args.objective == "scores"
-    metric, pools = _correlations(), PoolScorer(args.pool_size, args.temperature)
-    position, most = 0, args.max_eval_samples or 50_000
-    for rows in data.batches("validation", size=64, most=most):
-        first, second = (embed([row[name] for row in rows]) for name in ("text", "text_pair"))
-        if is_scored:
-            metric.add_batch(predictions=(first * second).sum(-1), references=[row["score"] for row in rows])
-            continue
+def _score_rows(data: RunData, args: Any, embed: Any) -> BaselineScores:
+    def batches() -> Iterator[tuple[list[dict[str, Any]], Any, Any]]:
+        for rows in data.batches("validation", size=64, most=args.max_eval_samples or 50_000):
+            yield rows, embed([row["text"] for row in rows]), embed([row["text_pair"] for row in rows])
+
+    if args.objective == "scores":
+        columns = (
+            {"predictions": (first * second).sum(-1), "references": [row["score"] for row in rows]}
+            for rows, first, second in batches()
+        )
+        return score_rows(_correlations, columns)
+    pools, position = PoolScorer(args.pool_size, args.temperature), 0
+    (keeper,) = pools.keep_rows()
+    for rows, first, second in batches():
         samples = [
             {
                 "position": position + index,
@@ -493,7 +506,6 @@ def _score_rows(data: RunData, args: Any, embed: Any) -> dict[str, float]:
         ]
         pools.add(samples)
         position += len(rows)
-    if is_scored:
-        return {name: float(value) for name, value in metric.compute().items() if value == value}
     pools.finish()
-    return {name: value for name, value in pools.compute().items() if name != "pool_loss"}
+    scores = keeper.scores()
+    return BaselineScores({name: value for name, value in pools.compute().items() if name != "pool_loss"}, scores)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.errors import ConfigError, InputError
+from loopwright.metrics import load as load_metric
 from loopwright.sources import Role
 from loopwright.tasks.arguments import ShortName, TaskArguments, flag
-from loopwright.tasks.base import COMMON_DEFAULTS, Rows, Task
+from loopwright.tasks.base import COMMON_DEFAULTS, Job, Rows, Task
 from loopwright.tasks.data import RunData
+from loopwright.tasks.scoring import BaselineScores, score_rows
 from loopwright.tasks.text import models as text
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 DEFAULTS = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 5e-4, "validation_ratio": 0.1})
 _ROWS_AT_ONCE = 1_000
 _MOST_LOGITS = 2**26  # maximum logits that an evaluation holds at a time
+_MOST_BASELINE = 50_000  # samples that baselines are scored on
 _SMALL_BLOCK = 128
 _LONGEST_SMALL_LINE = 512
 _SMALLEST_VOCABULARY, _LARGEST_VOCABULARY = 512, 8_000
@@ -346,24 +350,29 @@ def sample_sums(batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[di
 # ------------------------------------------------------------------------------------------------------------ baselines
 
 
-def unigram(data: RunData, encode: RowEncoder, vocabulary: int, skipped: Sequence[int] = ()) -> dict[str, float]:
-    """Score the token frequencies of the training data, smoothed by adding one, on the validation data."""
-    counts = {}
-    num_bytes = 0
-    for split in ("train", "validation"):
-        counts[split] = np.zeros(vocabulary, np.int64)
-        for rows in data.batches(split):
-            for ids, sizes in encode([row["text"] for row in rows]):
-                counts[split] += np.bincount(ids, minlength=vocabulary)
-                num_bytes += int(sizes.sum()) if split == "validation" else 0
-        counts[split][list(skipped)] = 0
-    learnt, asked = counts["train"], counts["validation"]
-    total = int(asked.sum())
-    if total == 0:
-        return {}
-    loss = -float((asked * np.log((learnt + 1) / (learnt.sum() + vocabulary))).sum())
-    return {
-        "token_accuracy": float(asked[learnt.argmax()] / total),
-        "perplexity": float(np.exp(loss / total)),
-        "bits_per_byte": loss / np.log(2) / max(1, num_bytes),
+def unigram(job: Job, encode: RowEncoder, metrics: Sequence[str], skipped: Sequence[int] = ()) -> BaselineScores:
+    """Score the token frequencies of the training data, smoothed by adding one, on what the model has to predict."""
+    vocabulary = len(job.processor)
+    learnt = np.zeros(vocabulary, np.int64)
+    for rows in job.data.batches("train"):
+        for ids, _ in encode([row["text"] for row in rows]):
+            learnt += np.bincount(ids, minlength=vocabulary)
+    learnt[list(skipped)] = 0
+    losses, usual = -np.log((learnt + 1) / (learnt.sum() + vocabulary)), int(learnt.argmax())
+    samples = [job.eval_dataset[place] for place in range(min(len(job.eval_dataset), _MOST_BASELINE))]
+    labels = [np.asarray(sample["labels"]) for sample in samples]
+    targets = [each[each != text.IGNORED] for each in labels]
+    columns: dict[str, list[Any]] = {
+        "predictions": [[usual] * len(ids) for ids in targets],
+        "references": [ids.tolist() for ids in targets],
+        "sums": [float(losses[ids].sum()) for ids in targets],
+        "counts": [len(ids) for ids in targets],
+        "num_bytes": [sample.get("num_bytes", 0) for sample in samples],
     }
+    found = BaselineScores({}, {})
+    for name in metrics if sum(columns["counts"]) else ():
+        create = partial(load_metric, name)
+        one = score_rows(create, [{each: columns[each] for each in create().columns}])
+        one.pop("loss", None)
+        found = BaselineScores({**found, **one}, {**found.rows, **one.rows})
+    return found

@@ -6,14 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from loopwright.baselines import MostFrequent, chance_accuracy
 from loopwright.errors import InputError
 from loopwright.metrics import load as load_metric
+from loopwright.metrics.paired import rows_of
 from loopwright.sources import DataPlan, Role
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.scoring import (
+    BaselineScores,
     CalibrationScorer,
     JointScorer,
     LossInterval,
@@ -103,11 +107,12 @@ class MultipleChoice(Task):
                 )
         return [{"context": context, "choices": choices} for context, *choices in groups]
 
-    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        counts = (len(row["choices"]) for rows in job.data.batches("validation") for row in rows)
+    def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
+        counts = [len(row["choices"]) for rows in job.data.batches("validation") for row in rows]
         usual = {"majority": MostFrequent()}
         scores = score_baselines(job.data, usual, "context", "label", lambda: load_metric("accuracy"))
-        return {"chance": chance_accuracy(counts), **scores}
+        expected = rows_of(1 / np.asarray(counts))
+        return {"chance": BaselineScores(chance_accuracy(counts), {"accuracy": expected}), **scores}
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         loaded = text.load_or_build(origin, AUTO_CLASS, _flat_texts(data))

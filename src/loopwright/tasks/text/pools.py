@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from loopwright.metrics import Bootstrap, Intervals, MeanLoss, similarity_rows
 from loopwright.metrics import load as load_metric
+from loopwright.metrics.paired import RowKeeper
 from loopwright.tasks.scoring import Scorer, groups_of
 
 KS = (1, 5, 10)
@@ -44,6 +45,7 @@ class PoolScorer(Scorer):
         self._waiting: dict[int, dict[int, dict[str, Any]]] = {}
         self._metric = Bootstrap(load_metric("retrieval", ks=KS))
         self._loss = Bootstrap(MeanLoss())
+        self._keeper: RowKeeper | None = None
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         self._wait(samples)
@@ -67,6 +69,10 @@ class PoolScorer(Scorer):
 
     def intervals(self) -> Intervals:
         return Intervals({**self._metric.interval().entries, "pool_loss": self._loss.interval().entries["loss"]})
+
+    def keep_rows(self) -> list[RowKeeper]:
+        self._keeper = RowKeeper(self._metric.metric)
+        return [self._keeper]
 
     def state_dict(self) -> dict[str, Any]:
         return {"metric": self._metric.state_dict(), "loss": self._loss.state_dict()}
@@ -93,6 +99,8 @@ class PoolScorer(Scorer):
             positions = [sample["position"] for sample in samples[start : start + len(rows)]]
             groups = groups_of(samples[start : start + len(rows)])
             self._metric.add_batch(positions=positions, groups=groups, predictions=rows, references=places)
+            if self._keeper is not None:
+                self._keeper.add({"predictions": rows, "references": places}, positions, groups or ())
             right = rows[np.arange(len(rows)), places]
             ranks = rows.shape[1] - (rows < right[:, None]).sum(axis=1)
             losses = _log_sum(rows / self._temperature) - right / self._temperature

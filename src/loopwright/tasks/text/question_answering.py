@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loopwright.baselines import MostFrequentAnswer
+from loopwright.baselines import Constant, MostFrequentAnswer, Predictor
 from loopwright.errors import InputError
 from loopwright.metrics import load as load_metric
 from loopwright.sources import DataPlan, Role
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
-from loopwright.tasks.scoring import JointScorer, LossInterval, Scorer, score_baselines
+from loopwright.tasks.scoring import BaselineScores, JointScorer, LossInterval, Scorer, score_baselines
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.answers import AnswerRules, AnswerScorer, WindowCollector, predicted_row
 from loopwright.tasks.text.question_features import (
@@ -124,14 +124,20 @@ class QuestionAnswering(Task):
         pairs = text.pairs_of(texts, "a question and its context are needed", fix)
         return [{"question": question, "context": context} for question, context in pairs]
 
-    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        args, rivals = job.args, {"frequent answer": MostFrequentAnswer()}
+    def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
+        args = job.args
+        rivals: dict[str, Predictor] = {"frequent answer": MostFrequentAnswer()}
+        if args.version_2_with_negative:
+            rivals["no answer"] = Constant("")
         metric = "squad_v2" if args.version_2_with_negative else "squad"
         found = score_baselines(
             job.data, rivals, "context", lambda row: row["answers"]["text"], lambda: load_metric(metric)
         )
         names = _directions(args.version_2_with_negative)
-        return {rival: {name: scores[name] for name in names if name in scores} for rival, scores in found.items()}
+        return {
+            rival: BaselineScores({name: scores[name] for name in names if name in scores}, scores.rows)
+            for rival, scores in found.items()
+        }
 
     # --- model --------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from loopwright.baselines import Predictor
+from loopwright.baselines import Predictor, UsualTarget
 from loopwright.errors import InputError
 from loopwright.metrics import Metric
 from loopwright.sources import DataPlan
@@ -87,10 +87,11 @@ class SequenceToSequence(Task):
     def set_languages(self, model: Any, tokenizer: Any, args: Any) -> None:
         """Set the languages of a multilingual tokenizer and model; a no-op for others."""
 
-    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
+    def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
         most = min(job.args.max_eval_samples or _BASELINE_ROWS, _BASELINE_ROWS)
         create = partial(self.create_metric, job.args)
-        return score_baselines(job.data, self.rivals(), "source", "target", create, most)
+        rivals = {**self.rivals(), "usual text": UsualTarget(create, next(iter(self.directions)))}
+        return score_baselines(job.data, rivals, "source", "target", create, most)
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         if origin.path is None:

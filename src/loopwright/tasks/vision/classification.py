@@ -9,10 +9,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from loopwright.baselines import MostFrequent
+from loopwright.baselines import Constant, MostFrequent, Predictor
 from loopwright.errors import ConfigError
 from loopwright.metrics import Combined, Intervals, Metric
 from loopwright.metrics import load as load_metric
+from loopwright.metrics.paired import RowKeeper
 from loopwright.run_folder import RunFolder
 from loopwright.sources import Role
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
@@ -81,9 +82,12 @@ class ImageClassification(VisionTask):
 
         return class_folders(variant, source)
 
-    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        number = len(job.label_names)
-        return score_baselines(job.data, {"majority": MostFrequent()}, "label", "label", lambda: _metric(number))
+    def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
+        names = job.label_names
+        rivals: dict[str, Predictor] = {"majority": MostFrequent()}
+        if len(names) == 2:  # the constant with the best F1
+            rivals[f"always {names[1]}"] = Constant(1)
+        return score_baselines(job.data, rivals, "label", "label", lambda: _metric(len(names)))
 
     def train_transform(self, job: Job) -> Transform:
         from loopwright.data.images import classification_train
@@ -219,6 +223,9 @@ class TopScorer(MetricScorer):
 
     def intervals(self) -> Intervals:
         return Intervals({"top_5_accuracy": super().intervals().entries["accuracy"]})
+
+    def keep_rows(self) -> list[RowKeeper]:
+        return []  # they would be called "accuracy"
 
 
 def confusion(predictions: Path, names: Sequence[str]) -> list[list[int]]:

@@ -18,11 +18,12 @@ import numpy as np
 
 from loopwright.errors import InputError
 from loopwright.metrics import load as load_metric
+from loopwright.metrics.paired import rows_of
 from loopwright.run_folder import RunFolder, write_json
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin
 from loopwright.tasks.data import RunData
-from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
+from loopwright.tasks.scoring import BaselineScores, JointScorer, LossInterval, MetricScorer, Scorer
 from loopwright.tasks.vision.base import VISION_DEFAULTS, Features, VisionArguments, VisionTask
 from loopwright.tasks.vision.predicted_objects import (
     Found,
@@ -94,8 +95,9 @@ class DetectionTask(VisionTask):
 
         return coco_files(num_train=1000, has_masks=self.has_masks)
 
-    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        return {"nothing": {name: 0.0 for name in list(self._directions())[:3]}}
+    def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
+        names, rows = list(self._directions())[:3], rows_of([0.0] * len(job.eval_dataset))
+        return {"nothing": BaselineScores(dict.fromkeys(names, 0.0), dict.fromkeys(names, rows))}
 
     def train_transform(self, job: Job) -> Transform:
         from loopwright.data.images import Compose, detection_train

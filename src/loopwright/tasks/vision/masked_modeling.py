@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows
 from loopwright.tasks.data import RunData
 from loopwright.tasks.optional_imports import is_object_name
-from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
+from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer, score_rows
 from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, VisionArguments, VisionTask
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class MaskedImageModeling(VisionTask):
         images = super().create_dataset(job, rows, is_labelled=False, is_training=is_training)
         return MaskedImages(images, _masking(job), is_training)
 
-    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
+    def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
         from loopwright.engine.seeding import preserved_generators
 
         with preserved_generators():
@@ -98,16 +98,18 @@ class MaskedImageModeling(VisionTask):
             mean = np.zeros(images[0]["pixel_values"].shape)
             for place in places:
                 mean += self._pixels(job, images[place]["pixel_values"]) / len(places)
-            metric = load_metric("reconstruction_error")
             masking = _masking(job)
-            for position in range(len(job.eval_dataset)):
-                features = job.eval_dataset[position]
-                metric.add_batch(
-                    predictions=[mean],
-                    references=[self._pixels(job, features["pixel_values"])],
-                    masks=[masking.pixels(features["bool_masked_pos"].numpy())],
-                )
-        return {"mean image": {"masked_mse": float(metric.compute()["masked_mse"])}}
+
+            def batches() -> Iterator[dict[str, Any]]:
+                for position in range(len(job.eval_dataset)):
+                    features = job.eval_dataset[position]
+                    yield {
+                        "predictions": [mean],
+                        "references": [self._pixels(job, features["pixel_values"])],
+                        "masks": [masking.pixels(features["bool_masked_pos"].numpy())],
+                    }
+
+            return {"mean image": score_rows(partial(load_metric, "reconstruction_error"), batches())}
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         from loopwright.data.images import collate_images

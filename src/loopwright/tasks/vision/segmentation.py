@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from loopwright.sources.images.masks import count_classes
 from loopwright.tasks.arguments import TaskTrainingArguments, flag, flag_list
 from loopwright.tasks.base import Job, Origin, Rows
 from loopwright.tasks.data import RunData
-from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
+from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer, score_rows
 from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, Features, VisionArguments, VisionTask
 
 if TYPE_CHECKING:
@@ -105,14 +106,18 @@ class SemanticSegmentation(VisionTask):
 
         return mask_folders(num_train=800)
 
-    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
+    def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
         learnt, scored = (_pixels_by_class(job.args, job.data, split) for split in ("train", "validation"))
         if not sum(scored):
             return {}
         majority = max(range(len(learnt)), key=learnt.__getitem__)
-        pairs = [(number, majority, count) for number, count in enumerate(scored)]
-        scores = _filled_metric(job, confusion([pairs], len(scored))).compute()
-        return {"majority": {name: float(value) for name, value in scores.items()}}
+
+        def batches() -> Iterator[dict[str, Any]]:
+            for counts in _counts_by_image(job.args, job.data, "validation"):
+                pixels = np.repeat(np.arange(len(counts)), counts)
+                yield {"predictions": [np.full_like(pixels, majority)], "references": [pixels]}
+
+        return {"majority": score_rows(partial(_create_metric, job), batches())}
 
     def train_transform(self, job: Job) -> Transform:
         from loopwright.data.images import segmentation_train
@@ -463,13 +468,16 @@ def _pixels_by_class(args: Any, data: RunData, split: str) -> list[int]:
     names = data.plan.labels.names
     if data.num_used(split) == len(data.plan.splits[split]):
         return [data.plan.counts[split].get(name, 0) for name in names]
+    return [sum(each) for each in zip(*_counts_by_image(args, data, split), strict=True)]
+
+
+def _counts_by_image(args: Any, data: RunData, split: str) -> Iterator[Sequence[int]]:
     from loopwright.data.images import decode_mask
 
-    found = [0] * len(names)
+    assert data.plan.labels is not None, "the schema has a mask"
+    number = len(data.plan.labels.names)
     for row in (row for rows in data.batches(split) for row in rows):
-        of_mask = count_classes(decode_mask(row["mask"]), len(names), args.ignore_index, args.reduce_labels)
-        found = [sum(pair) for pair in zip(found, of_mask, strict=True)]
-    return found
+        yield count_classes(decode_mask(row["mask"]), number, args.ignore_index, args.reduce_labels)
 
 
 def _check_weights(args: Any) -> None:
