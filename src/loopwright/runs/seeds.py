@@ -138,8 +138,7 @@ def spread_of(runs: Sequence[SeedRun]) -> dict[str, dict[str, float | int | None
 
 def best_of(runs: Sequence[SeedRun]) -> SeedRun | None:
     """Return the best run by the decisive metric, the first one on a tie; None without runs."""
-    found = [(each, each.metrics.get(each.result.get("metric", ""), math.nan)) for each in runs]
-    scored = [(each, value) for each, value in found if math.isfinite(value)]
+    scored = [(each, value) for each in runs if (value := each.metrics.get(each.result.get("metric", ""))) is not None]
     if not scored:
         return None
     sign = 1 if scored[0][0].result["direction"] == "max" else -1
