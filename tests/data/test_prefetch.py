@@ -153,16 +153,6 @@ def test_a_run_with_batches_ahead_is_resumed_exactly(tmp_path, stop_at):
     assert torch.equal(toys.weights(fit(Prefetching, tmp_path)), toys.weights(fit(Trainer)))
 
 
-def test_a_run_says_how_fast_it_was_at_every_log(tmp_path):
-    trainer = fit(Trainer, tmp_path)
-    records = toys.records(tmp_path, "log", "speed")
-    assert [one["event"] for one in records] == ["log", "speed"] * (len(records) // 2) and len(records) >= 8
-    speed = records[1]
-    assert speed["update"] == records[0]["update"] and speed["samples_per_second"] > 0
-    assert 0 <= speed["data_wait"] <= 1 and speed["peak_memory_bytes"] > 1e6
-    assert "tokens_per_second" not in speed and trainer.speed["samples_per_second"] > 0
-
-
 def test_tokens_are_counted_without_padding():
     ids = torch.ones(2, 4, dtype=torch.long)
     mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
