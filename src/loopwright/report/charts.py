@@ -173,7 +173,8 @@ def draw_histogram(
     """Return the SVG of a histogram; with `sizes`, of shares of so many samples, and the diagonal."""
     highest = 1.0 if sizes else max((max(counts, default=0) for _, counts in groups), default=0) or 1
     frame = _Frame(460.0, 180.0, edges[0], edges[-1], 0.0, highest)
-    parts = [frame.level(level, number(level, 3)) for level in ticks(0.0, highest, 3) if sizes or level == int(level)]
+    levels = [level for level in ticks(0.0, highest, 3) if sizes or level == int(level)]
+    parts = [frame.level(level, f"{level:g}" if sizes else number(level)) for level in levels]
     step = (frame.width - _LEFT - _RIGHT) / (len(edges) - 1)
     width = (step - 1) / max(len(groups), 1)
     texts = []
