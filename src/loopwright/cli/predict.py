@@ -39,8 +39,8 @@ def evaluate(argv: list[str]) -> int:
         if events is not None:
             events.lines({**api.as_json(metrics, tokens), **api.intervals_as_json(intervals)})
         else:
-            lines = [api.metrics_text(metrics, intervals, tokens), *missing_intervals(intervals.missing)]
-            sys.stdout.write("\n".join(lines) + "\n")
+            notes = [] if asked.quiet else missing_intervals(intervals.missing)
+            sys.stdout.write("\n".join([api.metrics_text(metrics, intervals, tokens), *notes]) + "\n")
     return DONE
 
 
