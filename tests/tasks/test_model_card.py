@@ -5,6 +5,9 @@ import re
 from html.parser import HTMLParser
 
 from loopwright import api
+from loopwright.report.run_view import view
+from loopwright.report.summary import card_of
+from loopwright.run_folder import RunFolder
 
 
 class Checked(HTMLParser):
@@ -46,7 +49,7 @@ def test_the_card_has_the_data_hash_the_metrics_with_their_intervals_the_baselin
     result = finished.result
     assert [file["sha256"] in card for file in plan["files"]] == [True]
     low, high = result["intervals"]["accuracy"]
-    value = f"{result['metrics']['accuracy']:.4f} ±{(high - low) / 2:.3f}"
+    value = f"{(best := result['metrics']['accuracy']):.4f} ±{max(high - best, best - low):.3f}"
     assert f"| accuracy | {value} | {low:.4f} to {high:.4f} |" in card
     for name, baselines in result["baselines"].items():
         for metric, baseline in baselines.items():
@@ -54,6 +57,14 @@ def test_the_card_has_the_data_hash_the_metrics_with_their_intervals_the_baselin
     assert f"The best model by {result['metric']} (more is better) on the validation data" in card
     assert "labels: neg, pos" in card and "no test data was given" in card
     assert str(finished.path) not in card
+
+
+def test_missing_intervals_and_undefined_metrics_of_both_splits_are_told_apart(copied):
+    tested = {"test_metrics": {"loss": 1.0}, "test_no_intervals": {"loss": "B"}, "test_nonfinite": {"f1": "nan"}}
+    change(copied.path / "result.json", no_intervals={"loss": "A"}, **tested)
+    card = card_of(view(RunFolder(copied.path)))
+    assert card.missing == ["No interval for loss: A.", "No interval for test loss: B."]
+    assert ("test f1", "nan", "") in card.others
 
 
 def test_a_notebook_shows_the_top_of_the_report(finished):

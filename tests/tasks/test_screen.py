@@ -214,7 +214,7 @@ def test_a_narrow_line_leaves_out_what_matters_least():
 
 def test_evaluations_are_rows_of_one_table_that_marks_the_best_fits_and_repeats_its_header():
     table = EvalTable("f1")
-    metrics, bounds = {"accuracy": 0.5, "f1": 0.25, "loss": 1.5}, {"f1": (0.2, 0.3)}
+    metrics, bounds = {"accuracy": 0.5, "f1": 0.25, "loss": 1.5}, {"f1": (0.2, 0.26)}
     rows = [table.lines(10 * i, i, metrics, bounds, 2.0, is_best=i != 2, columns=120)[0] for i in (1, 2, 3)]
     assert rows == [
         [

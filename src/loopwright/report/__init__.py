@@ -10,7 +10,7 @@ from loopwright.report.notebook import result_html, summary_of
 from loopwright.report.output import COMPARISON, REPORT, LiveReport, page_path, write_comparison, write_report
 from loopwright.report.run_view import open_run
 from loopwright.report.server import ReportServer, Watch
-from loopwright.report.summary import missing_intervals
+from loopwright.report.summary import missing_intervals, of_both_splits
 
 __all__ = [
     "COMPARISON",
@@ -22,6 +22,7 @@ __all__ = [
     "page_path",
     "result_html",
     "missing_intervals",
+    "of_both_splits",
     "summary_of",
     "write_comparison",
     "write_report",

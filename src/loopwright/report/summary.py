@@ -46,8 +46,7 @@ class Card:
 
 def card_of(run: RunView) -> Card:
     values, intervals = _values(run)
-    kept = (("", "tokens"), ("test ", "test_tokens"))
-    beside = {title + name: f" ({each})" for title, key in kept for name, each in run.result.get(key, {}).items()}
+    beside = {name: f" ({each})" for name, each in of_both_splits(run.result, "tokens").items()}
     name = run.metric if run.metric in values else next(iter(values), None)
     card = Card(state=_STATES.get(run.state, run.state), facts=_facts(run))
     if name is None:
@@ -62,9 +61,15 @@ def card_of(run: RunView) -> Card:
         (other.replace("_", " ") + beside.get(other, ""), metric(value), interval_text(intervals.get(other)))
         for other, value in values.items()
     ]
-    card.missing = missing_intervals(run.result.get("no_intervals") or {})
-    card.others += [(other, str(value), "") for other, value in (run.result.get("nonfinite") or {}).items()]
+    card.missing = missing_intervals(of_both_splits(run.result, "no_intervals"))
+    card.others += [(other, str(value), "") for other, value in of_both_splits(run.result, "nonfinite").items()]
     return card
+
+
+def of_both_splits(result: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return values of a result by metric; the names of those on the test data begin with "test "."""
+    tested = result.get(f"test_{key}") or {}
+    return {**(result.get(key) or {}), **{f"test {name}": value for name, value in tested.items()}}
 
 
 def missing_intervals(reasons: Mapping[str, str]) -> list[str]:

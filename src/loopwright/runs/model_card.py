@@ -8,7 +8,7 @@ from typing import Any
 
 from loopwright.checkpoint.store import read_manifest, update_of
 from loopwright.models import SmallModel
-from loopwright.report import missing_intervals
+from loopwright.report import missing_intervals, of_both_splits
 from loopwright.report.summary import verdict_text
 from loopwright.run_folder import METRICS, RunFolder, read_json, read_metrics
 from loopwright.runs.console.screen import eval_metrics, metric_text
@@ -32,7 +32,7 @@ def model_card(job: Job, run: RunFolder, result: Mapping[str, Any]) -> str:
     ]
     if "test_metrics" in result:
         lines += ["", *_table("test", result, "test_", {})]
-    if missing := missing_intervals({**result.get("no_intervals", {}), **result.get("test_no_intervals", {})}):
+    if missing := missing_intervals(of_both_splits(result, "no_intervals")):
         lines += ["", *missing]
     lines += ["", "## How to open it", "", *_how_to_open(job)]
     lines += ["", "## Data", "", *_data(job), "", "## Limits", "", *_limits(job, result), "", "## How it was made", ""]

@@ -287,8 +287,8 @@ def metrics_text(
 
 
 def metric_text(value: float, interval: tuple[float, float] | None) -> str:
-    """Return a metric with half the width of its interval if it has one."""
-    return f"{value:.4f}" if interval is None else f"{value:.4f} ±{(interval[1] - interval[0]) / 2:.3f}"
+    """Return a metric and its distance from the farther end of its interval, which need not be in the middle."""
+    return f"{value:.4f}" if interval is None else f"{value:.4f} ±{max(value - interval[0], interval[1] - value):.3f}"
 
 
 def counted(number: int, noun: str) -> str:
