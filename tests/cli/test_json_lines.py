@@ -155,7 +155,10 @@ def test_the_verbs_that_look_answer_in_objects(capsys, finished, tmp_path, revie
     assert code == 0 and Path(compared["path"]).is_file()
     assert [one["result"] for one in compared["runs"]] == [finished.result] * 2
     code, (answer,) = told(capsys, "evaluate", folder)
-    assert code == 0 and answer["metrics"] == finished.metrics and set(answer["intervals"]) <= set(answer["metrics"])
+    assert code == 0 and answer["metrics"] == finished.metrics
+    assert {*answer["intervals"], *answer["no_intervals"]} <= set(answer["metrics"]) and "loss" in answer[
+        "no_intervals"
+    ]
     code, tasks = told(capsys, "tasks")
     assert code == 0 and len(tasks) == 14 and all(set(one) == {"task", "summary"} for one in tasks)
     code, (machine,) = told(capsys, "doctor")

@@ -137,9 +137,8 @@ def _interval(
             if other is not block:
                 others.merge(other)
         left += others.result(metric.options).values() if others.num_samples else []
-    with np.errstate(divide="ignore"):
-        transformed = np.arctanh(np.asarray(left, dtype=np.float64))
-    transformed = transformed[np.isfinite(transformed)]
+    limit = 1 - 0.5 / metric.num_samples
+    transformed = np.arctanh(np.clip([each for each in left if math.isfinite(each)], -limit, limit))
     error = math.sqrt((len(transformed) - 1) * np.var(transformed)) if len(transformed) > 1 else 0.0
     return {name: correlation(value, len(groups), level, is_of_ranks=is_of_ranks, error=error)}
 
