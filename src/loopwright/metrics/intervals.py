@@ -21,6 +21,7 @@ Bounds = tuple[float, float]
 
 LEAST_FOR_SHARES = 5  # fewer rows have no interval at all
 LEAST_ROWS = 50  # fewer say too little about the spread of a score that is not a share
+LEAST_UNITS = 30  # the same for units that a score depends on, such as rows with entities
 LEAST_PER_CLASS = 5  # fewer references of a class say too little about its part of a mean over classes
 UNDEFINED = "it is undefined on this data"
 CONSTANT = "every sample has the same value"
@@ -107,7 +108,8 @@ class Resampled:
             own = 2 / units
             trials = (value * (1 - value) + own) / (spread + own / units)
         trials = trials or units
-        trials = min(trials, units) if spread and units < LEAST_ROWS else trials
+        is_small = self.num_units < LEAST_ROWS or units < LEAST_UNITS
+        trials = min(trials, units) if spread and is_small else trials
         z = _z(self.level)
         size = trials + z * z
         centre = (value * trials + z * z / 2) / size
