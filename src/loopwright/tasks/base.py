@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -106,6 +107,7 @@ class Task(ABC):
     takes_modules: ClassVar[bool] = False  # a model may be an `nn.Module`, passed in or "package.module:function"
     demo: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # the flags of its demo
     demo_variants: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})  # other flags for other data
+    demo_rows: ClassVar[tuple[str, str, str] | None] = None  # of `loopwright.demos`: module, function, kind of file
     demo_model: ClassVar[str] = ""  # "minilm", or a model from scratch
     demo_note: ClassVar[str] = ""  # what the demo shows, and how long it takes
 
@@ -179,7 +181,12 @@ class Task(ABC):
 
     def demo_data(self) -> DemoData:
         """Return the rows of the demo, for `lw demo`; raise `DataError` if there are none."""
-        raise DataError(f"{self.name} has no demo data")
+        from loopwright.demos import stdlib_docs
+
+        if self.demo_rows is None:
+            raise DataError(f"{self.name} has no demo data")
+        module, function, kind = self.demo_rows
+        return stdlib_docs.demo(self.name, getattr(import_module(f"loopwright.demos.{module}"), function), kind)
 
     def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> DemoFiles:
         """Return the files of the demo, made from its rows. Override it for data that is not rows or has variants."""

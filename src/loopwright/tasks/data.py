@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -92,6 +93,10 @@ class RunData:
         rows, end = self.rows(split), min(self.num_used(split), most)
         for start in range(0, end, size):
             yield [rows[index] for index in range(start, min(start + size, end))]
+
+    def each_row(self, split: str) -> Iterator[dict[str, Any]]:
+        """Yield the rows that `batches` yields, one by one."""
+        return itertools.chain.from_iterable(self.batches(split))
 
 
 class FirstRows:

@@ -37,8 +37,6 @@ _SHOWN_TEMPERATURE = 0.7  # greedy decoding repeats itself
 
 @dataclass
 class CausalArguments(language.LanguageArguments):
-    """The flags of causal-lm."""
-
     max_new_tokens: int = flag(64, "predict: maximum number of tokens to add to a text.", at_least=1)
     packing: bool = flag(False, "With --line_by_line: pack several rows into a block; none attends to another.")
     temperature: float = flag(0.0, "predict: sampling temperature; 0 takes the likeliest token.", at_least=0)
@@ -51,8 +49,6 @@ class CausalArguments(language.LanguageArguments):
 
 
 class CausalLanguageModel(language.LanguageTask):
-    """Trains a model that continues texts."""
-
     name = "causal-lm"
     summary = "a model that continues texts, from scratch or fine-tuned"
     explanation = {
@@ -82,7 +78,7 @@ class CausalLanguageModel(language.LanguageTask):
     demo_note = "a small GPT-2 learns Python's docstrings from scratch: bits per byte 2.48 (gzip 2.55), 75 s"
 
     def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
-        texts = (f"{row['text']}\n" for rows in job.data.batches("validation") for row in rows)
+        texts = (f"{row['text']}\n" for row in job.data.each_row("validation"))
         gzip = compressed_bits_per_byte(texts)
         rows = {name: rows_of([value] * len(job.eval_dataset)) for name, value in gzip.items()}  # it has one rate
         unigram = language.unigram(job, _encoder(job.processor), ("bits_per_byte",))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loopwright.baselines import Constant, FrequentLabels, MeanValue, MedianValue, MostFrequent, WordCounts
 from loopwright.metrics import Combined, Metric
@@ -27,9 +27,6 @@ from loopwright.tasks.scoring import (
 )
 from loopwright.tasks.text import models as text
 
-if TYPE_CHECKING:
-    from loopwright.demos import DemoData
-
 AUTO_CLASS = "AutoModelForSequenceClassification"
 _PROBLEM_TYPES = {"class": "single_label_classification", "multi": "multi_label_classification", "float": "regression"}
 # The columns of GLUE's tasks: the text and, if there is one, the second text.
@@ -47,8 +44,6 @@ _GLUE_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 @dataclass
 class TextClassificationArguments(TaskArguments):
-    """The flags of text-classification."""
-
     text_column: str | None = flag(None, "Column of the text; inferred if unset.")
     text_pair_column: str | None = flag(None, "Column of the second text of a pair.")
     label_column: str | None = flag(None, "Column of the label; inferred if unset.")
@@ -64,8 +59,6 @@ class TextClassificationArguments(TaskArguments):
 
 
 class TextClassification(Task):
-    """Fine-tunes a sequence classifier."""
-
     name = "text-classification"
     summary = "a label, several labels or a number for a text or a pair of texts"
     roles = (
@@ -97,12 +90,8 @@ class TextClassification(Task):
     adapter_kind = "SEQ_CLS"
     demo = {"freeze": "4", "max_length": 24, "epochs": 2, "batch": 16, "lr": 5e-4, "warmup_steps": 0.1, "threads": 1}
     demo_model = "minilm"
+    demo_rows = ("text_rows", "area_rows", "csv")
     demo_note = "which of 12 parts of Python's library a docstring is from: accuracy 0.79 (chance 0.08), 55 s"
-
-    def demo_data(self) -> DemoData:
-        from loopwright.demos import stdlib_docs, text_rows
-
-        return stdlib_docs.demo(self.name, text_rows.area_rows, "csv")
 
     def schema(self, args: Any) -> Schema:
         schema = super().schema(args)
@@ -151,9 +140,8 @@ class TextClassification(Task):
 
         labels = _labels(data.plan)
         changes = text.label_config(labels.names or ["value"])
-        loaded = text.load_or_build(
-            origin, AUTO_CLASS, _flat_texts(data), problem_type=_PROBLEM_TYPES[labels.kind], **changes
-        )
+        texts = (each for row in data.each_row("train") for each in _pair(row))
+        loaded = text.load_or_build(origin, AUTO_CLASS, texts, problem_type=_PROBLEM_TYPES[labels.kind], **changes)
         tokenizer, notes = loaded.tokenizer, []
         if not origin.is_run:
             rows = data.rows("train")
@@ -249,12 +237,6 @@ def _pair(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _target(labels: Labels, label: Any) -> Any:
     return [float(number in label) for number in range(len(labels.names))] if labels.kind == "multi" else label
-
-
-def _flat_texts(data: RunData) -> Iterator[str]:
-    for rows in data.batches("train"):
-        for row in rows:
-            yield from _pair(row)
 
 
 def _create_metric(kind: str, num_labels: int, glue: str | None) -> Metric:

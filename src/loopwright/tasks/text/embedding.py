@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +36,6 @@ from loopwright.tasks.text.groups import GroupCollator
 from loopwright.tasks.text.pools import PoolScorer
 from loopwright.words import tokenize
 
-if TYPE_CHECKING:
-    from loopwright.demos import DemoData
-
 AUTO_CLASS = "AutoModel"
 _MOST_UNTRAINED = 2_000  # maximum rows for scoring the untrained model, which costs as much as an evaluation
 _NUM_NEAREST = 5
@@ -47,8 +44,6 @@ _WORD_DIMENSIONS = 512
 
 @dataclass
 class SentenceEmbeddingArguments(TaskArguments):
-    """The flags of sentence-embedding."""
-
     text_column: str | None = flag(None, "Column of the first text; inferred if unset.")
     text_pair_column: str | None = flag(None, "Column of the text that belongs to it or is compared with it.")
     score_column: str | None = flag(None, "Column of their similarity; without it, all pairs belong together.")
@@ -122,14 +117,10 @@ class SentenceEmbedding(Task):
     prediction_flags = ("candidates",)
     demo = {"freeze": "4", "max_length": 32, "epochs": 1, "batch": 32, "lr": 3e-4, "warmup_steps": 0.1, "threads": 1}
     demo_model = "minilm"
+    demo_rows = ("function_rows", "pair_rows", "csv")
     demo_note = "the paragraph about a function among 500: recall@1 0.63, mrr 0.73 (untrained 0.53, 0.65), 105 s"
 
     # --- data ---------------------------------------------------------------------------------------------------
-
-    def demo_data(self) -> DemoData:
-        from loopwright.demos import function_rows, stdlib_docs
-
-        return stdlib_docs.demo(self.name, function_rows.pair_rows, "csv")
 
     def schema(self, args: Any) -> Schema:
         roles: tuple[Role, ...] = self.roles
@@ -165,8 +156,7 @@ class SentenceEmbedding(Task):
 
     def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
         data, args, vectors = job.data, job.args, WordVectors()
-        for rows in data.batches("train"):
-            vectors.learn(each for row in rows for each in _pair(row))
+        vectors.learn(each for row in data.each_row("train") for each in _pair(row))
         found = {"word-overlap": _score_rows(data, args, vectors)}
         num_rows = min(len(data.rows("validation")), args.max_eval_samples or math.inf)
         if args.model is None or num_rows > _MOST_UNTRAINED:
@@ -188,7 +178,7 @@ class SentenceEmbedding(Task):
             notes.append(_objective_note(args))
         if origin.path is not None:
             _check_encoder(origin.path)
-        texts = (each for rows in data.batches("train") for row in rows for each in _pair(row))
+        texts = (each for row in data.each_row("train") for each in _pair(row))
         loaded = text.load_or_build(origin, AUTO_CLASS, texts)
         tokenizer = loaded.tokenizer
         if origin.path is not None:

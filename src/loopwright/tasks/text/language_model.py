@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,6 @@ from loopwright.tasks.base import COMMON_DEFAULTS, Job, Rows, Task
 from loopwright.tasks.data import RunData
 from loopwright.tasks.scoring import BaselineScores, score_rows
 from loopwright.tasks.text import models as text
-
-if TYPE_CHECKING:
-    from loopwright.demos import DemoData
 
 DEFAULTS = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 5e-4, "validation_ratio": 0.1})
 _ROWS_AT_ONCE = 1_000
@@ -42,8 +39,6 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass
 class LanguageArguments(TaskArguments):
-    """The flags of both tasks."""
-
     text_column: str | None = flag(None, "Column of the text; inferred if unset.")
     text_unit: str = flag("line", "What a row of a txt file is.", choices=("line", "paragraph"))
     line_by_line: bool = flag(False, "Keep rows separate, cut to --block_size, instead of joining them into blocks.")
@@ -64,15 +59,9 @@ class LanguageArguments(TaskArguments):
 
 
 class LanguageTask(Task):
-    """Shared code of both tasks."""
-
     roles = (Role("text", names=(*text.TEXT_NAMES, "article", "story", "docstring", "code"), may_be_empty=True),)
     arguments = LanguageArguments
-
-    def demo_data(self) -> DemoData:
-        from loopwright.demos import stdlib_docs, text_rows
-
-        return stdlib_docs.demo(self.name, text_rows.language_rows, "jsonl")
+    demo_rows = ("text_rows", "language_rows", "jsonl")
 
     def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tokens, and the mask if rows are padded: the loss is computed here, not by the model."""
@@ -267,9 +256,7 @@ def match_vocabulary(model: Any, tokenizer: Any) -> list[str]:
 
 
 def training_texts(data: RunData) -> Iterator[str]:
-    for rows in data.batches("train"):
-        for row in rows:
-            yield row["text"]
+    return (row["text"] for row in data.each_row("train"))
 
 
 def choose_vocabulary(args: Any, data: RunData) -> int:

@@ -34,14 +34,10 @@ _WRITTEN_MASK = "[MASK]"
 
 @dataclass
 class MaskedArguments(language.LanguageArguments):
-    """The flags of masked-lm."""
-
     mlm_probability: float = flag(0.15, "Fraction of the tokens to predict.", above=0, below=1)
 
 
 class MaskedLanguageModel(language.LanguageTask):
-    """Trains a model that fills in masked tokens."""
-
     name = "masked-lm"
     summary = "a model that fills in masked tokens, from scratch or fine-tuned"
     explanation = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,16 +30,11 @@ from loopwright.tasks.scoring import (
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.groups import GroupCollator
 
-if TYPE_CHECKING:
-    from loopwright.demos import DemoData
-
 AUTO_CLASS = "AutoModelForMultipleChoice"
 
 
 @dataclass
 class MultipleChoiceArguments(TaskArguments):
-    """The flags of multiple-choice."""
-
     context_column: str | None = flag(None, "Column of the text before the choices; inferred if unset.")
     start_column: str | None = flag(None, "Column of the common beginning of a row's choices, as SWAG's sent2.")
     choices_column: str | None = flag(None, "Column with lists of choices, or a column for each, separated by commas.")
@@ -52,8 +47,6 @@ class MultipleChoiceArguments(TaskArguments):
 
 
 class MultipleChoice(Task):
-    """Fine-tunes a model that gives each choice a score."""
-
     name = "multiple-choice"
     summary = "which of several texts continues or answers a text"
     roles = (
@@ -79,12 +72,8 @@ class MultipleChoice(Task):
     not_inputs = ("position", "is_text", "labels")  # the loss is computed here: samples may have fewer choices
     demo = {"freeze": "4", "max_length": 32, "epochs": 1, "batch": 8, "lr": 4e-4, "warmup_steps": 0.1, "threads": 1}
     demo_model = "minilm"
+    demo_rows = ("function_rows", "choice_rows", "csv")
     demo_note = "which of four functions a docstring is about: accuracy 0.75 (chance 0.25), 85 s"
-
-    def demo_data(self) -> DemoData:
-        from loopwright.demos import function_rows, stdlib_docs
-
-        return stdlib_docs.demo(self.name, function_rows.choice_rows, "csv")
 
     def preflight(self, args: Any, say: Any = None) -> DataPlan:
         plan = super().preflight(args, say)
@@ -108,14 +97,15 @@ class MultipleChoice(Task):
         return [{"context": context, "choices": choices} for context, *choices in groups]
 
     def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
-        counts = [len(row["choices"]) for rows in job.data.batches("validation") for row in rows]
+        counts = [len(row["choices"]) for row in job.data.each_row("validation")]
         usual = {"majority": MostFrequent()}
         scores = score_baselines(job.data, usual, "context", "label", lambda: load_metric("accuracy"))
         expected = rows_of(1 / np.asarray(counts))
         return {"chance": BaselineScores(chance_accuracy(counts), {"accuracy": expected}), **scores}
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        loaded = text.load_or_build(origin, AUTO_CLASS, _flat_texts(data))
+        texts = (each for row in data.each_row("train") for each in (row["context"], *_pairs(row)[1]))
+        loaded = text.load_or_build(origin, AUTO_CLASS, texts)
         tokenizer, notes = loaded.tokenizer, []
 
         def count(row: Mapping[str, Any]) -> int:
@@ -203,9 +193,3 @@ def _check_row(row: Mapping[str, Any], place: str) -> None:
             saw=[f"labels are numbers from 0: {', '.join(map(str, range(count)))}"],
             fix="count from 0, or --label_map 1=0 2=1 3=2 ... if the labels count from 1",
         )
-
-
-def _flat_texts(data: RunData) -> Iterator[str]:
-    for rows in data.batches("train"):
-        for row in rows:
-            yield from (row["context"], *_pairs(row)[1])

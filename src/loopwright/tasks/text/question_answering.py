@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loopwright.baselines import Constant, MostFrequentAnswer, Predictor
 from loopwright.errors import InputError
@@ -31,9 +31,6 @@ from loopwright.tasks.text.question_features import (
 )
 from loopwright.tasks.text.samples import tokens_of
 
-if TYPE_CHECKING:
-    from loopwright.demos import DemoData
-
 SPAN_CLASS = "AutoModelForQuestionAnswering"
 GENERATION_CLASS = "AutoModelForSeq2SeqLM"
 _USUAL_LENGTH = 384
@@ -43,8 +40,6 @@ _SHORTEST = 64  # batches are padded to their own longest row: a margin is free
 
 @dataclass
 class QuestionAnsweringArguments(TaskArguments):
-    """The flags of question-answering."""
-
     question_column: str | None = flag(None, "Column of the question; inferred if unset.")
     context_column: str | None = flag(None, "Column of the context; inferred if unset.")
     answers_column: str | None = flag(None, "Column of the answers; inferred if unset.")
@@ -79,8 +74,6 @@ class QuestionAnsweringArguments(TaskArguments):
 
 
 class QuestionAnswering(Task):
-    """Fine-tunes a model that answers questions about a context."""
-
     name = "question-answering"
     summary = "the answer to a question, as a span of a context or generated"
     roles = (
@@ -107,14 +100,10 @@ class QuestionAnswering(Task):
     prediction_flags = ("n_best", "max_answer_length", "max_new_tokens", "null_score_diff_threshold", "num_beams")
     demo = {"freeze": "3", "epochs": 1, "batch": 8, "lr": 1e-3, "warmup_steps": 0.1, "threads": 1}
     demo_model = "minilm"
+    demo_rows = ("function_rows", "question_rows", "jsonl")
     demo_note = "default values of parameters, asked about signatures: exact match 90 (frequent answer 26), 125 s"
 
     # --- data ---------------------------------------------------------------------------------------------------
-
-    def demo_data(self) -> DemoData:
-        from loopwright.demos import function_rows, stdlib_docs
-
-        return stdlib_docs.demo(self.name, function_rows.question_rows, "jsonl")
 
     def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return {name: row[name] for name in ("id", "question", "context") if row.get(name)}

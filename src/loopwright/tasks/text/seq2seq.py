@@ -95,7 +95,8 @@ class SequenceToSequence(Task):
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         if origin.path is None:
-            tokenizer = train_tokenizer(_texts(data), args.tokenizer_unit, args.vocabulary_size)
+            texts = (row[side] for row in data.each_row("train") for side in ("source", "target"))
+            tokenizer = train_tokenizer(texts, args.tokenizer_unit, args.vocabulary_size)
             loaded = small_model(tokenizer)
         else:
             tokenizer = text.load_tokenizer(origin.path)
@@ -326,10 +327,3 @@ def _set_generation(model: Any, tokenizer: Any, args: Any) -> list[str]:
         notes.append(f"the model's min_length {settings.min_length} is longer than --generation_max_length: set to 0")
         settings.min_length = 0
     return notes
-
-
-def _texts(data: RunData) -> Iterator[str]:
-    for rows in data.batches("train"):
-        for row in rows:
-            yield row["source"]
-            yield row["target"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loopwright.baselines import CopyInput, MostFrequentTags
 from loopwright.errors import InputError
@@ -32,9 +32,6 @@ from loopwright.tasks.text import models as text
 from loopwright.tasks.text.samples import tokens_of
 from loopwright.tasks.text.tag_order import is_in_order, likeliest
 
-if TYPE_CHECKING:
-    from loopwright.demos import DemoData
-
 AUTO_CLASS = "AutoModelForTokenClassification"
 _SURE = 0.9  # confidence above which a contradicted tag is suspected
 _NO_WORD = -1
@@ -44,8 +41,6 @@ _LETTERS = ("B-", "I-", "E-", "S-", "L-", "U-", "M-")
 
 @dataclass
 class TokenClassificationArguments(TaskArguments):
-    """The flags of token-classification."""
-
     tokens_column: str | None = flag(None, "Column of the words; inferred if unset.")
     tags_column: str | None = flag(None, "Column of the tags, one for each word.")
     label_all_tokens: bool = flag(
@@ -62,8 +57,6 @@ class TokenClassificationArguments(TaskArguments):
 
 
 class TokenClassification(Task):
-    """Fine-tunes a tagger of words."""
-
     name = "token-classification"
     summary = "a tag for each word of a sentence, such as names or parts of speech"
     roles = (
@@ -86,14 +79,10 @@ class TokenClassification(Task):
     not_inputs = ("position", "words", "tags", "labels")
     demo = {"freeze": "3", "epochs": 2, "batch": 4, "lr": 4e-4, "warmup_steps": 0.1, "threads": 1}
     demo_model = "minilm"
+    demo_rows = ("tag_rows", "tag_rows", "jsonl")
     demo_note = "which words of a docstring are parameters, exceptions, values: F1 0.72 (usual tag 0.49), 115 s"
 
     # --- data ---------------------------------------------------------------------------------------------------
-
-    def demo_data(self) -> DemoData:
-        from loopwright.demos import stdlib_docs, tag_rows
-
-        return stdlib_docs.demo(self.name, tag_rows.tag_rows, "jsonl")
 
     def preflight(self, args: Any, say: Callable[[Any], None] | None = None) -> DataPlan:
         plan = super().preflight(args, say)
@@ -120,7 +109,7 @@ class TokenClassification(Task):
         changes = text.label_config(names)
         notes = []
         if origin.path is None:
-            sentences = (" ".join(row["tokens"]) for rows in data.batches("train") for row in rows)
+            sentences = (" ".join(row["tokens"]) for row in data.each_row("train"))
             tokenizer = text.train_tokenizer(sentences, lowercase=False)
             loaded = text.small_encoder(AUTO_CLASS, tokenizer, **changes)
         else:
@@ -390,7 +379,7 @@ def _names(plan: DataPlan) -> list[str]:
 
 
 def _tag_rows(data: RunData, names: Sequence[str]) -> Iterator[list[str]]:
-    return ([names[number] for number in row["tags"]] for rows in data.batches("train") for row in rows)
+    return ([names[number] for number in row["tags"]] for row in data.each_row("train"))
 
 
 def _best_tag(rows: Iterable[Sequence[str]], names: Sequence[str]) -> str | None:

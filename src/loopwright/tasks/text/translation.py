@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 @dataclass
 class TranslationArguments(SequenceToSequenceArguments):
-    """The flags of translation."""
-
     source_lang: str | None = flag(None, "Language to read: its column, and its code in a multilingual model.")
     target_lang: str | None = flag(None, "Language to write.")
     bleu_tokenize: str = flag(
@@ -32,8 +30,6 @@ class TranslationArguments(SequenceToSequenceArguments):
 
 
 class Translation(SequenceToSequence):
-    """Fine-tunes an encoder-decoder to translate."""
-
     name = "translation"
     summary = "a text in another language or form"
     roles = (

@@ -19,8 +19,9 @@ from loopwright.run_folder import RunFolder
 from loopwright.sources import DataPlan, Role
 from loopwright.sources.images.folders import list_images
 from loopwright.sources.images.image_file import IMAGE_ENDINGS, is_image_name
-from loopwright.tasks.arguments import ShortName, TaskArguments, flag
-from loopwright.tasks.base import COMMON_DEFAULTS, Job, Rows, Task
+from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
+from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
+from loopwright.tasks.data import RunData
 from loopwright.tasks.optional_imports import import_object, is_object_name
 
 if TYPE_CHECKING:
@@ -49,8 +50,6 @@ _MOST_WORKERS = 8
 
 @dataclass
 class VisionArguments(TaskArguments):
-    """The flags of every task with images."""
-
     image_column: str | None = flag(None, "Column of the images, if the data is a table.")
     image_dir: str | None = flag(None, "Folder that the paths in a data file are relative to; the file's if unset.")
     bad_images: str = flag("refuse", "What to do with missing or damaged images.", choices=("refuse", "drop"))
@@ -79,8 +78,7 @@ class VisionArguments(TaskArguments):
 
 
 class VisionTask(Task):
-    """A task with images."""
-
+    auto_class: ClassVar[str]  # of transformers
     arguments = VisionArguments
     defaults = VISION_DEFAULTS
     needs = {"PIL": "vision"}
@@ -120,6 +118,17 @@ class VisionTask(Task):
         from loopwright.tasks.vision.models import form_of
 
         return form_of(job.processor)
+
+    def load_job(
+        self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin, **options: Any
+    ) -> Job:
+        """Return the job of the model of an origin; the options are those of `load_vision_model`."""
+        from loopwright.data.images import collate_images
+        from loopwright.tasks.vision.models import load_vision_model
+
+        options["labels"] = None if data.plan.labels is None else data.plan.labels.names
+        loaded = load_vision_model(origin, args, training, data.plan, auto_class=self.auto_class, **options)
+        return Job(self, data, args, training, loaded.model, loaded.processor, collate_images, [], loaded.new)
 
     def train_transform(self, job: Job) -> Transform:
         """Return the training transform, at the strength of `--augmentation`; override it."""

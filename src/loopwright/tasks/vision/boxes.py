@@ -8,8 +8,6 @@ from loopwright.tasks.vision.detection import DETECTION_DEMO, DetectionTask
 
 
 class ObjectDetection(DetectionTask):
-    """Trains a detector of objects."""
-
     name = "object-detection"
     summary = "the objects of an image, each with a class and a box"
     roles = (

@@ -35,14 +35,11 @@ if TYPE_CHECKING:
     from loopwright.data.images import Transform
     from loopwright.demos import DemoFiles
 
-AUTO_CLASS = "AutoModelForImageClassification"
 _NUM_SHOWN = 5  # classes of a prediction
 
 
 @dataclass
 class ImageClassificationArguments(VisionArguments):
-    """The flags of image-classification."""
-
     label_column: str | None = flag(None, "Column of the class, if the data is a table.")
     loss: str = flag("ce", "Cross-entropy, or focal loss, which down-weights easy samples.", choices=("ce", "focal"))
     label_smoothing: float = flag(0.0, "Fraction of the target to spread over all classes.", at_least=0, below=1)
@@ -54,8 +51,6 @@ class ImageClassificationArguments(VisionArguments):
 
 
 class ImageClassification(VisionTask):
-    """Trains a classifier of images."""
-
     name = "image-classification"
     summary = "a class for an image"
     roles = (IMAGE, Role("label", "class", names=("label", "labels", "class", "category", "target"), is_input=False))
@@ -68,6 +63,7 @@ class ImageClassification(VisionTask):
         "predict": "lw predict RUN a.jpg b.png photos/ --overlays drawn/",
     }
     example = "lw train image-classification --data photos/ --model ./vit --epochs 3 --batch 32 --lr 5e-5"
+    auto_class = "AutoModelForImageClassification"
     arguments = ImageClassificationArguments
     defaults = {**VISION_DEFAULTS, "learning_rate": 5e-5}
     demo = {
@@ -98,21 +94,7 @@ class ImageClassification(VisionTask):
         return classification_train((form.height, form.width), job.args.augmentation, job.args.flip)
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        from loopwright.data.images import collate_images
-        from loopwright.tasks.vision.models import load_vision_model
-
-        assert data.plan.labels is not None, "the schema has a label"
-        loaded = load_vision_model(
-            origin,
-            args,
-            training,
-            data.plan,
-            auto_class=AUTO_CLASS,
-            small="conv_net",
-            labels=data.plan.labels.names,
-            criterion=_cross_entropy,
-        )
-        return Job(self, data, args, training, loaded.model, loaded.processor, collate_images, [], loaded.new)
+        return self.load_job(data, args, training, origin, small="conv_net", criterion=_cross_entropy)
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         if _is_plain(job.args):

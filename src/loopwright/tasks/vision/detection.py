@@ -61,8 +61,6 @@ DETECTION_DEMO: Mapping[str, Any] = MappingProxyType(
 
 @dataclass
 class DetectionArguments(VisionArguments):
-    """The flags of the tasks that find objects."""
-
     objects_column: str | None = flag(None, "Column of the objects, if the data is a table.")
     threshold: float | None = flag(
         None,
@@ -74,10 +72,7 @@ class DetectionArguments(VisionArguments):
 
 
 class DetectionTask(VisionTask):
-    """Trains a model that finds objects."""
-
     has_masks: ClassVar[bool] = False
-    auto_class: ClassVar[str]
     arguments = DetectionArguments
     defaults = {**VISION_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 8}
     needs = {"PIL": "vision", "scipy": "vision", "faster_coco_eval": "vision"}
@@ -128,26 +123,15 @@ class DetectionTask(VisionTask):
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        from loopwright.data.images import collate_images
         from loopwright.models import SmallModel
-        from loopwright.tasks.vision.models import load_vision_model
 
-        assert data.plan.labels is not None, "the schema has objects"
-        loaded = load_vision_model(
-            origin,
-            args,
-            training,
-            data.plan,
-            auto_class=self.auto_class,
-            small="center_point",
-            small_config=lambda side: {"num_prototypes": 8 if self.has_masks else 0},
-            labels=data.plan.labels.names,
-        )
-        processor = in_square(loaded.processor, args.image_size)
-        check_detector(loaded.model, processor, self.has_masks)
+        small = {"num_prototypes": 8 if self.has_masks else 0}
+        job = self.load_job(data, args, training, origin, small="center_point", small_config=lambda side: small)
+        job.processor = in_square(job.processor, args.image_size)
+        check_detector(job.model, job.processor, self.has_masks)
         if args.threshold is None:
-            args.threshold = _SMALL_THRESHOLD if isinstance(loaded.model, SmallModel) else _THRESHOLD
-        return Job(self, data, args, training, loaded.model, processor, collate_images, [], loaded.new)
+            args.threshold = _SMALL_THRESHOLD if isinstance(job.model, SmallModel) else _THRESHOLD
+        return job
 
     def inputs_for(self, job: Job, batch: Mapping[str, Any]) -> dict[str, Any]:
         inputs = super().inputs_for(job, batch)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from loopwright.data.images import Transform
     from loopwright.demos import DemoFiles
 
-AUTO_CLASS = "AutoModelForMaskedImageModeling"
 _EVALUATION_SEED = 20_230_611
 _MOST_PATCHES = 16  # along a side, of a small model
 _MOST_UNITS = 6  # along a side: larger areas are hidden than single patches of a large image
@@ -34,8 +33,6 @@ _MEAN_IMAGES = 2_000
 
 @dataclass
 class MaskedImageArguments(VisionArguments):
-    """The flags of masked-image-modeling."""
-
     mask_ratio: float = flag(0.6, "Fraction of an image to hide.", above=0, below=1)
     mask_patch_size: int | None = flag(
         None, "Side of the hidden squares in pixels, a multiple of the patch size; chosen if unset.", at_least=1
@@ -46,8 +43,6 @@ class MaskedImageArguments(VisionArguments):
 
 
 class MaskedImageModeling(VisionTask):
-    """Trains a model to fill in the hidden parts of an image."""
-
     name = "masked-image-modeling"
     summary = "a model that fills in hidden parts of images, without labels"
     roles = (IMAGE,)
@@ -60,6 +55,7 @@ class MaskedImageModeling(VisionTask):
         "metric": "masked_mse, the squared error of hidden pixels (from 0 to 1), compared with the mean image.",
     }
     example = "lw train masked-image-modeling --data photos/ --epochs 100 --batch 64 --lr 1e-3"
+    auto_class = "AutoModelForMaskedImageModeling"
     arguments = MaskedImageArguments
     defaults = {**VISION_DEFAULTS, "learning_rate": 5e-4}
     demo = {
@@ -112,24 +108,13 @@ class MaskedImageModeling(VisionTask):
             return {"mean image": score_rows(partial(load_metric, "reconstruction_error"), batches())}
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        from loopwright.data.images import collate_images
-        from loopwright.tasks.vision.models import load_vision_model
-
-        loaded = load_vision_model(
-            origin,
-            args,
-            training,
-            data.plan,
-            auto_class=AUTO_CLASS,
-            small="masked_vit",
-            small_config=lambda side: small_sizes(side, args.patch_size),
-            **_config_changes(origin, args),
-        )
+        options = {"small_config": lambda side: small_sizes(side, args.patch_size), **_config_changes(origin, args)}
+        job = self.load_job(data, args, training, origin, small="masked_vit", **options)
         if not origin.is_run:
-            args.patch_size = _patch_size(loaded.model, args)
+            args.patch_size = _patch_size(job.model, args)
             args.mask_patch_size = _unit(args)
-        note = f"hides {args.mask_ratio:.0%} of each image in squares of {args.mask_patch_size} pixels"
-        return Job(self, data, args, training, loaded.model, loaded.processor, collate_images, [note], loaded.new)
+        job.notes.append(f"hides {args.mask_ratio:.0%} of each image in squares of {args.mask_patch_size} pixels")
+        return job
 
     def create_scorer(self, job: Job) -> Scorer:
         make = partial(load_metric, "reconstruction_error")

@@ -8,8 +8,6 @@ from loopwright.tasks.vision.detection import DETECTION_DEMO, DetectionTask
 
 
 class InstanceSegmentation(DetectionTask):
-    """Trains a model that finds objects and their masks."""
-
     name = "instance-segmentation"
     summary = "the objects of an image, each with a class and a mask"
     roles = (

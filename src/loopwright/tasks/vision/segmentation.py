@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from loopwright.data.images import Scene, Transform
     from loopwright.demos import DemoFiles
 
-AUTO_CLASS = "AutoModelForSemanticSegmentation"
 MODEL_LOSS, _BALANCED = "model", "balanced"
 _LOSSES = (MODEL_LOSS, "ce", "dice", "focal", "ce+dice", "focal+dice")
 _SMALL_LOSS = "ce+dice"
@@ -45,8 +44,6 @@ Pairs = list[tuple[int, int, int]]
 
 @dataclass
 class SemanticSegmentationArguments(VisionArguments):
-    """The flags of semantic-segmentation."""
-
     mask_column: str | None = flag(None, "Column of the masks, if the data is a table.")
     id2label: str | None = flag(None, "File with the names of the classes by number; id2label.json if unset.")
     ignore_index: int = flag(255, "Value in masks that is not a class: such pixels are ignored.")
@@ -60,8 +57,6 @@ class SemanticSegmentationArguments(VisionArguments):
 
 
 class SemanticSegmentation(VisionTask):
-    """Trains a model that classifies each pixel."""
-
     name = "semantic-segmentation"
     summary = "the class of each pixel of an image"
     roles = (
@@ -87,6 +82,7 @@ class SemanticSegmentation(VisionTask):
         "predict": "lw predict RUN a.jpg b.png photos/ --overlays drawn/ (masks go to drawn/masks/)",
     }
     example = "lw train semantic-segmentation --data scenes/ --model ./segformer --epochs 20 --batch 8 --lr 6e-5"
+    auto_class = "AutoModelForSemanticSegmentation"
     arguments = SemanticSegmentationArguments
     defaults = {**VISION_DEFAULTS, "learning_rate": 6e-5, "per_device_train_batch_size": 8}
     demo = {
@@ -149,35 +145,22 @@ class SemanticSegmentation(VisionTask):
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        from loopwright.data.images import collate_images
         from loopwright.models import SmallModel
-        from loopwright.tasks.vision.models import load_vision_model
 
-        assert data.plan.labels is not None, "the schema has a mask"
-        names = data.plan.labels.names
         if not origin.is_run:
             args.class_weights = _settle_weights(args, data)
         weights = _numbers_of(args.class_weights)
         small_loss = _SMALL_LOSS if args.loss in (None, MODEL_LOSS) else args.loss
-        loaded = load_vision_model(
-            origin,
-            args,
-            training,
-            data.plan,
-            auto_class=AUTO_CLASS,
-            small="u_net",
-            small_config=lambda side: {"loss": small_loss, "ignore_index": args.ignore_index, "class_weights": weights},
-            labels=names,
-            criterion=CrossEntropy(args.ignore_index),
-            semantic_loss_ignore_index=args.ignore_index,
-            loss_ignore_index=args.ignore_index,
-        )
-        if isinstance(loaded.model, SmallModel):
+        ignored = args.ignore_index
+        small = {"loss": small_loss, "ignore_index": ignored, "class_weights": weights}
+        own = {"criterion": CrossEntropy(ignored), "semantic_loss_ignore_index": ignored, "loss_ignore_index": ignored}
+        job = self.load_job(data, args, training, origin, small="u_net", small_config=lambda side: small, **own)
+        if isinstance(job.model, SmallModel):
             args.loss = small_loss
         elif args.loss is None:
             args.loss = "ce" if weights else MODEL_LOSS
         _check_weights(args)
-        return Job(self, data, args, training, loaded.model, loaded.processor, collate_images, [], loaded.new)
+        return job
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         import torch
@@ -476,7 +459,7 @@ def _counts_by_image(args: Any, data: RunData, split: str) -> Iterator[Sequence[
 
     assert data.plan.labels is not None, "the schema has a mask"
     number = len(data.plan.labels.names)
-    for row in (row for rows in data.batches(split) for row in rows):
+    for row in data.each_row(split):
         yield count_classes(decode_mask(row["mask"]), number, args.ignore_index, args.reduce_labels)
 
 
