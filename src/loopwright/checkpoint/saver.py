@@ -16,20 +16,11 @@ from typing import Any
 import torch
 
 from loopwright.checkpoint import sharded_checkpoint as sharded
+from loopwright.checkpoint import store
 from loopwright.checkpoint.encoding import encode
 from loopwright.checkpoint.policy import Checkpointing
 from loopwright.checkpoint.staging import Staging
 from loopwright.checkpoint.state_by_name import untied
-from loopwright.checkpoint.store import (
-    Label,
-    checkpoint_folders,
-    clean,
-    commit,
-    nonfinite_weights,
-    prune,
-    read_manifest,
-    take_snapshot,
-)
 from loopwright.engine.memory import is_out_of_memory
 from loopwright.errors import CheckpointError, Preempted
 from loopwright.failpoints import failpoint
@@ -81,7 +72,7 @@ class Saver:
         self._position: Mapping[str, Any] | None = None
         self._best = self._read_best()
         if self._is_writer:
-            clean(policy.directory)
+            store.clean(policy.directory)
             make_folder(policy.directory)
         self._take_over_best()
 
@@ -102,9 +93,9 @@ class Saver:
         if folder is None or folder.parent != self.directory or self._policy.keep_best is None:
             return
         known, name = self._best, self._policy.keep_best[0]
-        for path in [folder] if known is not None else checkpoint_folders(self.directory):
+        for path in [folder] if known is not None else store.checkpoint_folders(self.directory):
             with suppress(CheckpointError):  # a damaged one is never the best
-                note = read_manifest(path).get("about", {}).get("best")
+                note = store.read_manifest(path).get("about", {}).get("best")
                 if note is not None and note["checkpoint"] == path.name and note["metric"] == name:
                     self._best = self.best_with({name: note["value"]}, path) or self._best
         if self._best is not known and self._is_writer:
@@ -133,7 +124,7 @@ class Saver:
         """Note tensors that are not finite before the first update, such as a mask of -inf; they are saved anyway."""
         if not self._is_sharded:  # for a split model the loop checks the trained weights on every process
             with torch.no_grad():
-                self._never_finite = nonfinite_weights(model)
+                self._never_finite = store.nonfinite_weights(model)
 
     def is_due_after_update(self, update: int) -> bool:
         """Whether to save after this update: by its number, or by the clock."""
@@ -216,20 +207,20 @@ class Saver:
             self._best = best or self._best
             return
         try:
-            snapshot = take_snapshot(model, state, update, staging=self._staging, files=files)
+            snapshot = store.take_snapshot(model, state, update, staging=self._staging, files=files)
         except (MemoryError, RuntimeError) as error:
             if self._staging is None:
                 raise
             self._do_without_copies(error)
-            snapshot = take_snapshot(model, state, update, files=files)
+            snapshot = store.take_snapshot(model, state, update, files=files)
 
         def job() -> None:
             try:
                 failpoint("writer_start")
-                if culprits := nonfinite_weights(snapshot.model) - self._never_finite:
+                if culprits := store.nonfinite_weights(snapshot.model) - self._never_finite:
                     self._outcome = f"Not saving {path}: a weight is not finite ({min(culprits)})"
                     return
-                commit(snapshot, path, self._label(metadata, best))
+                store.commit(snapshot, path, self._label(metadata, best))
                 self._tidy(best)
                 self._outcome, self._position = path, position
             except (KeyboardInterrupt, Preempted):  # a second signal, while training waits for the save
@@ -279,9 +270,9 @@ class Saver:
         # Rank 0 reports it in `poll`, and the others learn it from there.
         self._outcome = outcome if self._is_writer else None
 
-    def _label(self, metadata: Mapping[str, Any] | None, best: dict[str, Any] | None) -> Label:
+    def _label(self, metadata: Mapping[str, Any] | None, best: dict[str, Any] | None) -> store.Label:
         values = {**(metadata or {}), **({} if best is None else {"best": best})}
-        return Label(self._run_id, values, self._policy.is_open, self._is_ours)
+        return store.Label(self._run_id, values, self._policy.is_open, self._is_ours)
 
     def _tidy(self, best: dict[str, Any] | None) -> None:
         """Record the best checkpoint, and remove those beyond the retention limit; called after a commit."""
@@ -292,7 +283,7 @@ class Saver:
         protected = [] if self._best is None else [self.directory / self._best["checkpoint"]]
         if self._resumed_from is not None and self._commits < 2:
             protected.append(self._resumed_from)
-        prune(self.directory, self._policy.keep_last, protected, self._policy.pattern)
+        store.prune(self.directory, self._policy.keep_last, protected, self._policy.pattern)
 
     def poll(self) -> Path | None:
         """Return a committed checkpoint not reported yet, if any; two failures in a row raise a CheckpointError."""

@@ -20,21 +20,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from loopwright.checkpoint import store
 from loopwright.checkpoint import tensor_shards as shards
 from loopwright.checkpoint.encoding import encode
 from loopwright.checkpoint.state_by_name import untied
-from loopwright.checkpoint.store import (
-    MODEL,
-    SHARDED_FORMAT,
-    Checkpoint,
-    Draft,
-    Label,
-    Snapshot,
-    check_file_names,
-    identify,
-    read,
-    stored,
-)
 from loopwright.engine.processes import gather_objects, share_failures
 from loopwright.engine.sharding import split_like
 from loopwright.errors import CheckpointError
@@ -49,7 +38,7 @@ class ShardedSnapshot:
 
     parts: dict[str, torch.Tensor]  # its parts of split tensors, by their names in its file
     table: shards.Table  # where all parts of all processes belong
-    rest: Snapshot  # everything that is not split; only rank 0 writes it
+    rest: store.Snapshot  # everything that is not split; only rank 0 writes it
 
 
 def take_snapshot(
@@ -58,27 +47,27 @@ def take_snapshot(
     """Encode a state, as `store.take_snapshot` does, and agree on which process writes which part."""
 
     def encoded() -> tuple[dict[str, torch.Tensor], dict[str, str], dict[str, torch.Tensor], Any]:
-        check_file_names(files or ())
+        store.check_file_names(files or ())
         weights, tied = untied(model)
         tensors: dict[str, torch.Tensor] = {}
         return weights, tied, tensors, encode(state, tensors)
 
     _, tied, tensors, text = everywhere(encoded)
     tied = gather_objects(tied)[0]  # tied weights are recognised by their memory address: one process decides
-    weights = {MODEL + name: tensor for name, tensor in model.items() if name not in tied}
+    weights = {store.MODEL + name: tensor for name, tensor in model.items() if name not in tied}
     everything = {**weights, **tensors}
     parts, table = shards.plan({name: tensor for name, tensor in everything.items() if shards.is_split(tensor)})
     rest = {name: tensor for name, tensor in everything.items() if not shards.is_split(tensor)}
     is_first = dist.get_rank() == 0
-    own, kept = everywhere(lambda: (stored(parts), stored(rest) if is_first else {}))
+    own, kept = everywhere(lambda: (store.stored(parts), store.stored(rest) if is_first else {}))
     failpoint("after_snapshot")
-    return ShardedSnapshot(own, table, Snapshot({}, kept, {**text, "tied": tied}, update, dict(files or {})))
+    return ShardedSnapshot(own, table, store.Snapshot({}, kept, {**text, "tied": tied}, update, dict(files or {})))
 
 
-def commit(snapshot: ShardedSnapshot, directory: str | Path, label: Label) -> Path:
+def commit(snapshot: ShardedSnapshot, directory: str | Path, label: store.Label) -> Path:
     """Write all parts to a temporary folder and rename it into place; fails on all processes as `store.commit` does."""
     is_first = dist.get_rank() == 0
-    draft = Draft(Path(directory), gather_objects(identify(label.run_id, snapshot.rest.update))[0])
+    draft = store.Draft(Path(directory), gather_objects(store.identify(label.run_id, snapshot.rest.update))[0])
     num_bytes = sum(part.nbytes for part in snapshot.parts.values())
     total = sum(gather_objects(num_bytes)) + snapshot.rest.num_bytes
 
@@ -93,7 +82,7 @@ def commit(snapshot: ShardedSnapshot, directory: str | Path, label: Label) -> Pa
             for files in written:
                 draft.files.update(files)
             draft.write_json(shards.TABLE, {"tensors": snapshot.table})
-            draft.seal(SHARDED_FORMAT, label)
+            draft.seal(store.SHARDED_FORMAT, label)
 
     try:
         everywhere(lambda: draft.create(total) if is_first else None)
@@ -120,13 +109,13 @@ def write(
     is_open: bool = False,
 ) -> Path:
     """Write a checkpoint at once, as `store.write` does, with tensors of which some are split."""
-    return commit(take_snapshot(model, state, update, files), directory, Label(run_id, about, is_open))
+    return commit(take_snapshot(model, state, update, files), directory, store.Label(run_id, about, is_open))
 
 
-def read_for(model: Mapping[str, Any], mesh: Any, directory: str | Path) -> Checkpoint:
+def read_for(model: Mapping[str, Any], mesh: Any, directory: str | Path) -> store.Checkpoint:
     """Return the content of a checkpoint, sharded or not, split like the weights of this run (`model`)."""
     share = dist.get_rank(), dist.get_world_size()
-    checkpoint = everywhere(lambda: read(directory, mesh, share))
+    checkpoint = everywhere(lambda: store.read(directory, mesh, share))
     weights = {name: split_like(value, model.get(name, value)) for name, value in checkpoint.model.items()}
     optimizer = checkpoint.state.get("optimizer")
     if isinstance(optimizer, dict):

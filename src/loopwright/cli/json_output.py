@@ -14,16 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
 from loopwright.api import EventLines, Outcome, Screen, path_facts, place_facts
-from loopwright.cli.exit_codes import (
-    DONE,
-    PREEMPTED,
-    code_of_interruption,
-    failure_of,
-    failure_of_run,
-    is_first,
-    print_failure,
-    resume_command,
-)
+from loopwright.cli import exit_codes
 from loopwright.errors import Preempted
 from loopwright.run_folder import RunFolder
 
@@ -36,7 +27,7 @@ def json_events(is_json: bool) -> Iterator[EventLines | None]:
         return
     logger = logging.getLogger("loopwright")
     with _kept_clear() as stream, contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
-        events = EventLines(stream if is_first() else None)
+        events = EventLines(stream if exit_codes.is_first() else None)
         handler = _Warnings(events)
         logger.addHandler(handler)
         warnings.showwarning = _shown_by(events)
@@ -97,25 +88,25 @@ def train_with_events(train: Callable[[], Outcome], screen: Screen, events: Even
     try:
         outcome = train()
     except (KeyboardInterrupt, Preempted) as error:
-        code = code_of_interruption(error)
+        code = exit_codes.code_of_interruption(error)
         messages = [str(error) or "interrupted", *getattr(error, "__notes__", [])]
         events.end(**_interrupted_facts(screen, events), state="preempted", message="; ".join(messages), exit_code=code)
         return code, None
     except (Exception, GeneratorExit) as error:
-        if not is_first():
+        if not exit_codes.is_first():
             raise
-        failure = failure_of(error)
-        print_failure(failure, events, error)
+        failure = exit_codes.failure_of(error)
+        exit_codes.print_failure(failure, events, error)
         if events.has_begun:
             events.end(**_interrupted_facts(screen, events), state="failed", exit_code=failure.exit_code)
         return failure.exit_code, None
-    code, facts = DONE, _run_facts(outcome.run)
-    diverged = failure_of_run(outcome)
+    code, facts = exit_codes.DONE, _run_facts(outcome.run)
+    diverged = exit_codes.failure_of_run(outcome)
     if diverged is not None:
-        print_failure(diverged, events)
+        exit_codes.print_failure(diverged, events)
         code = diverged.exit_code
     elif outcome.state == "stopped":
-        code, facts["next"] = PREEMPTED, [resume_command(outcome.run)]
+        code, facts["next"] = exit_codes.PREEMPTED, [exit_codes.resume_command(outcome.run)]
     events.end(**facts, state=outcome.state, exit_code=code)
     return code, outcome
 
@@ -124,7 +115,7 @@ def _interrupted_facts(screen: Screen, events: EventLines) -> dict[str, Any]:
     """Return the final event's fields for an interrupted run; empty if it had not begun."""
     if not events.has_begun or screen.run is None:
         return {}
-    return {**_run_facts(screen.run), "next": [resume_command(screen.run)]}
+    return {**_run_facts(screen.run), "next": [exit_codes.resume_command(screen.run)]}
 
 
 def _run_facts(run: RunFolder) -> dict[str, Any]:

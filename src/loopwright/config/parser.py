@@ -23,16 +23,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
+from loopwright.config import conversion
 from loopwright.config.choices import nearest, not_among
-from loopwright.config.conversion import (
-    convert,
-    convert_named,
-    convert_text,
-    field_types,
-    is_list,
-    members,
-    old_names_of,
-)
 from loopwright.config.files import read_mapping
 from loopwright.config.old_names import AcceptsOldNames
 from loopwright.errors import ConfigError, LoopwrightError
@@ -174,7 +166,7 @@ class HfArgumentParser(argparse.ArgumentParser):
             self._refuse_unknown_flags(line)
         namespace, remaining = self._parse_line(line, {**from_files, **own})
         outputs = self._fill(from_files, self._given)
-        for name in [*self._hints, *(name for kind in self.dataclass_types for name in old_names_of(kind))]:
+        for name in [*self._hints, *(name for kind in self.dataclass_types for name in conversion.old_names_of(kind))]:
             namespace.__dict__.pop(name, None)
         if vars(namespace):
             outputs = (*outputs, namespace)
@@ -213,7 +205,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         name = action.dest
         self.typed[name] = str(option), " ".join(given) if isinstance(given, list) else str(given)
         try:
-            read = convert_text if isinstance(given, str) else convert
+            read = conversion.convert_text if isinstance(given, str) else conversion.convert
             self._given[name] = self.check_choice(name, read(given, self._hint_of(name)))
         except ConfigError as error:
             error.flag = error.flag or name
@@ -238,7 +230,7 @@ class HfArgumentParser(argparse.ArgumentParser):
     def _add_dataclass(self, kind: type) -> None:
         title = getattr(kind, "_argument_group_name", None)
         group = self.add_argument_group(title) if title else self
-        hints = field_types(kind)
+        hints = conversion.field_types(kind)
         for field in dataclasses.fields(kind):
             if not field.init:
                 continue
@@ -266,7 +258,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         if field.name in self._choices and "metavar" not in given:
             options["metavar"] = _braced(self._choices[field.name])
         group.add_argument(f"--{field.name}", *aliases, dest=field.name, action=_Field, **options)
-        if bool in members(hint) and default is True:
+        if bool in conversion.members(hint) and default is True:
             text = argparse.SUPPRESS if field.metadata.get("is_hidden") else f"the same as --{field.name} false"
             options = {"nargs": 0, "default": argparse.SUPPRESS, "help": text}
             group.add_argument(f"--no_{field.name}", dest=field.name, action=_Negation, **options)
@@ -274,7 +266,7 @@ class HfArgumentParser(argparse.ArgumentParser):
     def _add_old_flags(self) -> None:
         """Add the old names as hidden flags, unless they are taken; and `--config`."""
         for kind in self.dataclass_types:
-            for name, old in old_names_of(kind).items():
+            for name, old in conversion.old_names_of(kind).items():
                 if f"--{name}" not in self._option_string_actions:
                     options = {**_options(old.hint), "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
                     self.add_argument(f"--{name}", dest=name, action=_Field, **options)
@@ -348,14 +340,14 @@ class HfArgumentParser(argparse.ArgumentParser):
             if self._hint_of(name) is None:
                 unknown[key] = value
             else:
-                known[name] = convert_named(f"{place}{key}", value, self._hint_of(name))
+                known[name] = conversion.convert_named(f"{place}{key}", value, self._hint_of(name))
         return self._renamed(known), unknown
 
     def _hint_of(self, name: str) -> Any:
         """Return the type of a field, also by an old name; None if there is no such field."""
         if name in self._hints:
             return self._hints[name]
-        olds = (old_names_of(kind).get(name) for kind in self.dataclass_types)
+        olds = (conversion.old_names_of(kind).get(name) for kind in self.dataclass_types)
         return next((old.hint for old in olds if old is not None), None)
 
     def _renamed(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -424,8 +416,8 @@ def _is_hidden(action: argparse.Action) -> bool:
 
 
 def _options(hint: Any) -> dict[str, Any]:
-    allowed = members(hint)
-    lists = [member for member in allowed if is_list(member)]
+    allowed = conversion.members(hint)
+    lists = [member for member in allowed if conversion.is_list(member)]
     if lists:
         return {"nargs": "+", "metavar": _metavar((get_args(lists[0]) or (str,))[0])}
     options = {"metavar": _metavar(allowed[0] if allowed else str)}

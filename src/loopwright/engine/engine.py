@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from loopwright.engine.processes import (
-    Agreement,
-    TreeSum,
-    broadcast_from_first,
-    collective_timeout,
-    joining_method,
-    sum_on_device,
-)
+from loopwright.engine import processes
 from loopwright.engine.sharding import clip_norm, create_sharding, is_sharded, local, reshard, restored_variable, shard
 from loopwright.errors import ConfigError
 
@@ -45,7 +38,7 @@ def create_accelerator(
     # Under torchrun without an accelerator, accelerate needs this: it would join the process group, and still treat
     # each process as the only one.
     on_cpu = "LOCAL_RANK" in os.environ and not torch.accelerator.is_available()
-    patience = InitProcessGroupKwargs(init_method=joining_method(), timeout=collective_timeout())
+    patience = InitProcessGroupKwargs(init_method=processes.joining_method(), timeout=processes.collective_timeout())
     with restored_variable("ACCELERATE_USE_CPU", "true") if use_cpu else nullcontext():  # read by its constructor
         handlers = [patience, DistributedDataParallelKwargs(**(ddp_options or {}))]
         make = partial(Accelerator, mixed_precision=mixed_precision, cpu=on_cpu, kwargs_handlers=handlers)
@@ -92,13 +85,13 @@ class Engine:
                 'Configure FSDP 2, or nothing, and pass sharding="full_shard" or fsdp="full_shard" to split the model'
             )
         self.is_distributed = self.kind != "NO" and self.num_processes > 1
-        self.agreement = Agreement()
+        self.agreement = processes.Agreement()
         # Everything with gradients: the model's parameters, and those only in the optimizer (a loss function's).
         self.parameters: list[nn.Parameter] = []
         self._is_sharded = self.kind == "FSDP"
         if reduction == "exact" and self._is_sharded:
             raise ConfigError(f'reduction="exact" needs the whole model on every process, and {self.kind} splits it')
-        self._tree = TreeSum() if reduction == "exact" else None
+        self._tree = processes.TreeSum() if reduction == "exact" else None
         self.num_averaged = 1 if reduction == "exact" else self.num_processes  # the divisor of summed gradients
         self._needs_wrapping = accelerator.scaler is not None or self._is_sharded or self.kind == "XLA"
         self._only_in_optimizer: list[nn.Parameter] = []
@@ -125,7 +118,7 @@ class Engine:
                 # An exact sum is built here from whole gradients, without the wrapper that averages them.
                 model = self.accelerator.prepare_model(model, evaluation_mode=self._tree is not None)
                 if self._tree is not None:
-                    broadcast_from_first([*model.parameters(), *model.buffers()])
+                    processes.broadcast_from_first([*model.parameters(), *model.buffers()])
             if isinstance(optimizer, torch.optim.Optimizer):
                 if optimizer.state:
                     # Moves an earlier run's state to the parameters' current device and dtype.
@@ -219,10 +212,11 @@ class Engine:
             self._tree.finish()
         elif self.is_distributed:
             if self._sharded is not None:
-                broadcast_from_first(self._sharded.buffers())  # nothing else keeps buffers such as running means equal
+                # Nothing else keeps buffers such as running means equal.
+                processes.broadcast_from_first(self._sharded.buffers())
             for parameter in self._only_in_optimizer:
                 if parameter.grad is not None:
-                    parameter.grad = sum_on_device(parameter.grad) / self.num_processes
+                    parameter.grad = processes.sum_on_device(parameter.grad) / self.num_processes
 
     def clip(self, value: float | None, norm: float | None) -> torch.Tensor | None:
         """Clip the full gradient by value, by norm, or both (in this order); return the norm if it was computed."""
@@ -260,7 +254,7 @@ class Engine:
         # DDP broadcasts buffers in every forward, even in evaluation, which hangs with uneven batches. Once is enough.
         sync = getattr(model, "require_forward_param_sync", None)
         if sync is not None:
-            broadcast_from_first(model.buffers())
+            processes.broadcast_from_first(model.buffers())
             model.require_forward_param_sync = False
         try:
             yield

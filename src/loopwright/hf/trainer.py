@@ -23,19 +23,10 @@ from loopwright.engine.processes import world_process_zero_only
 from loopwright.engine.sharding import is_sharded
 from loopwright.errors import ConfigError, DataError
 from loopwright.hf import files, loaders
+from loopwright.hf import loss as losses
 from loopwright.hf.callbacks import CallbackHandler, DefaultFlowCallback, PrinterCallback, ProgressCallback
 from loopwright.hf.columns import ColumnCollator, DataCollator
 from loopwright.hf.core import AcceleratorView, Core
-from loopwright.hf.loss import (
-    ItemCounter,
-    can_return_loss,
-    create_label_smoother,
-    find_label_names,
-    forward_parameters,
-    found_loss,
-    missing_loss,
-    unexpected_inputs,
-)
 from loopwright.hf.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, set_seed, speed_metrics, stored_metrics
 from loopwright.hf.prediction import EvaluationPass, model_predictions
 from loopwright.hf.private_names import PrivateNames, created_optimizer, optimizer_options
@@ -124,7 +115,7 @@ class Trainer(PrivateNames):
         self.is_in_train = self.can_return_loss = False
         self.label_names: list[str] = []
         self.label_smoother: Any = None
-        self.item_counter: ItemCounter
+        self.item_counter: losses.ItemCounter
         self.prediction_padding: int | None = None
         self.given_scheduler = self.lr_scheduler
         self.core = Core(self)
@@ -220,7 +211,7 @@ class Trainer(PrivateNames):
         try:
             outputs = model(**inputs)
         except TypeError as error:
-            unexpected = unexpected_inputs(self.model, inputs)
+            unexpected = losses.unexpected_inputs(self.model, inputs)
             if unexpected is None:
                 raise
             raise unexpected from error
@@ -229,9 +220,9 @@ class Trainer(PrivateNames):
         elif self.label_smoother is not None and labels is not None:
             loss = self.label_smoother(outputs, labels, self.item_counter.shifts_labels())
         else:
-            loss = found_loss(outputs)
+            loss = losses.found_loss(outputs)
             if loss is None:
-                raise missing_loss(outputs, inputs, self.label_names, self.train_dataset)
+                raise losses.missing_loss(outputs, inputs, self.label_names, self.train_dataset)
         return (loss, outputs) if return_outputs else loss
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
@@ -241,7 +232,7 @@ class Trainer(PrivateNames):
     def _prepare_inputs(self, inputs: Any) -> Any:
         """Return a batch on the device; called by `training_step` and `prediction_step`."""
         if isinstance(inputs, Mapping) and len(inputs) == 0:
-            names = ", ".join(forward_parameters(self.model))
+            names = ", ".join(losses.forward_parameters(self.model))
             raise DataError(f"the batch is empty: the samples have none of the columns that the forward takes: {names}")
         return to_device(inputs, self.core.device)
 
@@ -292,7 +283,7 @@ class Trainer(PrivateNames):
         if not self.args.remove_unused_columns:
             return data_collator
         uses_own = all(map(self.uses_default, ("compute_loss", "training_step", "prediction_step")))
-        return ColumnCollator(data_collator, forward_parameters(self.model), self.label_names, not uses_own)
+        return ColumnCollator(data_collator, losses.forward_parameters(self.model), self.label_names, not uses_own)
 
     # --- optimizer and schedule ---------------------------------------------------------------------------------
 
@@ -522,11 +513,11 @@ class Trainer(PrivateNames):
 def _inspect_model(trainer: Trainer) -> None:
     """Inspect the model's inputs, and how its loss counts items; repeated for every model of `model_init`."""
     args, model = trainer.args, trainer.model
-    trainer.label_names = find_label_names(model) if args.label_names is None else list(args.label_names)
-    trainer.can_return_loss = can_return_loss(model)
-    trainer.label_smoother = create_label_smoother(model, args.label_smoothing_factor)
+    trainer.label_names = losses.find_label_names(model) if args.label_names is None else list(args.label_names)
+    trainer.can_return_loss = losses.can_return_loss(model)
+    trainer.label_smoother = losses.create_label_smoother(model, args.label_smoothing_factor)
     uses_model_loss = trainer.uses_default("compute_loss") and trainer.compute_loss_func is None
-    trainer.item_counter = ItemCounter(model, uses_model_loss and trainer.label_smoother is None)
+    trainer.item_counter = losses.ItemCounter(model, uses_model_loss and trainer.label_smoother is None)
     trainer.core.model = trainer.callback_handler.model = model
     if getattr(model, "config", None) is not None:
         model.config.use_cache = args.use_cache

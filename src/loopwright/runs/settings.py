@@ -17,14 +17,7 @@ from loopwright.config.files import plain, read_mapping
 from loopwright.errors import ConfigError, InputError, LoopwrightError
 from loopwright.run_folder import RunFolder, write_atomically
 from loopwright.run_folder.config_file import check_end, marked
-from loopwright.tasks.arguments import (
-    NO_EFFECT,
-    NOT_FOLLOWED,
-    OWN_HELP,
-    ShortName,
-    TaskArguments,
-    TaskTrainingArguments,
-)
+from loopwright.tasks import arguments
 
 if TYPE_CHECKING:
     from loopwright.tasks.base import Task
@@ -50,8 +43,8 @@ _SHORT_NAMES = (
 class Settings:
     """The settings of a run; a source is "flag", "file", "task", "default", "machine", "data" or, if found, "auto"."""
 
-    args: TaskArguments
-    training: TaskTrainingArguments
+    args: arguments.TaskArguments
+    training: arguments.TaskTrainingArguments
     sources: dict[str, str]
     given: frozenset[str] = frozenset()  # the names of the settings that this call gives, by a flag or a keyword
     module: Any = None  # the model, if a module was passed in Python; it is not written to any file
@@ -108,7 +101,7 @@ class TaskParser(HfArgumentParser):
         super().__init__(dataclass_types, **kwargs)
         olds = {name: old for kind in self.dataclass_types for name, old in kind.old_names().items()}
         self._full_names = {name: str(old.new) for name, old in olds.items()}
-        self._short_names = {name: str(old.new) for name, old in olds.items() if isinstance(old, ShortName)}
+        self._short_names = {name: str(old.new) for name, old in olds.items() if isinstance(old, arguments.ShortName)}
 
     # --- values -------------------------------------------------------------------------------------------------
 
@@ -220,7 +213,7 @@ class TaskParser(HfArgumentParser):
 
 def create_parser(task: Task) -> TaskParser:
     parser = TaskParser(
-        [task.arguments, TaskTrainingArguments],
+        [task.arguments, arguments.TaskTrainingArguments],
         prog=f"lw train {task.name}",
         usage=f"lw train {task.name} --data FILE [--model MODEL] [--flags]",
         description=_SHORT_NAMES,
@@ -229,9 +222,9 @@ def create_parser(task: Task) -> TaskParser:
     )
     parser.set_defaults(**task.defaults, task=task.name)
     for action in parser._actions:  # argparse has no public list of them
-        if action.dest in NO_EFFECT or action.dest in NOT_FOLLOWED:
+        if action.dest in arguments.NO_EFFECT or action.dest in arguments.NOT_FOLLOWED:
             action.help = argparse.SUPPRESS
-        action.help = OWN_HELP.get(action.dest, action.help)
+        action.help = arguments.OWN_HELP.get(action.dest, action.help)
     return parser
 
 
@@ -284,7 +277,7 @@ def settle(
     return Settings(args, training, sources, frozenset(names))
 
 
-def _recorded_sources(config: Path, args: TaskArguments) -> dict[str, str]:
+def _recorded_sources(config: Path, args: arguments.TaskArguments) -> dict[str, str]:
     """Return the sources of the values in a run's config.yaml; empty for another file.
 
     A run that has recorded none is from an earlier version: if it has a time, its length came from that.

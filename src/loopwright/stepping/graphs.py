@@ -20,14 +20,7 @@ from torch import Tensor
 from loopwright.back_reference import BackReference
 from loopwright.data import Loader, Window
 from loopwright.data.buckets import PlannedShapes
-from loopwright.engine.graphs import (
-    Capturer,
-    NotCapturableError,
-    NotYetCapturableError,
-    Step,
-    UpdateGraphs,
-    signature,
-)
+from loopwright.engine import graphs
 from loopwright.errors import ConfigError
 from loopwright.hooks import TrainerHooks
 from loopwright.settings import is_overridden
@@ -73,10 +66,10 @@ class GraphStepper:
     run = BackReference["TrainingRun"]()
     rounds_rates = True
 
-    def __init__(self, run: TrainingRun, planned: Any, capturer: Capturer) -> None:
+    def __init__(self, run: TrainingRun, planned: Any, capturer: graphs.Capturer) -> None:
         self.run = run
         self._planned = planned
-        step = Step(
+        step = graphs.Step(
             micro_batch=run.micro_batch_step.graphed,
             apply=partial(_apply, run),
             begin=run.checkpoints.wait,  # a save in the background would use the device while something is recorded
@@ -85,7 +78,7 @@ class GraphStepper:
             optimizer=run.trainer.optimizer,
             device=run.engine.device,
         )
-        self._graphs = UpdateGraphs(step, capturer)
+        self._graphs = graphs.UpdateGraphs(step, capturer)
 
     @property
     def num_graphs(self) -> int:
@@ -103,7 +96,7 @@ class GraphStepper:
             return False
         if isinstance(self._planned, PlannedShapes):
             return all(piece.batch in self._planned for piece in pieces)
-        return all(signature(piece.batch) == self._planned for piece in pieces)
+        return all(graphs.signature(piece.batch) == self._planned for piece in pieces)
 
     def _replay(self, window: Window) -> bool:
         """Replay an update; return False if it has to be run eagerly."""
@@ -124,9 +117,9 @@ class GraphStepper:
 
         try:
             self._graphs.replay(inputs, before, after)
-        except NotYetCapturableError:
+        except graphs.NotYetCapturableError:
             return False
-        except NotCapturableError as error:
+        except graphs.NotCapturableError as error:
             run.run_eagerly(str(error))
             return False
         run.logbook.num_graphed_updates += 1
@@ -169,8 +162,8 @@ def _plan_shapes(run: TrainingRun) -> Any:
     if getattr(loader.collate_fn, "bucket_lengths", None):
         return PlannedShapes(loader.collate_fn, first)
     try:
-        return None if first is None else signature(first)
-    except NotCapturableError:
+        return None if first is None else graphs.signature(first)
+    except graphs.NotCapturableError:
         return None
 
 

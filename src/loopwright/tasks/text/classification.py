@@ -12,19 +12,10 @@ from loopwright.baselines import Constant, FrequentLabels, MeanValue, MedianValu
 from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
 from loopwright.sources import DataPlan, Labels, Role, Schema
+from loopwright.tasks import scoring
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
-from loopwright.tasks.scoring import (
-    CalibrationScorer,
-    JointScorer,
-    LossInterval,
-    MetricScorer,
-    Scorer,
-    mark_suspects,
-    samples_of,
-    score_baselines,
-)
 from loopwright.tasks.text import models as text
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
@@ -133,7 +124,7 @@ class TextClassification(Task):
             return list(map(int, found)) if labels.kind == "multi" else found
 
         create = partial(_create_metric, labels.kind, len(labels.names), job.args.glue)
-        return score_baselines(job.data, rivals, inputs, target, create)
+        return scoring.score_baselines(job.data, rivals, inputs, target, create)
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         from loopwright.data.collators import DataCollatorWithPadding
@@ -153,13 +144,15 @@ class TextClassification(Task):
         labels = _labels(job.plan) if is_labelled else None
         return RowDataset(rows, Encoder(job.processor, job.args.max_length, labels))
 
-    def create_scorer(self, job: Job) -> Scorer:
+    def create_scorer(self, job: Job) -> scoring.Scorer:
         kind, num_labels, glue = _labels(job.plan).kind, len(_labels(job.plan).names), job.args.glue
         directions = {name: True for name in _result_names(kind, glue)}
         if "mse" in directions:
             directions["mse"] = False
-        scorer = MetricScorer(lambda: _create_metric(kind, num_labels, glue), directions)
-        return JointScorer([scorer, *([] if kind == "float" else [CalibrationScorer()]), LossInterval()])
+        scorer = scoring.MetricScorer(lambda: _create_metric(kind, num_labels, glue), directions)
+        return scoring.JointScorer(
+            [scorer, *([] if kind == "float" else [scoring.CalibrationScorer()]), scoring.LossInterval()]
+        )
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         from torch.nn import functional
@@ -177,10 +170,10 @@ class TextClassification(Task):
             confidence, predicted = logits.softmax(-1).max(-1)
         columns = {"position": batch["position"], "prediction": predicted, "reference": labels, "loss": losses}
         if kind == "float":
-            return samples_of(**columns)
+            return scoring.samples_of(**columns)
         if kind == "multi":
-            return samples_of(**columns, confidences=confidence)
-        return mark_suspects(samples_of(**columns, confidence=confidence))
+            return scoring.samples_of(**columns, confidences=confidence)
+        return scoring.mark_suspects(scoring.samples_of(**columns, confidence=confidence))
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
         labels, shown = _labels(job.plan), dict(sample)

@@ -19,18 +19,10 @@ from loopwright.sources import DataPlan, Role, Schema, open_table
 from loopwright.sources.column_roles import choose_columns
 from loopwright.sources.tables import value_at
 from loopwright.sources.values import UnusableValueError, as_text
+from loopwright.tasks import scoring
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
-from loopwright.tasks.scoring import (
-    BaselineScores,
-    JointScorer,
-    LossInterval,
-    MetricScorer,
-    Scorer,
-    samples_of,
-    score_rows,
-)
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.groups import GroupCollator
 from loopwright.tasks.text.pools import PoolScorer
@@ -251,13 +243,15 @@ class SentenceEmbedding(Task):
 
     # --- scoring ------------------------------------------------------------------------------------------------
 
-    def create_scorer(self, job: Job) -> Scorer:
+    def create_scorer(self, job: Job) -> scoring.Scorer:
         from torch import distributed
 
         from loopwright.engine.processes import gather_objects, is_distributed
 
         if job.args.objective == "scores":
-            return JointScorer([MetricScorer(_correlations, {"spearmanr": True, "pearsonr": True}), LossInterval()])
+            return scoring.JointScorer(
+                [scoring.MetricScorer(_correlations, {"spearmanr": True, "pearsonr": True}), scoring.LossInterval()]
+            )
         rank = distributed.get_rank() if is_distributed() else 0
         return PoolScorer(job.args.pool_size, job.args.temperature, gather_objects, rank)
 
@@ -267,7 +261,7 @@ class SentenceEmbedding(Task):
             cosines = (outputs[:, 0] * outputs[:, 1]).sum(-1)
             losses = (cosines - _targets(job.args, batch["labels"])).square()
             columns = {"position": positions, "prediction": cosines, "reference": batch["labels"], "loss": losses}
-            return samples_of(**columns)
+            return scoring.samples_of(**columns)
         vectors = outputs.cpu().numpy()
         ids, masks = batch["input_ids"].tolist(), batch["attention_mask"].tolist()
         return [
@@ -471,7 +465,7 @@ def _correlations() -> Metric:
     return Combined([load_metric("spearmanr"), load_metric("pearsonr")])
 
 
-def _score_rows(data: RunData, args: Any, embed: Any) -> BaselineScores:
+def _score_rows(data: RunData, args: Any, embed: Any) -> scoring.BaselineScores:
     def batches() -> Iterator[tuple[list[dict[str, Any]], Any, Any]]:
         for rows in data.batches("validation", size=64, most=args.max_eval_samples or 50_000):
             yield rows, embed([row["text"] for row in rows]), embed([row["text_pair"] for row in rows])
@@ -481,7 +475,7 @@ def _score_rows(data: RunData, args: Any, embed: Any) -> BaselineScores:
             {"predictions": (first * second).sum(-1), "references": [row["score"] for row in rows]}
             for rows, first, second in batches()
         )
-        return score_rows(_correlations, columns)
+        return scoring.score_rows(_correlations, columns)
     pools, position = PoolScorer(args.pool_size, args.temperature), 0
     (keeper,) = pools.keep_rows()
     for rows, first, second in batches():
@@ -498,4 +492,6 @@ def _score_rows(data: RunData, args: Any, embed: Any) -> BaselineScores:
         position += len(rows)
     pools.finish()
     scores = keeper.scores()
-    return BaselineScores({name: value for name, value in pools.compute().items() if name != "pool_loss"}, scores)
+    return scoring.BaselineScores(
+        {name: value for name, value in pools.compute().items() if name != "pool_loss"}, scores
+    )

@@ -13,20 +13,10 @@ from loopwright.errors import InputError
 from loopwright.metrics import load as load_metric
 from loopwright.metrics.paired import rows_of
 from loopwright.sources import DataPlan, Role
+from loopwright.tasks import scoring
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
-from loopwright.tasks.scoring import (
-    BaselineScores,
-    CalibrationScorer,
-    JointScorer,
-    LossInterval,
-    MetricScorer,
-    Scorer,
-    mark_suspects,
-    samples_of,
-    score_baselines,
-)
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.groups import GroupCollator
 
@@ -99,9 +89,9 @@ class MultipleChoice(Task):
     def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
         counts = [len(row["choices"]) for row in job.data.each_row("validation")]
         usual = {"majority": MostFrequent()}
-        scores = score_baselines(job.data, usual, "context", "label", lambda: load_metric("accuracy"))
+        scores = scoring.score_baselines(job.data, usual, "context", "label", lambda: load_metric("accuracy"))
         expected = rows_of(1 / np.asarray(counts))
-        return {"chance": BaselineScores(chance_accuracy(counts), {"accuracy": expected}), **scores}
+        return {"chance": scoring.BaselineScores(chance_accuracy(counts), {"accuracy": expected}), **scores}
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         texts = (each for row in data.each_row("train") for each in (row["context"], *_pairs(row)[1]))
@@ -129,9 +119,9 @@ class MultipleChoice(Task):
         """Return (samples, choices), with minus infinity for padding choices."""
         return model(**self.model_inputs(batch)).logits.float().masked_fill(~batch["is_text"], -float("inf"))
 
-    def create_scorer(self, job: Job) -> Scorer:
-        scorer = MetricScorer(lambda: load_metric("accuracy"), {"accuracy": True})
-        return JointScorer([scorer, CalibrationScorer(), LossInterval()])
+    def create_scorer(self, job: Job) -> scoring.Scorer:
+        scorer = scoring.MetricScorer(lambda: load_metric("accuracy"), {"accuracy": True})
+        return scoring.JointScorer([scorer, scoring.CalibrationScorer(), scoring.LossInterval()])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         from torch.nn import functional
@@ -139,7 +129,7 @@ class MultipleChoice(Task):
         losses = functional.cross_entropy(outputs, batch["labels"], reduction="none")
         confidence, predicted = outputs.softmax(-1).max(-1)
         columns = {"position": batch["position"], "prediction": predicted, "reference": batch["labels"]}
-        return mark_suspects(samples_of(**columns, loss=losses, confidence=confidence))
+        return scoring.mark_suspects(scoring.samples_of(**columns, loss=losses, confidence=confidence))
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
         shares = self._logits(model, batch).softmax(-1).tolist()

@@ -20,15 +20,8 @@ from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.scoring import BaselineScores, JointScorer, LossInterval, Scorer, score_baselines
 from loopwright.tasks.text import models as text
+from loopwright.tasks.text import question_features as features
 from loopwright.tasks.text.answers import AnswerRules, AnswerScorer, WindowCollector, predicted_row
-from loopwright.tasks.text.question_features import (
-    TARGETS,
-    SpanCollator,
-    TextEncoder,
-    WindowDataset,
-    WindowEncoder,
-    answers_of,
-)
 from loopwright.tasks.text.samples import tokens_of
 
 SPAN_CLASS = "AutoModelForQuestionAnswering"
@@ -140,7 +133,7 @@ class QuestionAnswering(Task):
         tokenizer = loaded.tokenizer
         text.check_fast(tokenizer, origin.path)
         notes = [] if origin.is_run else self._look_at_data(data, args, tokenizer, loaded.model.config)
-        create = SpanCollator if args.answer_by == "span" else text.ReferenceCollator
+        create = features.SpanCollator if args.answer_by == "span" else text.ReferenceCollator
         collator = create(tokenizer, text.padding_multiple(training))
         kind = "SEQ_2_SEQ_LM" if args.answer_by == "generation" else None
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new, kind)
@@ -181,9 +174,11 @@ class QuestionAnswering(Task):
         args = job.args
         _check_rows(rows, is_labelled=is_labelled, is_unanswered_allowed=args.version_2_with_negative)
         if args.answer_by == "generation":
-            encoder = TextEncoder(job.processor, args.max_length, args.max_answer_length, is_labelled)
+            encoder = features.TextEncoder(job.processor, args.max_length, args.max_answer_length, is_labelled)
             return RowDataset(rows, encoder)
-        return WindowDataset(rows, WindowEncoder(job.processor, args.max_length, args.stride, is_labelled))
+        return features.WindowDataset(
+            rows, features.WindowEncoder(job.processor, args.max_length, args.stride, is_labelled)
+        )
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
         return text.num_targets(batch) if "labels" in batch else None
@@ -191,9 +186,9 @@ class QuestionAnswering(Task):
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
-        if TARGETS[0] not in batch:
+        if features.TARGETS[0] not in batch:
             return super().describe_sample(job, batch, index)
-        start, end = (int(batch[name][index]) for name in TARGETS)
+        start, end = (int(batch[name][index]) for name in features.TARGETS)
         is_unanswered = start == int(batch["null_index"][index])
         answer = (
             "none in this part" if is_unanswered else job.processor.decode(batch["input_ids"][index][start : end + 1])
@@ -234,7 +229,7 @@ class QuestionAnswering(Task):
             ]
         parts = [
             functional.cross_entropy(logits.float(), batch[target], reduction="none")
-            for logits, target in zip((outputs.start_logits, outputs.end_logits), TARGETS, strict=True)
+            for logits, target in zip((outputs.start_logits, outputs.end_logits), features.TARGETS, strict=True)
         ]
         windows = _windows(job.args, batch, outputs)
         for window, reference, loss in zip(
@@ -370,7 +365,7 @@ def _check_rows(rows: Rows, *, is_labelled: bool, is_unanswered_allowed: bool) -
         return
     if is_unanswered_allowed:
         return
-    bare = [index for index in range(len(rows)) if not answers_of(rows[index])]
+    bare = [index for index in range(len(rows)) if not features.answers_of(rows[index])]
     if bare:
         place = getattr(rows, "place", lambda index: f"row {index}")
         raise InputError(
@@ -388,14 +383,14 @@ def _has_unanswered(data: RunData) -> bool:
     for split in ("train", "validation"):
         if data.has(split):
             rows = data.rows(split)
-            if any(not answers_of(rows[index]) for index in range(len(rows))):
+            if any(not features.answers_of(rows[index]) for index in range(len(rows))):
                 return True
     return False
 
 
 def _check_answered(data: RunData) -> None:
     rows = data.rows("train")
-    if any(answers_of(rows[index]) for index in range(len(rows))):
+    if any(features.answers_of(rows[index]) for index in range(len(rows))):
         return
     raise InputError(
         "data.answers",

@@ -17,17 +17,10 @@ from loopwright.metrics import load as load_metric
 from loopwright.metrics.spans import OUTSIDE, as_iob2
 from loopwright.sources import DataPlan, Role
 from loopwright.sources.values import UnusableValueError, as_tokens
+from loopwright.tasks import scoring
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
-from loopwright.tasks.scoring import (
-    CalibrationScorer,
-    JointScorer,
-    LossInterval,
-    MetricScorer,
-    Scorer,
-    score_baselines,
-)
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.samples import tokens_of
 from loopwright.tasks.text.tag_order import is_in_order, likeliest
@@ -96,11 +89,11 @@ class TokenClassification(Task):
         def tags(row: Mapping[str, Any]) -> list[str]:
             return [names[number] for number in row["tags"]]
 
-        scores = score_baselines(job.data, blind, lambda row: [""] * len(row["tokens"]), tags, create)
+        scores = scoring.score_baselines(job.data, blind, lambda row: [""] * len(row["tokens"]), tags, create)
         if best := _best_tag(_tag_rows(job.data, names), names):
             constant = {f"always {best}": CopyInput()}
-            scores |= score_baselines(job.data, constant, lambda row: [best] * len(row["tokens"]), tags, create)
-        return scores | score_baselines(job.data, {"usual-tag": MostFrequentTags()}, "tokens", tags, create)
+            scores |= scoring.score_baselines(job.data, constant, lambda row: [best] * len(row["tokens"]), tags, create)
+        return scores | scoring.score_baselines(job.data, {"usual-tag": MostFrequentTags()}, "tokens", tags, create)
 
     # --- model --------------------------------------------------------------------------------------------------
 
@@ -149,11 +142,11 @@ class TokenClassification(Task):
 
     # --- scoring ------------------------------------------------------------------------------------------------
 
-    def create_scorer(self, job: Job) -> Scorer:
+    def create_scorer(self, job: Job) -> scoring.Scorer:
         names = _names(job.plan)
         results = ("f1", "precision", "recall", "accuracy") if _has_entities(names) else ("token_accuracy",)
-        scorer = MetricScorer(lambda: _create_metric(names), dict.fromkeys(results, True))
-        return JointScorer([scorer, CalibrationScorer(), LossInterval()])
+        scorer = scoring.MetricScorer(lambda: _create_metric(names), dict.fromkeys(results, True))
+        return scoring.JointScorer([scorer, scoring.CalibrationScorer(), scoring.LossInterval()])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         """Words beyond `max_length`, which the model has not seen, count as if nothing was found there."""

@@ -16,19 +16,10 @@ from loopwright.metrics import load as load_metric
 from loopwright.metrics.paired import RowKeeper
 from loopwright.run_folder import RunFolder
 from loopwright.sources import Role
+from loopwright.tasks import scoring
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin
 from loopwright.tasks.data import RunData
-from loopwright.tasks.scoring import (
-    CalibrationScorer,
-    JointScorer,
-    LossInterval,
-    MetricScorer,
-    Scorer,
-    mark_suspects,
-    samples_of,
-    score_baselines,
-)
 from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, VisionArguments, VisionTask
 
 if TYPE_CHECKING:
@@ -83,7 +74,7 @@ class ImageClassification(VisionTask):
         rivals: dict[str, Predictor] = {"majority": MostFrequent()}
         if len(names) == 2:  # the constant with the best F1
             rivals[f"always {names[1]}"] = Constant(1)
-        return score_baselines(job.data, rivals, "label", "label", lambda: _metric(len(names)))
+        return scoring.score_baselines(job.data, rivals, "label", "label", lambda: _metric(len(names)))
 
     def train_transform(self, job: Job) -> Transform:
         from loopwright.data.images import classification_train
@@ -111,12 +102,14 @@ class ImageClassification(VisionTask):
         smoothing = job.args.label_smoothing
         return functional.cross_entropy(outputs.logits.float(), labels, label_smoothing=smoothing), outputs
 
-    def create_scorer(self, job: Job) -> Scorer:
+    def create_scorer(self, job: Job) -> scoring.Scorer:
         number = len(job.label_names)
-        parts: list[Scorer] = [MetricScorer(lambda: _metric(number), {"accuracy": True, "f1": True})]
+        parts: list[scoring.Scorer] = [scoring.MetricScorer(lambda: _metric(number), {"accuracy": True, "f1": True})]
         if number > _NUM_SHOWN:
             parts.append(TopScorer())
-        return JointScorer([*parts, CalibrationScorer(), LossInterval("loss" if _is_plain(job.args) else "image_loss")])
+        return scoring.JointScorer(
+            [*parts, scoring.CalibrationScorer(), scoring.LossInterval("loss" if _is_plain(job.args) else "image_loss")]
+        )
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         """The "loss" is the plain cross-entropy; if another loss is trained on, that is "image_loss"."""
@@ -141,7 +134,7 @@ class ImageClassification(VisionTask):
             columns["image_loss"] = functional.cross_entropy(
                 logits, labels, reduction="none", label_smoothing=smoothing
             )
-        return mark_suspects(samples_of(**columns))
+        return scoring.mark_suspects(scoring.samples_of(**columns))
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
         names = job.label_names
@@ -189,7 +182,7 @@ class ImageClassification(VisionTask):
         return [*written, *write_confusion(run, names, matrix)]
 
 
-class TopScorer(MetricScorer):
+class TopScorer(scoring.MetricScorer):
     """Top-5 accuracy, by the "rank" of samples: the number of classes before the right one."""
 
     def __init__(self) -> None:

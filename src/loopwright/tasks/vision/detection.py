@@ -24,23 +24,8 @@ from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin
 from loopwright.tasks.data import RunData
 from loopwright.tasks.scoring import BaselineScores, JointScorer, LossInterval, MetricScorer, Scorer
+from loopwright.tasks.vision import predicted_objects as results
 from loopwright.tasks.vision.base import VISION_DEFAULTS, Features, VisionArguments, VisionTask
-from loopwright.tasks.vision.predicted_objects import (
-    Found,
-    class_table,
-    count_hits,
-    decoder_of,
-    draw_objects,
-    f1_of,
-    found_objects,
-    in_file,
-    named,
-    objects_of,
-    plain,
-    rounded,
-    seen_objects,
-    taken,
-)
 
 if TYPE_CHECKING:
     from loopwright.data.images import Scene, Transform
@@ -163,17 +148,19 @@ class DetectionTask(VisionTask):
         references = batch.get("reference")
         if references is None:  # training data is scored as the model sees it
             size = tuple(batch["pixel_values"].shape[-2:])
-            references = [seen_objects(labels, size) for labels in batch["labels"]]
+            references = [results.seen_objects(labels, size) for labels in batch["labels"]]
         for position, prediction, reference in zip(batch["position"].tolist(), found, references, strict=True):
-            counts = count_hits(taken(prediction, prediction["scores"] >= job.args.threshold), reference)
-            f1 = f1_of(counts)
+            counts = results.count_hits(
+                results.taken(prediction, prediction["scores"] >= job.args.threshold), reference
+            )
+            f1 = results.f1_of(counts)
             samples.append(
                 {
                     "position": position,
                     "prediction": prediction,
                     "reference": reference,
-                    "objects": plain(prediction),
-                    "truth": plain(reference),
+                    "objects": results.plain(prediction),
+                    "truth": results.plain(reference),
                     "counts": counts,
                     "f1": f1,
                     "loss": 1 - f1,
@@ -187,24 +174,24 @@ class DetectionTask(VisionTask):
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
         names = job.label_names
         shown = {**sample, "counts": {names[int(number)]: counts for number, counts in sample["counts"].items()}}
-        return shown | {side: named(sample[side], names) for side in ("objects", "truth")}
+        return shown | {side: results.named(sample[side], names) for side in ("objects", "truth")}
 
-    def found(self, job: Job, outputs: Any, batch: Mapping[str, Any], threshold: float) -> list[Found]:
+    def found(self, job: Job, outputs: Any, batch: Mapping[str, Any], threshold: float) -> list[results.Found]:
         """Return the objects found in each image, in pixels of the file, or of the model's input in training."""
         size: tuple[int, int] = tuple(batch["pixel_values"].shape[-2:])
-        raw = found_objects(job.model, job.processor, outputs, size, threshold, job.args.max_detections)
+        raw = results.found_objects(job.model, job.processor, outputs, size, threshold, job.args.max_detections)
         if "full_size" not in batch:
-            return [in_file(each, np.eye(3), size) for each in raw]
+            return [results.in_file(each, np.eye(3), size) for each in raw]
         matrices = batch["matrix"].cpu().numpy()
         return [
-            in_file(each, matrix, (int(full_size[0]), int(full_size[1])))
+            results.in_file(each, matrix, (int(full_size[0]), int(full_size[1])))
             for each, matrix, full_size in zip(raw, matrices, batch["full_size"], strict=True)
         ]
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
         outputs = model(**self.inputs_for(job, batch))
         return [
-            {"objects": named(rounded(plain(found)), job.label_names), "_found": found}
+            {"objects": results.named(results.rounded(results.plain(found)), job.label_names), "_found": found}
             for found in self.found(job, outputs, batch, job.args.threshold)
         ]
 
@@ -219,21 +206,21 @@ class DetectionTask(VisionTask):
         found = prediction["_found"]
         names, caption = job.label_names, f"{len(found['boxes'])} found"
         if scene.boxes is None:
-            return draw_objects(scene.image, found, names, found["scores"]), caption
-        picture = draw_objects(scene.image, found, names, found["scores"], most=self.sheet_size // 2)
+            return results.draw_objects(scene.image, found, names, found["scores"]), caption
+        picture = results.draw_objects(scene.image, found, names, found["scores"], most=self.sheet_size // 2)
         single = scene if scene.crowd is None else scene.with_objects(~scene.crowd)
-        truth = draw_objects(scene.image, vars(single), names, most=self.sheet_size // 2)
+        truth = results.draw_objects(scene.image, vars(single), names, most=self.sheet_size // 2)
         return side_by_side(truth, picture), f"{caption}, {single.num_objects} there"
 
     def draw_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> tuple[Any, str]:
         picture, _ = super().draw_sample(job, batch, index)
-        seen = seen_objects(batch["labels"][index], picture.shape[:2])
-        return draw_objects(picture, seen, job.label_names), ""
+        seen = results.seen_objects(batch["labels"][index], picture.shape[:2])
+        return results.draw_objects(picture, seen, job.label_names), ""
 
     def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
         written = super().illustrate(job, run, worst)
         written.append(run.evaluation / "classes.json")
-        table = class_table(run.evaluation / "predictions.jsonl", job.label_names, self._metric(job))
+        table = results.class_table(run.evaluation / "predictions.jsonl", job.label_names, self._metric(job))
         write_json(written[-1], table)
         return written
 
@@ -298,7 +285,7 @@ class FullSizeObjects:
         features = self.features(self.transform(scene, np.random.default_rng(0)), row)
         features["full_size"] = scene.size
         if self.is_labelled:
-            features["reference"] = objects_of(scene)
+            features["reference"] = results.objects_of(scene)
         return features
 
 
@@ -311,7 +298,7 @@ def forward_parameters(model: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def check_detector(model: Any, processor: Any, has_masks: bool) -> None:
-    if decoder_of(model) is not None:
+    if results.decoder_of(model) is not None:
         return
     takes = forward_parameters(model)
     if has_masks and "mask_labels" in takes and "task_inputs" not in takes:
