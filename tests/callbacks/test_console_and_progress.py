@@ -8,28 +8,13 @@ import torch
 from torch import nn
 
 import toys
-from loopwright import Trainer
-from loopwright.callbacks import (
-    DEFAULT_CALLBACKS,
-    ConvertSyncBatchNormCallback,
-    LimitBatchesCallback,
-    LimitEvalStepsCallback,
-    LogMetricsCallback,
-    MoveModulesToDeviceCallback,
-    PrintMetricsCallback,
-    PrintProgressCallback,
-    ProgressBarCallback,
-    SaveTrainingStateCallback,
-    StepBasedEvaluationCallback,
-    StopTrainingError,
-    TrainerCallback,
-)
+from loopwright import Trainer, callbacks
 from loopwright.callbacks import progress as progress_module
 from loopwright.checkpoint.fingerprint import TIERS
 
 
 def test_progress_is_printed_in_these_words(capsys):
-    trainer = toys.trained([PrintProgressCallback], toys.data(8), num_epochs=2, eval_dataset=toys.data(4))
+    trainer = toys.trained([callbacks.PrintProgressCallback], toys.data(8), num_epochs=2, eval_dataset=toys.data(4))
     assert capsys.readouterr().out == (
         "\nStarting training run\n"
         "\nStarting epoch 1\n\nStarting eval epoch\n"
@@ -41,15 +26,15 @@ def test_progress_is_printed_in_these_words(capsys):
 
 
 def test_the_end_of_a_stopped_run_is_printed_after_its_reason(capsys):
-    toys.trained([PrintProgressCallback, toys.raising("on_train_step_end")], toys.data(8))
+    toys.trained([callbacks.PrintProgressCallback, toys.raising("on_train_step_end")], toys.data(8))
     assert capsys.readouterr().out == "\nStarting training run\n\nStarting epoch 1\nenough\nFinishing training run\n"
 
 
 def test_a_resumed_run_prints_the_epoch_it_is_in(tmp_path, capsys):
-    saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=3)
+    saver = callbacks.SaveTrainingStateCallback(tmp_path, save_every_n_steps=3)
     toys.trained([saver], toys.data(8), num_epochs=2)
     capsys.readouterr()
-    toys.trained([PrintProgressCallback], toys.data(8), 2, resume_from=tmp_path / "step_3")
+    toys.trained([callbacks.PrintProgressCallback], toys.data(8), 2, resume_from=tmp_path / "step_3")
     assert capsys.readouterr().out == (
         "Resuming without the saved state of 1 SaveTrainingStateCallback\n"
         f"Resumed training state from {tmp_path / 'step_3'} (epoch 2)\n"
@@ -67,7 +52,7 @@ class Measured(Trainer):
 
 
 def test_metrics_are_printed_after_each_epoch_training_apart_from_the_rest(capsys):
-    trainer = toys.trained([LogMetricsCallback], toys.data(8), cls=Measured, eval_dataset=toys.data(4))
+    trainer = toys.trained([callbacks.LogMetricsCallback], toys.data(8), cls=Measured, eval_dataset=toys.data(4))
     latest = trainer.run_history.latest()
     assert capsys.readouterr().out == (
         f"\na_train_metric: 1\n\ntrain_loss_epoch: {latest['train_loss_epoch']}\n"
@@ -75,7 +60,7 @@ def test_metrics_are_printed_after_each_epoch_training_apart_from_the_rest(capsy
     )
 
 
-class CountEvaluations(TrainerCallback):
+class CountEvaluations(callbacks.TrainerCallback):
     """Records a metric after the evaluation of an epoch, and one after the epoch."""
 
     def __init__(self):
@@ -89,7 +74,7 @@ class CountEvaluations(TrainerCallback):
         trainer.run_history.update_metric("late", self.count)
 
 
-class LogNames(LogMetricsCallback):
+class LogNames(callbacks.LogMetricsCallback):
     def __init__(self):  # a constructor that calls no other
         self.logged = []
 
@@ -119,7 +104,7 @@ def test_metrics_of_an_earlier_run_are_not_logged_again_and_equal_ones_of_a_new_
 def test_metrics_can_be_logged_elsewhere_by_overriding_one_method(capsys):
     logged = []
 
-    class LogToList(LogMetricsCallback):
+    class LogToList(callbacks.LogMetricsCallback):
         def log_metrics(self, trainer, metrics):
             logged.append((trainer, metrics))
 
@@ -133,8 +118,10 @@ def test_metrics_can_be_logged_elsewhere_by_overriding_one_method(capsys):
 
 
 def test_an_evaluation_run_logs_its_metrics_also_under_the_other_name_of_the_callback(capsys):
-    assert PrintMetricsCallback is LogMetricsCallback
-    result = toys.trainer_of([LogMetricsCallback]).evaluate(toys.data(4), dataloader_kwargs={"num_workers": 0})
+    assert callbacks.PrintMetricsCallback is callbacks.LogMetricsCallback
+    result = toys.trainer_of([callbacks.LogMetricsCallback]).evaluate(
+        toys.data(4), dataloader_kwargs={"num_workers": 0}
+    )
     assert capsys.readouterr().out == f"\nevaluation_loss: {result.metrics['evaluation_loss']}\n"
 
 
@@ -169,7 +156,7 @@ def bars(monkeypatch):
 
 
 def test_each_epoch_has_a_bar_that_counts_its_micro_batches(bars):
-    callback = ProgressBarCallback()
+    callback = callbacks.ProgressBarCallback()
     assert callback.pbar is None and callback.eval_pbar is None
     trainer = toys.trainer_of([callback])
     toys.fit(trainer, toys.data(18), num_epochs=2, eval_dataset=toys.data(9), gradient_accumulation_steps=2)
@@ -180,8 +167,8 @@ def test_each_epoch_has_a_bar_that_counts_its_micro_batches(bars):
 
 
 def test_a_bar_knows_of_the_limits(bars):
-    limits = [LimitBatchesCallback(3), LimitEvalStepsCallback(1)]
-    trainer = toys.trainer_of([*limits, StepBasedEvaluationCallback(2), ProgressBarCallback])
+    limits = [callbacks.LimitBatchesCallback(3), callbacks.LimitEvalStepsCallback(1)]
+    trainer = toys.trainer_of([*limits, callbacks.StepBasedEvaluationCallback(2), callbacks.ProgressBarCallback])
     toys.fit(trainer, toys.data(32), eval_dataset=toys.data(32))
     # The bar of the epoch stays open while a bar inside it comes and goes.
     assert [bar.summary for bar in bars] == [(3, 0, 3), (1, 0, 1), (3, 0, 3)]
@@ -189,30 +176,32 @@ def test_a_bar_knows_of_the_limits(bars):
 
 
 def test_the_bar_of_a_resumed_epoch_starts_where_the_epoch_does(bars, tmp_path):
-    saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2)
+    saver = callbacks.SaveTrainingStateCallback(tmp_path, save_every_n_steps=2)
     toys.trained([saver], toys.data(20), num_epochs=2)
-    toys.trained([ProgressBarCallback], toys.data(20), 2, resume_from=tmp_path / "step_8")
+    toys.trained([callbacks.ProgressBarCallback], toys.data(20), 2, resume_from=tmp_path / "step_8")
     assert [bar.summary for bar in bars] == [(5, 3, 2)]
 
 
 def test_a_bar_without_a_known_length_has_no_total_and_an_evaluation_run_has_a_bar(bars):
-    trainer = toys.trained([ProgressBarCallback], toys.Stream(toys.data(10)))
+    trainer = toys.trained([callbacks.ProgressBarCallback], toys.Stream(toys.data(10)))
     trainer.evaluate(toys.data(9), 4, dataloader_kwargs=toys.NO_WORKERS)
     assert [bar.summary for bar in bars] == [(None, 0, 3), (3, 0, 3)]
     assert all(bar.is_closed for bar in bars)
 
 
-@pytest.mark.parametrize("error", [StopTrainingError, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [callbacks.StopTrainingError, KeyboardInterrupt])
 @pytest.mark.parametrize("event", ["on_train_step_end", "on_eval_step_end"])
 def test_no_bar_is_left_open_by_a_run_that_is_cut_short(error, event, bars):
     with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else nullcontext():
-        toys.trained([ProgressBarCallback, toys.raising(event, error())], toys.data(8), eval_dataset=toys.data(8))
+        toys.trained(
+            [callbacks.ProgressBarCallback, toys.raising(event, error())], toys.data(8), eval_dataset=toys.data(8)
+        )
     assert len(bars) == (1 if event == "on_train_step_end" else 2)
     assert all(bar.is_closed for bar in bars)
 
 
 def test_a_trainer_with_the_default_callbacks_prints_all_of_it_and_draws_the_real_bars_to_the_end(capsys):
-    trainer = toys.trained(DEFAULT_CALLBACKS, toys.data(20), eval_dataset=toys.data(8))
+    trainer = toys.trained(callbacks.DEFAULT_CALLBACKS, toys.data(20), eval_dataset=toys.data(8))
     captured = capsys.readouterr()
     metrics = trainer.run_history.latest()
     assert captured.out == (
@@ -239,7 +228,7 @@ class Moved(nn.Module):
 
 @pytest.mark.parametrize("run", ["train", "evaluate"])
 def test_modules_that_are_attributes_of_the_trainer_are_moved_to_its_device(run):
-    trainer = toys.trainer_of([MoveModulesToDeviceCallback])
+    trainer = toys.trainer_of([callbacks.MoveModulesToDeviceCallback])
     trainer.metric, trainer.nothing, trainer.list_of_modules = Moved(), None, [Moved()]
     if run == "train":
         toys.fit(trainer, toys.data(4))
@@ -254,7 +243,7 @@ def test_the_model_itself_is_left_to_the_engine():
 
     def look(trainer, **kwargs):
         trainer.model.to = moved_by_callback.append
-        MoveModulesToDeviceCallback().on_training_run_start(trainer)
+        callbacks.MoveModulesToDeviceCallback().on_training_run_start(trainer)
         del trainer.model.to
 
     toys.trained([toys.callback(on_training_run_start=look)], toys.data(4))
@@ -263,7 +252,7 @@ def test_the_model_itself_is_left_to_the_engine():
 
 def test_batch_norms_are_left_alone_where_there_is_one_process():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    trainer = toys.trained([ConvertSyncBatchNormCallback], toys.data(8), model=model)
+    trainer = toys.trained([callbacks.ConvertSyncBatchNormCallback], toys.data(8), model=model)
     assert trainer.model is model and type(model[1]) is nn.BatchNorm1d
 
 
@@ -271,5 +260,5 @@ def test_batch_norms_are_left_alone_where_there_is_one_process():
 def test_batch_norms_of_a_distributed_run_on_accelerators_are_converted(device, expected):
     model, several = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), SimpleNamespace(is_distributed=True)
     trainer = SimpleNamespace(model=model, run_config=several, device=torch.device(device))
-    ConvertSyncBatchNormCallback().on_training_run_start(trainer)
+    callbacks.ConvertSyncBatchNormCallback().on_training_run_start(trainer)
     assert type(trainer.model[1]) is expected

@@ -7,15 +7,7 @@ import torch
 from torch import nn
 
 import toys
-from loopwright import Trainer
-from loopwright.callbacks import (
-    ModelEma,
-    ModelEmaCallback,
-    SaveBestModelCallback,
-    SaveTrainingStateCallback,
-    StopTrainingError,
-    TrainerCallback,
-)
+from loopwright import Trainer, callbacks
 from toys import state_of
 
 
@@ -73,12 +65,12 @@ def expected_average(states, decay, every=1):
 
 
 def no_save(tmp_path, **kwargs):
-    return ModelEmaCallback(evaluate_during_training=False, save_path=tmp_path / "ema.pt", **kwargs)
+    return callbacks.ModelEmaCallback(evaluate_during_training=False, save_path=tmp_path / "ema.pt", **kwargs)
 
 
 def test_the_average_is_a_frozen_copy_in_eval_mode_and_set_makes_it_a_copy_again():
     model = WithBuffers()
-    ema = ModelEma(model)
+    ema = callbacks.ModelEma(model)
     assert ema.decay == 0.9999
     toys.assert_same_weights(ema.module, model)
     assert not any(parameter.requires_grad for parameter in ema.module.parameters())
@@ -93,7 +85,7 @@ def test_the_average_is_a_frozen_copy_in_eval_mode_and_set_makes_it_a_copy_again
 
 
 def test_update_takes_a_step_towards_the_model_and_copies_what_is_not_a_float():
-    model, ema = WithBuffers(), ModelEma(WithBuffers(), decay=0.75)
+    model, ema = WithBuffers(), callbacks.ModelEma(WithBuffers(), decay=0.75)
     for _ in range(3):
         with torch.no_grad():
             for parameter in model.parameters():
@@ -112,7 +104,7 @@ def test_update_takes_a_step_towards_the_model_and_copies_what_is_not_a_float():
 
 
 def test_another_rule_can_be_given_by_overriding_update_fn():
-    class Largest(ModelEma):
+    class Largest(callbacks.ModelEma):
         def update_fn(self, ema_model_weights, updated_model_weights):
             return torch.maximum(ema_model_weights, updated_model_weights)
 
@@ -128,7 +120,7 @@ def test_another_rule_can_be_given_by_overriding_update_fn():
 
 def test_an_average_of_tied_weights_stays_tied_and_takes_one_step():
     model = Tied()
-    ema = ModelEma(model, decay=0.5)
+    ema = callbacks.ModelEma(model, decay=0.5)
     start = ema.module.first.weight.clone()
     with torch.no_grad():
         model.first.weight.add_(1.0)
@@ -139,14 +131,14 @@ def test_an_average_of_tied_weights_stays_tied_and_takes_one_step():
 
 def test_the_callback_has_the_documented_arguments_and_attributes():
     names = ("decay", "evaluate_during_training", "save_path", "watch_metric", "greater_is_better", "model_ema")
-    found, default = attrgetter(*names), ModelEmaCallback()
-    assert isinstance(default, SaveBestModelCallback) and default.ema_model is None
-    assert found(default) == (0.99, True, "ema_model.pt", "ema_model_eval_loss_epoch", False, ModelEma)
+    found, default = attrgetter(*names), callbacks.ModelEmaCallback()
+    assert isinstance(default, callbacks.SaveBestModelCallback) and default.ema_model is None
+    assert found(default) == (0.99, True, "ema_model.pt", "ema_model_eval_loss_epoch", False, callbacks.ModelEma)
     assert tuple(default.callbacks) == ()
     assert (default.reset_on_train, default.save_optimizer, default.update_every) == (False, False, 1)
     given = (0.5, False, "a.pt", "ema_model_accuracy", True, dict)
-    callback = ModelEmaCallback(*given, (TrainerCallback,))
-    assert found(callback) == given and tuple(callback.callbacks) == (TrainerCallback,)
+    callback = callbacks.ModelEmaCallback(*given, (callbacks.TrainerCallback,))
+    assert found(callback) == given and tuple(callback.callbacks) == (callbacks.TrainerCallback,)
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -168,7 +160,7 @@ def test_the_average_is_evaluated_after_the_model_under_its_own_prefix(tmp_path)
             self.run_history.update_metric("bias", self.model.outer.bias.item())
             self.run_history.update_metric("sum", sum(p.sum().item() for p in self.model.parameters()))
 
-    ema = ModelEmaCallback(decay=0.8, save_path=tmp_path / "ema.pt")
+    ema = callbacks.ModelEmaCallback(decay=0.8, save_path=tmp_path / "ema.pt")
     trainer = toys.trainer_of([ema], WithBuffers(), cls=Measured)
     eval_set = toys.data(12)
     toys.fit(trainer, toys.data(16), num_epochs=3, eval_dataset=eval_set)
@@ -188,7 +180,9 @@ def test_the_average_is_evaluated_after_the_model_under_its_own_prefix(tmp_path)
 
 def test_the_model_trains_as_if_there_were_no_average(tmp_path):
     plain = toys.trainer_of(model=toys.network(6, dropout=0.4))
-    with_ema = toys.trainer_of([ModelEmaCallback(save_path=tmp_path / "ema.pt")], toys.network(6, dropout=0.4))
+    with_ema = toys.trainer_of(
+        [callbacks.ModelEmaCallback(save_path=tmp_path / "ema.pt")], toys.network(6, dropout=0.4)
+    )
     for trainer in (plain, with_ema):
         toys.fit(trainer, toys.data(16), num_epochs=3, eval_dataset=toys.data(8))
     # Neither its evaluation nor the end of the run changes the model: the average is never loaded into it.
@@ -200,7 +194,7 @@ def test_the_model_trains_as_if_there_were_no_average(tmp_path):
 
 def test_only_the_callbacks_given_to_it_are_active_while_the_average_is_evaluated(tmp_path):
     inside, outside = (toys.watch(on_eval_epoch_end=lambda trainer, **kwargs: trainer.model) for _ in range(2))
-    ema = ModelEmaCallback(save_path=tmp_path / "ema.pt", callbacks=[inside])
+    ema = callbacks.ModelEmaCallback(save_path=tmp_path / "ema.pt", callbacks=[inside])
     trainer = toys.trainer_of([outside, ema])
     model, handler = trainer.model, trainer.callback_handler
     result = toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(8))
@@ -218,7 +212,7 @@ def test_the_best_average_is_saved_without_the_optimizer(tmp_path):
         def eval_epoch_end(self):
             self.run_history.update_metric("score", self.scores[self.run_history.current_epoch - 1])
 
-    ema = ModelEmaCallback(0.8, save_path=tmp_path / "ema.pt", watch_metric="ema_model_score")
+    ema = callbacks.ModelEmaCallback(0.8, save_path=tmp_path / "ema.pt", watch_metric="ema_model_score")
     averages = toys.watch(on_training_run_epoch_end=lambda trainer, **kwargs: state_of(ema.ema_model.module))
     toys.trained([ema, averages], model=WithBuffers(), cls=Scored, num_epochs=3, eval_dataset=toys.data(8))
     saved = torch.load(tmp_path / "ema.pt", weights_only=True)
@@ -241,13 +235,13 @@ def test_an_average_that_is_not_evaluated_is_saved_after_every_epoch(tmp_path):
 
 
 def test_without_an_evaluation_dataset_there_is_nothing_to_watch(tmp_path):
-    trainer = toys.trainer_of([ModelEmaCallback(save_path=tmp_path / "ema.pt")])
+    trainer = toys.trainer_of([callbacks.ModelEmaCallback(save_path=tmp_path / "ema.pt")])
     with pytest.raises(ValueError, match="No values have been recorded for the metric ema_model_eval_loss_epoch"):
         toys.fit(trainer, toys.data(8))
 
 
 def test_the_average_is_not_evaluated_in_intermediate_evaluations_or_outside_a_training_run(tmp_path):
-    trainer = toys.trainer_of([ModelEmaCallback(save_path=tmp_path / "ema.pt")])
+    trainer = toys.trainer_of([callbacks.ModelEmaCallback(save_path=tmp_path / "ema.pt")])
     toys.fit(trainer, toys.data(16), eval_dataset=toys.data(8), evaluate_every=1)
     assert len(trainer.run_history.get_metric_values("intermediate_eval_loss")) == 4
     assert len(trainer.run_history.get_metric_values("ema_model_eval_loss_epoch")) == 1
@@ -257,12 +251,12 @@ def test_the_average_is_not_evaluated_in_intermediate_evaluations_or_outside_a_t
     assert set(result.metrics) == {"evaluation_loss"}
 
 
-@pytest.mark.parametrize("error", [StopTrainingError("enough"), RuntimeError("a bug")])
+@pytest.mark.parametrize("error", [callbacks.StopTrainingError("enough"), RuntimeError("a bug")])
 def test_whatever_ends_its_evaluation_the_trainer_is_as_before(error, tmp_path):
-    ema = ModelEmaCallback(save_path=tmp_path / "ema.pt", callbacks=[toys.raising("on_eval_step_end", error)])
+    ema = callbacks.ModelEmaCallback(save_path=tmp_path / "ema.pt", callbacks=[toys.raising("on_eval_step_end", error)])
     trainer = toys.trainer_of([ema])
     model, handler = trainer.model, trainer.callback_handler
-    if isinstance(error, StopTrainingError):
+    if isinstance(error, callbacks.StopTrainingError):
         result = toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(8))
         assert result.stop_reason == "enough" and result.updates == 2
     else:
@@ -276,14 +270,14 @@ def test_a_prefix_of_the_users_own_is_put_back(tmp_path):
     prefix = toys.callback(
         on_training_run_start=lambda trainer, **kwargs: trainer.run_history.set_metric_name_prefix("mine_")
     )
-    trainer = toys.trainer_of([prefix, ModelEmaCallback(save_path=tmp_path / "ema.pt")])
+    trainer = toys.trainer_of([prefix, callbacks.ModelEmaCallback(save_path=tmp_path / "ema.pt")])
     toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(8))
     names = {"mine_train_loss_epoch", "mine_eval_loss_epoch", "ema_model_eval_loss_epoch"}
     assert set(trainer.run_history.get_metric_names()) == names
 
 
 def test_a_rule_of_the_users_own_is_used(tmp_path):
-    class Latest(ModelEma):
+    class Latest(callbacks.ModelEma):
         def update_fn(self, ema_model_weights, updated_model_weights):
             return updated_model_weights
 
@@ -294,7 +288,7 @@ def test_a_rule_of_the_users_own_is_used(tmp_path):
 
 
 def test_a_second_run_starts_from_the_model_and_remembers_the_best_value(tmp_path):
-    ema = ModelEmaCallback(0.999, save_path=tmp_path / "ema.pt")
+    ema = callbacks.ModelEmaCallback(0.999, save_path=tmp_path / "ema.pt")
     trainer = toys.trained([ema], num_epochs=2, eval_dataset=toys.data(8))
     first_average, best = ema.ema_model, ema.best_metric
     toys.fit(trainer, toys.data(16), num_epochs=1, eval_dataset=toys.data(8))
@@ -305,7 +299,7 @@ def test_a_second_run_starts_from_the_model_and_remembers_the_best_value(tmp_pat
 def test_the_average_of_a_model_with_tied_weights_is_saved_with_the_training_state_and_resumed(tmp_path):
     def run(folder, **kwargs):
         ema = no_save(tmp_path, decay=0.8)
-        saver = SaveTrainingStateCallback(tmp_path / folder, save_every_n_steps=1)
+        saver = callbacks.SaveTrainingStateCallback(tmp_path / folder, save_every_n_steps=1)
         trainer = toys.trained([ema, saver], model=Tied(), **kwargs)
         return state_of(ema.ema_model.module), trainer
 

@@ -19,15 +19,7 @@ from torch.utils.data import (
 import toys
 from data.loaders import Indices
 from loopwright.callbacks import LimitBatchesCallback
-from loopwright.data.defaults import (
-    LIMIT_BATCHES_ENV_VAR,
-    DataLoaderSlice,
-    LimitBatches,
-    create_loader,
-    default_loader_kwargs,
-    default_num_workers,
-    worker_init_fn,
-)
+from loopwright.data import defaults
 from loopwright.errors import ConfigError
 
 TENSORS = TensorDataset(torch.arange(20.0))
@@ -62,16 +54,16 @@ def test_workers_are_the_cpus_of_this_process_shared_among_the_processes_of_the_
     monkeypatch, cpus, processes, workers
 ):
     use_cpus(monkeypatch, cpus, processes)
-    assert default_num_workers(Read()) == workers
+    assert defaults.default_num_workers(Read()) == workers
 
 
 def test_all_cpus_count_where_there_is_no_affinity(monkeypatch):
     use_cpus(monkeypatch, 2)
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 5)
-    assert default_num_workers(Read()) == 5
+    assert defaults.default_num_workers(Read()) == 5
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert default_num_workers(Read()) == 1
+    assert defaults.default_num_workers(Read()) == 1
 
 
 @pytest.mark.parametrize(
@@ -86,20 +78,20 @@ def test_all_cpus_count_where_there_is_no_affinity(monkeypatch):
 )
 def test_data_that_has_to_be_read_gets_workers_and_data_in_memory_and_streams_none(monkeypatch, dataset, workers):
     use_cpus(monkeypatch, 4)
-    assert default_num_workers(dataset) == workers
+    assert defaults.default_num_workers(dataset) == workers
 
 
 def test_the_default_arguments_are_the_documented_ones(monkeypatch):
     use_cpus(monkeypatch, 4)
-    assert default_loader_kwargs(Read(), 16, shuffle=True) == {
+    assert defaults.default_loader_kwargs(Read(), 16, shuffle=True) == {
         "shuffle": True,
         "pin_memory": torch.cuda.is_available(),
         "batch_size": 16,
         "num_workers": 4,
-        "worker_init_fn": worker_init_fn,
+        "worker_init_fn": defaults.worker_init_fn,
         "persistent_workers": True,
     }
-    in_memory = default_loader_kwargs(TENSORS, 16, shuffle=False)
+    in_memory = defaults.default_loader_kwargs(TENSORS, 16, shuffle=False)
     assert (in_memory["num_workers"], in_memory["persistent_workers"], in_memory["shuffle"]) == (0, False, False)
 
 
@@ -107,7 +99,7 @@ def test_a_worker_seeds_python_and_numpy_from_its_torch_seed():
     drawn = []
     for seed in (2**40 + 1, 2**40 + 1, 2**40 + 2):
         torch.manual_seed(seed)
-        worker_init_fn(0)
+        defaults.worker_init_fn(0)
         drawn.append((random.random(), np.random.rand()))
     assert drawn[0] == drawn[1] != drawn[2]
 
@@ -119,32 +111,32 @@ def test_a_worker_seeds_python_and_numpy_from_its_torch_seed():
 def train_defaults(monkeypatch):
     """What a trainer passes as defaults for a dataset that gets 2 workers."""
     use_cpus(monkeypatch, 2)
-    return default_loader_kwargs(Read(), 8, shuffle=True)
+    return defaults.default_loader_kwargs(Read(), 8, shuffle=True)
 
 
 @pytest.mark.parametrize("given", [None, {"sampler": None}, {"batch_sampler": None}])
 def test_a_dataset_alone_or_with_a_sampler_of_none_gets_the_defaults(train_defaults, given):
-    loader = create_loader(Read(), train_defaults, given, None)
+    loader = defaults.create_loader(Read(), train_defaults, given, None)
     assert type(loader) is DataLoader
     assert isinstance(loader.sampler, RandomSampler)
     assert (loader.batch_size, loader.num_workers, loader.persistent_workers) == (8, 2, True)
-    assert loader.worker_init_fn is worker_init_fn
+    assert loader.worker_init_fn is defaults.worker_init_fn
 
 
 def test_given_arguments_win_over_the_defaults_and_over_the_collate_function_of_the_trainer(train_defaults):
     given = {"shuffle": False, "batch_size": 3, "num_workers": 0, "drop_last": True, "collate_fn": list}
     before = dict(given)
-    loader = create_loader(Read(), train_defaults, given, tuple)
+    loader = defaults.create_loader(Read(), train_defaults, given, tuple)
     assert isinstance(loader.sampler, SequentialSampler)
     assert (loader.batch_size, loader.num_workers, loader.drop_last, loader.collate_fn) == (3, 0, True, list)
     assert given == before
-    assert create_loader(Read(), train_defaults, {}, tuple).collate_fn is tuple
+    assert defaults.create_loader(Read(), train_defaults, {}, tuple).collate_fn is tuple
     ready = DataLoader(Read(), batch_size=2)
-    assert create_loader(ready, train_defaults, {"batch_size": 5}, tuple) is ready
+    assert defaults.create_loader(ready, train_defaults, {"batch_size": 5}, tuple) is ready
 
 
 def test_without_workers_what_torch_refuses_beside_them_is_left_out(train_defaults):
-    loader = create_loader(Read(), {**train_defaults, "prefetch_factor": 4}, {"num_workers": 0}, None)
+    loader = defaults.create_loader(Read(), {**train_defaults, "prefetch_factor": 4}, {"num_workers": 0}, None)
     assert (loader.num_workers, loader.persistent_workers, loader.prefetch_factor) == (0, False, None)
 
 
@@ -158,7 +150,7 @@ def test_without_workers_what_torch_refuses_beside_them_is_left_out(train_defaul
 def test_a_sampler_takes_the_place_of_shuffling_and_that_of_batches_of_the_batch_size(
     train_defaults, name, sampler, batch_size
 ):
-    loader = create_loader(Read(), train_defaults, {name: sampler}, None)
+    loader = defaults.create_loader(Read(), train_defaults, {name: sampler}, None)
     assert getattr(loader, name) is sampler
     assert loader.batch_size == batch_size
 
@@ -172,13 +164,13 @@ def test_a_sampler_takes_the_place_of_shuffling_and_that_of_batches_of_the_batch
 )
 def test_what_the_caller_himself_gives_together_is_left_for_torch_to_refuse(train_defaults, given):
     with pytest.raises(ValueError, match="mutually exclusive"):
-        create_loader(Read(), train_defaults, given, None)
+        defaults.create_loader(Read(), train_defaults, given, None)
 
 
 def test_a_stream_is_not_shuffled_and_its_workers_do_not_live_on(train_defaults):
-    loader = create_loader(STREAM, train_defaults, None, None)
+    loader = defaults.create_loader(STREAM, train_defaults, None, None)
     assert (loader.batch_size, loader.num_workers, loader.persistent_workers) == (8, 2, False)
-    assert create_loader(STREAM, train_defaults, {"persistent_workers": True}, None).persistent_workers
+    assert defaults.create_loader(STREAM, train_defaults, {"persistent_workers": True}, None).persistent_workers
 
 
 # Cutting an epoch short
@@ -192,22 +184,22 @@ def test_a_slice_is_the_beginning_of_a_loader_and_reads_no_further():
             read.append(index)
             yield index
 
-    assert list(DataLoaderSlice(batches(), 3)) == [0, 1, 2]
+    assert list(defaults.DataLoaderSlice(batches(), 3)) == [0, 1, 2]
     assert read == [0, 1, 2]
-    assert list(DataLoaderSlice([1, 2], 3)) == [1, 2]
-    assert list(DataLoaderSlice([1, 2], 0)) == []
+    assert list(defaults.DataLoaderSlice([1, 2], 3)) == [1, 2]
+    assert list(defaults.DataLoaderSlice([1, 2], 0)) == []
 
 
 def test_the_length_of_a_slice_is_what_iterating_it_gives():
     for size in (0, 2, 3, 5):
-        part = DataLoaderSlice(list(range(size)), 3)
+        part = defaults.DataLoaderSlice(list(range(size)), 3)
         assert len(part) == len(list(part))
     for unknown in (iter([]), DataLoader(STREAM, batch_size=2)):
-        assert len(DataLoaderSlice(unknown, 3)) == 3, "the most it can be"
+        assert len(defaults.DataLoaderSlice(unknown, 3)) == 3, "the most it can be"
 
 
 def test_a_slice_can_be_read_again_and_has_the_attributes_of_its_loader():
-    part = DataLoaderSlice(DataLoader(Read(), batch_size=2), 2)
+    part = defaults.DataLoaderSlice(DataLoader(Read(), batch_size=2), 2)
     assert [batch.tolist() for batch in part] == [batch.tolist() for batch in part] == [[0, 1], [2, 3]]
     assert (part.batch_size, part.slice_size, type(part.dataset)) == (2, 2, Read)
     with pytest.raises(AttributeError):
@@ -222,37 +214,37 @@ def limit_of(trainer):
 
 
 def test_trainers_made_inside_the_block_are_limited_for_their_life_and_no_others(monkeypatch):
-    monkeypatch.delenv(LIMIT_BATCHES_ENV_VAR, raising=False)
-    with pytest.raises(KeyError), LimitBatches(3) as block:
+    monkeypatch.delenv(defaults.LIMIT_BATCHES_ENV_VAR, raising=False)
+    with pytest.raises(KeyError), defaults.LimitBatches(3) as block:
         inside = trainer()
         assert block.num_batches == 3
         raise KeyError
     assert limit_of(inside) == 3
     assert isinstance(inside.callback_handler.callbacks[0], LimitBatchesCallback)
     assert limit_of(trainer()) is None
-    assert LIMIT_BATCHES_ENV_VAR not in os.environ
+    assert defaults.LIMIT_BATCHES_ENV_VAR not in os.environ
 
 
 @pytest.mark.parametrize("value", ["", " ", "none", "None"])
 def test_an_environment_without_a_number_limits_nothing(monkeypatch, value):
-    monkeypatch.setenv(LIMIT_BATCHES_ENV_VAR, value)
+    monkeypatch.setenv(defaults.LIMIT_BATCHES_ENV_VAR, value)
     assert limit_of(trainer()) is None
 
 
 @pytest.mark.parametrize("value", ["two", "1.5", "0", "-1"])
 def test_an_environment_that_cannot_be_is_refused_with_what_it_holds(monkeypatch, value):
-    monkeypatch.setenv(LIMIT_BATCHES_ENV_VAR, value)
+    monkeypatch.setenv(defaults.LIMIT_BATCHES_ENV_VAR, value)
     with pytest.raises(ConfigError, match=rf"must be a whole number of .*got '?{value}"):
         trainer()
 
 
 def test_blocks_nest_and_the_innermost_counts(monkeypatch):
-    monkeypatch.setenv(LIMIT_BATCHES_ENV_VAR, "9")
-    with LimitBatches(3) as outer:
-        with LimitBatches(2):
+    monkeypatch.setenv(defaults.LIMIT_BATCHES_ENV_VAR, "9")
+    with defaults.LimitBatches(3) as outer:
+        with defaults.LimitBatches(2):
             assert limit_of(trainer()) == 2
             with outer:
                 assert limit_of(trainer()) == 3
             assert limit_of(trainer()) == 2
         assert limit_of(trainer()) == 3
-    assert os.environ[LIMIT_BATCHES_ENV_VAR] == "9"
+    assert os.environ[defaults.LIMIT_BATCHES_ENV_VAR] == "9"

@@ -9,13 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopwright.engine.seeding import (
-    generator_states,
-    preserved_generators,
-    restore_generator_states,
-    seed_generators,
-    seed_torch,
-)
+from loopwright.engine import seeding
 from loopwright.keys import KeyStream, forward_key, key
 
 INTEGERS = st.integers(-(2**70), 2**70)
@@ -92,53 +86,53 @@ def draws() -> tuple[float, float, float]:
 
 @given(st.integers(0, 2**64 - 1))
 def test_the_same_key_gives_the_same_draws_whatever_was_drawn_before(value):
-    seed_generators(value)
+    seeding.seed_generators(value)
     first = draws()
     draws()
-    seed_generators(value)
+    seeding.seed_generators(value)
     assert draws() == first
 
 
 def test_a_key_gives_the_draws_it_always_gave_and_others_give_others():
     # torch does not promise its numbers from one release to the next; the two others do.
-    seed_generators(key(0, "fetch", 0, 0))
+    seeding.seed_generators(key(0, "fetch", 0, 0))
     assert draws()[:2] == (0.9985793106067163, 0.6885012587672726)
     seen = set()
     for position in range(100):
-        seed_generators(key(0, "fetch", 0, position))
+        seeding.seed_generators(key(0, "fetch", 0, position))
         seen.update(draws())
     assert len(seen) == 300
 
 
 def test_seeding_torch_alone_leaves_python_and_numpy_where_they_were():
-    seed_generators(1)
+    seeding.seed_generators(1)
     expected = draws()
-    seed_generators(1)
-    seed_torch(99)
+    seeding.seed_generators(1)
+    seeding.seed_torch(99)
     python, numpy, torchs = draws()
     assert (python, numpy) == expected[:2]
     assert torchs != expected[2]
 
 
 def test_restored_generators_continue_where_they_were_saved():
-    seed_generators(5)
+    seeding.seed_generators(5)
     random.gauss(0, 1), np.random.randn()  # both keep half of a pair for later
-    states = generator_states()
+    states = seeding.generator_states()
     after = [*draws(), random.gauss(0, 1), np.random.randn()]
-    seed_generators(6)
+    seeding.seed_generators(6)
     draws()
-    restore_generator_states(states)
+    seeding.restore_generator_states(states)
     assert [*draws(), random.gauss(0, 1), np.random.randn()] == after
 
 
 def test_a_block_may_seed_and_draw_and_leaves_no_trace_even_if_it_raises():
-    seed_generators(5)
+    seeding.seed_generators(5)
     expected = draws()
-    seed_generators(5)
-    with preserved_generators():
-        seed_generators(6)
+    seeding.seed_generators(5)
+    with seeding.preserved_generators():
+        seeding.seed_generators(6)
         draws()
-    with pytest.raises(KeyError), preserved_generators():
-        seed_generators(7)
+    with pytest.raises(KeyError), seeding.preserved_generators():
+        seeding.seed_generators(7)
         raise KeyError
     assert draws() == expected

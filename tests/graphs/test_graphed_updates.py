@@ -13,14 +13,8 @@ from graphs.recorder import EagerTrainer, FakeCapturer, GraphedTrainer
 from loopwright import Trainer
 from loopwright.callbacks import DEFAULT_CALLBACKS, StepBasedEvaluationCallback, TrainerCallback
 from loopwright.checkpoint import Checkpointing
+from loopwright.data import collators
 from loopwright.data.buckets import with_buckets
-from loopwright.data.collators import (
-    DataCollatorForLanguageModeling,
-    DataCollatorForMultipleChoice,
-    DataCollatorForSeq2Seq,
-    DataCollatorForTokenClassification,
-    DataCollatorWithPadding,
-)
 from loopwright.engine.graphs import NotYetCapturableError, Step, UpdateGraphs
 from loopwright.errors import ConfigError
 from loopwright.schedulers import CosineLrScheduler
@@ -338,14 +332,14 @@ def scored(collate, samples, num_scores, loss):
 
 def test_several_labels_and_choices_are_graphs_and_other_lengths_or_numbers_of_choices_are_not():
     samples = [{"input_ids": [1] * length, "labels": [1.0, 0.0, 1.0]} for length in [2] * 8 + [6] * 8 + [11] * 4]
-    found = scored(DataCollatorWithPadding(Pads()), samples, 3, nn.BCEWithLogitsLoss())
+    found = scored(collators.DataCollatorWithPadding(Pads()), samples, 3, nn.BCEWithLogitsLoss())
     assert found == (2, 2 * 4 - 1)  # graphs of length 4 and of length 8, for four of five updates per epoch
 
     def sample(length, num_choices):
         return {"input_ids": [[1] * length, *[[2] * 2] * (num_choices - 1)], "labels": 0}
 
     samples = [sample(length, 3) for length in [3] * 8 + [7] * 4 + [12] * 4] + [sample(3, 2) for _ in range(4)]
-    found = scored(DataCollatorForMultipleChoice(Pads()), samples, 1, nn.CrossEntropyLoss())
+    found = scored(collators.DataCollatorForMultipleChoice(Pads()), samples, 1, nn.CrossEntropyLoss())
     assert found == (2, 2 * 3 - 1)  # for three of five updates per epoch
 
 
@@ -354,11 +348,11 @@ def test_every_padding_collator_says_which_dimensions_are_lengths():
     choices = {name: [value, value] for name, value in tokens.items()}
     whole, deep = dict.fromkeys(tokens, 1), dict.fromkeys(tokens, 2)
     cases = [
-        (DataCollatorWithPadding(Pads()), {**tokens, "labels": [1.0, 0.0]}, whole),
-        (DataCollatorForTokenClassification(Pads()), {**tokens, "labels": [1, 2, 3]}, {**whole, "labels": 1}),
-        (DataCollatorForSeq2Seq(Pads()), {**tokens, "labels": [1, 2]}, {**whole, "labels": 1}),
-        (DataCollatorForLanguageModeling(Pads(), mlm=False), tokens, {**whole, "labels": 1}),
-        (DataCollatorForMultipleChoice(Pads()), {**choices, "labels": 1}, deep),
+        (collators.DataCollatorWithPadding(Pads()), {**tokens, "labels": [1.0, 0.0]}, whole),
+        (collators.DataCollatorForTokenClassification(Pads()), {**tokens, "labels": [1, 2, 3]}, {**whole, "labels": 1}),
+        (collators.DataCollatorForSeq2Seq(Pads()), {**tokens, "labels": [1, 2]}, {**whole, "labels": 1}),
+        (collators.DataCollatorForLanguageModeling(Pads(), mlm=False), tokens, {**whole, "labels": 1}),
+        (collators.DataCollatorForMultipleChoice(Pads()), {**choices, "labels": 1}, deep),
     ]
     for collate, sample, expected in cases:
         batch = with_buckets(collate, (5,))([sample])

@@ -13,19 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import toys
 from loopwright.errors import ConfigError
-from loopwright.schedulers import SCHEDULES, get_scheduler
-from loopwright.schedulers.named import (
-    constant,
-    constant_with_warmup,
-    cosine,
-    cosine_warmup_with_min_lr,
-    cosine_with_min_lr,
-    cosine_with_restarts,
-    inverse_sqrt,
-    linear,
-    polynomial,
-    warmup_stable_decay,
-)
+from loopwright.schedulers import SCHEDULES, get_scheduler, named
 
 # Ten updates with a warmup of two: the setting in which these schedules are usually listed.
 LENGTHS = {"num_warmup_steps": 2, "num_training_steps": 10}
@@ -55,43 +43,45 @@ def trained(scheduler, num_updates):
 
 
 def test_constant_is_one_rises_in_its_warmup_and_linear_falls_to_zero():
-    assert factors(constant) == [1.0] * 10
-    assert factors(constant_with_warmup, num_warmup_steps=4) == [0, 0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1]
+    assert factors(named.constant) == [1.0] * 10
+    assert factors(named.constant_with_warmup, num_warmup_steps=4) == [0, 0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1]
     expected = [0.0, 0.5, 1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0, 0.0]
-    assert factors(linear, 12, **LENGTHS) == expected
+    assert factors(named.linear, 12, **LENGTHS) == expected
 
 
 def test_cosine_is_half_a_wave_and_starts_again_at_one_with_restarts():
     expected = [0.0, 0.5, 1.0, 0.961, 0.853, 0.691, 0.5, 0.308, 0.146, 0.038]
-    assert factors(cosine, **LENGTHS) == pytest.approx(expected, abs=1e-3)
-    assert cosine(10, **LENGTHS) == cosine(6, num_cycles=1, **LENGTHS) == 0.0
+    assert factors(named.cosine, **LENGTHS) == pytest.approx(expected, abs=1e-3)
+    assert named.cosine(10, **LENGTHS) == named.cosine(6, num_cycles=1, **LENGTHS) == 0.0
     expected = [0.0, 0.5, 1.0, 0.853, 0.5, 0.146, 1.0, 0.853, 0.5, 0.146, 0.0]
-    assert factors(cosine_with_restarts, 11, num_cycles=2, **LENGTHS) == pytest.approx(expected, abs=1e-3)
-    assert factors(cosine_with_restarts, **LENGTHS) == pytest.approx(factors(cosine, **LENGTHS))
+    assert factors(named.cosine_with_restarts, 11, num_cycles=2, **LENGTHS) == pytest.approx(expected, abs=1e-3)
+    assert factors(named.cosine_with_restarts, **LENGTHS) == pytest.approx(factors(named.cosine, **LENGTHS))
 
 
 def test_polynomial_falls_to_its_end_and_stays():
     expected = [0.0, 5.0, 10.0, 7.656, 5.625, 3.906, 2.5, 1.406, 0.625, 0.156]
-    values = factors(polynomial, power=2.0, lr_init=10.0, lr_end=1e-7, **LENGTHS)
+    values = factors(named.polynomial, power=2.0, lr_init=10.0, lr_end=1e-7, **LENGTHS)
     assert [10 * value for value in values] == pytest.approx(expected, abs=1e-3)
     for update in (10, 11, 50):
-        assert polynomial(update, lr_init=0.1, lr_end=0.01, **LENGTHS) == pytest.approx(0.1)
-    assert factors(polynomial, lr_init=10.0, **LENGTHS) == pytest.approx(factors(linear, **LENGTHS), abs=1e-7)
-    assert polynomial(10, lr_init=1.0, lr_end=0.5, num_warmup_steps=10, num_training_steps=10) == 0.5
+        assert named.polynomial(update, lr_init=0.1, lr_end=0.01, **LENGTHS) == pytest.approx(0.1)
+    assert factors(named.polynomial, lr_init=10.0, **LENGTHS) == pytest.approx(
+        factors(named.linear, **LENGTHS), abs=1e-7
+    )
+    assert named.polynomial(10, lr_init=1.0, lr_end=0.5, num_warmup_steps=10, num_training_steps=10) == 0.5
 
 
 def test_inverse_sqrt_falls_with_the_root_of_the_update():
     expected = [0.0, 0.5, 1.0, 0.816, 0.707, 0.632, 0.577, 0.534, 0.5, 0.471]
-    assert factors(inverse_sqrt, num_warmup_steps=2) == pytest.approx(expected, abs=1e-3)
-    assert inverse_sqrt(10_000) == pytest.approx(math.sqrt(0.5))
-    assert inverse_sqrt(102, num_warmup_steps=2, timescale=100) == pytest.approx(math.sqrt(0.5))
+    assert factors(named.inverse_sqrt, num_warmup_steps=2) == pytest.approx(expected, abs=1e-3)
+    assert named.inverse_sqrt(10_000) == pytest.approx(math.sqrt(0.5))
+    assert named.inverse_sqrt(102, num_warmup_steps=2, timescale=100) == pytest.approx(math.sqrt(0.5))
 
 
 def test_warmup_stable_decay_has_three_phases():
     arguments = {"num_warmup_steps": 2, "num_decay_steps": 3, "min_lr_ratio": 0.1}
     expected = [0.1, 0.55, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.775, 0.325, 0.1, 0.1]
-    assert factors(warmup_stable_decay, 12, num_training_steps=10, **arguments) == pytest.approx(expected)
-    assert factors(warmup_stable_decay, 12, num_stable_steps=5, **arguments) == pytest.approx(expected)
+    assert factors(named.warmup_stable_decay, 12, num_training_steps=10, **arguments) == pytest.approx(expected)
+    assert factors(named.warmup_stable_decay, 12, num_stable_steps=5, **arguments) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -104,17 +94,17 @@ def test_warmup_stable_decay_has_three_phases():
 )
 def test_the_shapes_of_warmup_and_decay(shape, rise, fall):
     arguments = {"num_warmup_steps": 4, "num_decay_steps": 4, "num_training_steps": 10}
-    values = factors(warmup_stable_decay, 11, warmup_type=shape, decay_type=shape, **arguments)
+    values = factors(named.warmup_stable_decay, 11, warmup_type=shape, decay_type=shape, **arguments)
     assert values == pytest.approx([*rise, 1, 1, *fall, 0], abs=1e-3)
 
 
 def test_cosine_with_a_minimum_ends_at_it_and_with_its_own_warmup_is_one_update_ahead():
-    values = factors(cosine_with_min_lr, 11, lr_init=0.1, min_lr=0.01, **LENGTHS)
-    assert values == pytest.approx([0, 0.5, *(0.1 + 0.9 * each for each in factors(cosine, 11, **LENGTHS)[2:])])
-    assert factors(cosine_with_min_lr, 11, lr_init=0.1, min_lr_rate=0.1, **LENGTHS) == pytest.approx(values)
-    values = factors(cosine_warmup_with_min_lr, lr_init=0.1, min_lr_rate=0.0, **LENGTHS)
-    assert values == pytest.approx([0.5, 1.0, *(cosine(update, **LENGTHS) for update in range(3, 11))])
-    values = factors(cosine_warmup_with_min_lr, lr_init=0.1, min_lr_rate=0.0, warmup_lr_rate=0.2, **LENGTHS)
+    values = factors(named.cosine_with_min_lr, 11, lr_init=0.1, min_lr=0.01, **LENGTHS)
+    assert values == pytest.approx([0, 0.5, *(0.1 + 0.9 * each for each in factors(named.cosine, 11, **LENGTHS)[2:])])
+    assert factors(named.cosine_with_min_lr, 11, lr_init=0.1, min_lr_rate=0.1, **LENGTHS) == pytest.approx(values)
+    values = factors(named.cosine_warmup_with_min_lr, lr_init=0.1, min_lr_rate=0.0, **LENGTHS)
+    assert values == pytest.approx([0.5, 1.0, *(named.cosine(update, **LENGTHS) for update in range(3, 11))])
+    values = factors(named.cosine_warmup_with_min_lr, lr_init=0.1, min_lr_rate=0.0, warmup_lr_rate=0.2, **LENGTHS)
     assert values[:2] == pytest.approx([0.2, 1.0])
 
 

@@ -9,15 +9,7 @@ from hypothesis import strategies as st
 from loopwright.durations import seconds_of
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder, write_json
-from loopwright.runs.auto.time_budget import (
-    Costs,
-    check_fits,
-    estimate,
-    flag_text,
-    plan_text,
-    planned_updates,
-    seconds_text,
-)
+from loopwright.runs.auto import time_budget
 from loopwright.runs.clock import RunLength
 from loopwright.runs.settings import settle
 from loopwright.tasks import get_task
@@ -46,7 +38,7 @@ def test_every_sum_of_days_hours_minutes_and_seconds_is_read(days, hours, minute
 
 @given(st.floats(0.01, 1e6))
 def test_a_proposed_time_can_be_given_and_is_long_enough(seconds):
-    assert seconds <= seconds_of(flag_text(seconds)) <= max(seconds + 1, 1.5 * seconds)
+    assert seconds <= seconds_of(time_budget.flag_text(seconds)) <= max(seconds + 1, 1.5 * seconds)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +63,7 @@ def test_what_is_not_a_time_is_refused_with_what_was_expected_and_the_nearest_on
 
 
 def test_times_are_reported_in_the_unit_that_reads_best():
-    told = [seconds_text(seconds) for seconds in (0.4812, 9.96, 48.2, 99.6, 360, 3600, 7500)]
+    told = [time_budget.seconds_text(seconds) for seconds in (0.4812, 9.96, 48.2, 99.6, 360, 3600, 7500)]
     assert told == ["0.48 s", "10 s", "48 s", "2 min", "6 min", "1 h", "2 h 5 min"]
 
 
@@ -149,7 +141,7 @@ def test_a_time_takes_the_place_of_the_length_of_a_demo():
 
 SECONDS = st.floats(0.0, 20.0)
 OTHERS = ("start", "warm_up", "evaluation", "training_evaluation", "save", "end")
-COSTS = st.builds(Costs, update=st.floats(1e-3, 10.0), **dict.fromkeys(OTHERS, SECONDS))
+COSTS = st.builds(time_budget.Costs, update=st.floats(1e-3, 10.0), **dict.fromkeys(OTHERS, SECONDS))
 
 
 def length_of(num_updates, per_epoch=7, every=None, save_every=None):
@@ -174,34 +166,34 @@ def test_the_plan_is_never_over_the_time_and_with_one_more_update_it_would_be(
     def of(num_updates):
         return length_of(num_updates, per_epoch, every, save_every)
 
-    planned = planned_updates(seconds, costs, of, position)
+    planned = time_budget.planned_updates(seconds, costs, of, position)
     assert planned >= position
-    assert planned == position or estimate(costs, of(planned), position).total <= seconds
-    assert estimate(costs, of(planned + 1), position).total > seconds
+    assert planned == position or time_budget.estimate(costs, of(planned), position).total <= seconds
+    assert time_budget.estimate(costs, of(planned + 1), position).total > seconds
 
 
 def test_the_plan_of_a_run_is_the_one_worked_out_by_hand():
-    costs = Costs(start=10, warm_up=2, update=0.5, evaluation=4, training_evaluation=3, save=1, end=3)
+    costs = time_budget.Costs(start=10, warm_up=2, update=0.5, evaluation=4, training_evaluation=3, save=1, end=3)
     # 21 updates are 3 epochs: 4 evaluations (one of the best model), 3 on the training data, 3 saves and the last one.
-    found = estimate(costs, length_of(21))
+    found = time_budget.estimate(costs, length_of(21))
     assert (found.updates, found.evaluations, found.saves, found.others) == (10.5, 4 * 4 + 3 * 3, 4, 15)
-    assert planned_updates(found.total, costs, length_of) == 21
-    assert planned_updates(found.total + 8, costs, length_of) == 21  # the next epoch needs 8.5 s more
-    assert planned_updates(found.total + 8.5, costs, length_of) == 22
+    assert time_budget.planned_updates(found.total, costs, length_of) == 21
+    assert time_budget.planned_updates(found.total + 8, costs, length_of) == 21  # the next epoch needs 8.5 s more
+    assert time_budget.planned_updates(found.total + 8.5, costs, length_of) == 22
     # From update 14 on one epoch is left.
-    rest = estimate(costs, length_of(21), position=14)
+    rest = time_budget.estimate(costs, length_of(21), position=14)
     assert (rest.updates, rest.evaluations, rest.saves) == (3.5, 2 * 4 + 3, 2)
 
 
 def test_the_plan_is_reported_on_one_line_and_a_time_too_short_for_one_update_refused_with_the_estimate():
-    costs = Costs(start=50, warm_up=2, update=0.48, evaluation=120, training_evaluation=0, save=15, end=8)
+    costs = time_budget.Costs(start=50, warm_up=2, update=0.48, evaluation=120, training_evaluation=0, save=15, end=8)
     line = "2h: 14,200 steps (2.8 epochs) at 0.48 s, evaluations 8 min, saves 60 s, start and end 60 s"
-    assert plan_text("2h", costs, length_of(14200, 5000), 0) == line
-    assert plan_text("2h", costs, length_of(14200, 5000), 200).startswith("2h: 14,000 more of 14,200 steps")
-    costs = Costs(start=6, warm_up=1, update=2, evaluation=5, training_evaluation=0, save=1, end=1)
-    check_fits("22s", costs, length_of(1), 0)
+    assert time_budget.plan_text("2h", costs, length_of(14200, 5000), 0) == line
+    assert time_budget.plan_text("2h", costs, length_of(14200, 5000), 200).startswith("2h: 14,000 more of 14,200 steps")
+    costs = time_budget.Costs(start=6, warm_up=1, update=2, evaluation=5, training_evaluation=0, save=1, end=1)
+    time_budget.check_fits("22s", costs, length_of(1), 0)
     with pytest.raises(InputError) as refused:
-        check_fits("21s", costs, length_of(1), 0)
+        time_budget.check_fits("21s", costs, length_of(1), 0)
     assert refused.value.what == "--time 21s is too short: with a single update the run takes about 22 s"
     saw = "6 s have passed before the first update; it takes 2 s", "2 evaluations take 10 s, saves 2 s"
     assert refused.value.saw == saw
