@@ -48,7 +48,7 @@ def test_other_scores_are_compared_by_swapping_rows_or_groups_of_rows():
     grouped = rows_of(gains)
     grouped[1] = [0, 0, 0, 1, 1, 2, 2, 3, 3]
     assert judge(grouped, rows_of(0 * gains), greater_is_better=True) == {
-        "kind": None, "p": None, "rows": 4, "test": None}  # fmt: skip
+        "kind": None, "p": None, "rows": 4, "unit": "group", "test": None}  # fmt: skip
     assert judge(rows_of(gains[:4]), rows_of(gains[:4]), greater_is_better=True)["kind"] is None
 
 

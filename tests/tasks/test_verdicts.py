@@ -23,7 +23,7 @@ def coin_flips(count, seed):
 
 def test_a_model_of_coin_flips_is_not_called_better_and_a_test_file_decides(tmp_path, capsys):
     train, held = (
-        write_csv(tmp_path / f"{name}.csv", coin_flips(*made)) for name, made in (("a", (60, 1)), ("b", (20, 3)))
+        write_csv(tmp_path / f"{name}.csv", coin_flips(*made)) for name, made in (("a", (60, 3)), ("b", (20, 103)))
     )
     run = api.train("text-classification", train_file=train, validation_file=held, output_dir=tmp_path / "run", **FLAGS)
     verdict = run.result["verdict"]

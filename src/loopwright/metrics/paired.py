@@ -108,15 +108,16 @@ def judge(ours: RowScores, theirs: RowScores, *, greater_is_better: bool, num_pi
 
     Returns:
         "kind": "better", "worse" or "indistinct", None for too few rows. "p": one-sided, of the observed direction.
-        "rows": compared rows, or groups of rows. "test": "mcnemar" or "sign-flip".
+        "rows": the number of compared rows, or of groups if the "unit" is "group". "test": "mcnemar" or "sign-flip".
     """
     _, mine, other = np.intersect1d(ours[0], theirs[0], return_indices=True)
     gains = (ours[2, mine] - theirs[2, other]) * (1 if greater_is_better else -1)
     is_known = np.isfinite(gains)
     units, codes = np.unique(ours[1, mine][is_known], return_inverse=True)
     gains = np.bincount(codes, weights=gains[is_known], minlength=len(units))
+    counted = {"rows": len(units), "unit": "group" if len(units) < is_known.sum() else "row"}
     if len(units) < LEAST_ROWS:
-        return {"kind": None, "p": None, "rows": len(units), "test": None}
+        return {"kind": None, "p": None, **counted, "test": None}
     largest = np.abs(gains).max()
     # In whole numbers, whose sums are exact in any order; what is left of rounding becomes 0.
     whole = np.rint(gains / (largest or 1) * 2.0 ** min(40, 52 - len(units).bit_length()))
@@ -129,7 +130,7 @@ def judge(ours: RowScores, theirs: RowScores, *, greater_is_better: bool, num_pi
         better, worse = _sampled(units[is_moving], whole[is_moving], num_picked)
     p = min(1.0, better * num_picked) if total >= 0 else worse
     kind = "indistinct" if p > LEVEL else "better" if total >= 0 else "worse"
-    return {"kind": kind, "p": p, "rows": len(units), "test": "mcnemar" if is_even else "sign-flip"}
+    return {"kind": kind, "p": p, **counted, "test": "mcnemar" if is_even else "sign-flip"}
 
 
 def _sampled(units: Numbers, gains: Numbers, num_picked: int) -> tuple[float, float]:

@@ -144,6 +144,7 @@ def _verdict(run: RunView, card: Card, baselines: Mapping[str, float]) -> str:
 def verdict_text(verdict: Mapping[str, Any], shown: str | None = None) -> str:
     """Return a verdict in words; `shown` is the metric that stands beside it."""
     name, kind, num_rows = verdict["metric"], verdict["kind"], verdict.get("rows", 0)
+    counted = plural(num_rows, verdict.get("unit", "row"))
     start = "On the test data: " if verdict.get("split") == "test" else ""
     start += "" if shown in (None, name) else f"By {name}, since no baseline has {shown}: "
     against = f"{verdict['baseline']} ({metric(verdict['baseline_value'])})"
@@ -157,13 +158,13 @@ def verdict_text(verdict: Mapping[str, Any], shown: str | None = None) -> str:
     difference = f"{amount} {'better' if gain > 0 else 'worse'}" if gain else "the same score"
     if kind is None:
         why = {
-            "rows": f"{plural(num_rows, 'row')} {'is' if num_rows == 1 else 'are'} too few to judge it by",
+            "rows": f"{counted} {'is' if num_rows == 1 else 'are'} too few to judge it by",
             "live": "the verdict follows at the end",
         }.get(verdict["reason"], "there are no scores of single rows to judge it by")
         return f"{start}{difference.capitalize()} {'than' if gain else 'as'} {against}; {why}."
     p = "p < 0.001" if verdict["p"] < 0.001 else f"p = {verdict['p']:.2g}"
     picked = verdict.get("evaluations", 1)
-    evidence = [p, f"{num_rows:,} rows", f"{verdict['seeds']} seeds" if "seeds" in verdict else ""]
+    evidence = [p, counted, f"{verdict['seeds']} seeds" if "seeds" in verdict else ""]
     evidence.append(f"best of {picked} evaluations" if picked > 1 and gain > 0 else "")
     found = f"({', '.join(filter(None, evidence))})"
     if kind == "indistinct":

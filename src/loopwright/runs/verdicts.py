@@ -53,7 +53,9 @@ def verdict_of(
     if name not in rows or theirs is None:
         return {**verdict, "reason": "unknown"}
     verdict |= judge(rows[name], theirs, greater_is_better=directions[name], num_picked=num_picked)
-    return verdict if verdict["kind"] is not None else {**verdict, "rows": rows[name].shape[1], "reason": "rows"}
+    if verdict["kind"] is None:
+        verdict |= {"reason": "rows", "rows": verdict["rows"] or rows[name].shape[1]}
+    return verdict
 
 
 def verdict_of_seeds(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -77,7 +79,8 @@ def verdict_of_seeds(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | 
     kind = "indistinct" if p > LEVEL else "better" if mean > 0 else "worse"
     means = {name: statistics.fmean(each[name] for each in usable) for name in ("value", "baseline_value")}
     return {**{name: first[name] for name in same}, **means, "kind": kind, "p": p, "seeds": number, "test": "t"} | {
-        "rows": min(each["rows"] for each in usable)
+        "rows": min(each["rows"] for each in usable),
+        "unit": first.get("unit", "row"),
     }
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from loopwright.tasks.arguments import TaskArguments, flag
     from loopwright.tasks.base import Job, Origin, Task
     from loopwright.tasks.data import RowDataset
-    from loopwright.tasks.scoring import MetricScorer, samples_of, score_baselines
+    from loopwright.tasks.scoring import MetricScorer, samples_of, score_baselines, score_rows
 
 __all__ = [
     "TASKS",
@@ -37,6 +37,7 @@ __all__ = [
     "register",
     "samples_of",
     "score_baselines",
+    "score_rows",
     "summaries",
     "task_names",
 ]
@@ -45,7 +46,7 @@ __all__ = [
 _MODULES = {
     **dict.fromkeys(("Job", "Origin", "Task"), "base"),
     **dict.fromkeys(("TaskArguments", "flag"), "arguments"),
-    **dict.fromkeys(("MetricScorer", "samples_of", "score_baselines"), "scoring"),
+    **dict.fromkeys(("MetricScorer", "samples_of", "score_baselines", "score_rows"), "scoring"),
     "RowDataset": "data",
 }
 
