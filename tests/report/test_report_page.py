@@ -147,7 +147,9 @@ def test_charts_have_loss_metrics_and_all_that_is_logged_of_the_course(run):
 
 
 def test_a_curve_is_drawn_where_its_numbers_are_with_round_ticks_or_by_its_logarithm():
-    svg = draw(Chart("x", [Curve("y", [(0, 0.0), (100, 10.0)])]))
+    levels = [("a", 5.0), ("b", 5.1), ("c", 9.0)]  # names that would overlap share a line
+    svg = draw(Chart("x", [Curve("y", [(0, 0.0), (100, 10.0)])], levels=levels))
+    assert ">a 5 · b 5.10</text>" in svg and ">c 9</text>" in svg and svg.count('class="level"') == 3
     path = re.search(r'class="line c0" data-curve="0" d="M([\d. ]+)L([\d. ]+)"', svg)
     assert path is not None
     (left, low), (right, high) = (map(float, place.split()) for place in path.groups())

@@ -13,6 +13,7 @@ from loopwright.report.formats import number
 from loopwright.report.series import Mark, Point
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 10.0, 24.0
+_LINE = 11.0  # the height of a small text
 _MARK_ROW = 7.0
 _LOG_RATIO: Final = 100.0
 NUM_COLOURS: Final = 8
@@ -116,10 +117,13 @@ def draw(chart: Chart) -> str:
         return ""
     frame = _frame(chart)
     parts = [_grid(frame, chart)]
+    names: dict[float, list[str]] = {}  # by place; those that would overlap share one
     for name, value in chart.levels:
         if frame.bottom <= value <= frame.top:
-            x, y, text = frame.width - _RIGHT - 4, frame.y(value) - 4, f"{escape(name)} {shown(value, chart.unit)}"
-            parts += frame.across("level", value), _text("level-name", x, y, text)
+            parts.append(frame.across("level", value))
+            y = next((each for each in names if abs(each - frame.y(value) + 4) < _LINE), frame.y(value) - 4)
+            names.setdefault(y, []).append(f"{escape(name)} {shown(value, chart.unit)}")
+    parts += (_text("level-name", frame.width - _RIGHT - 4, y, " · ".join(each)) for y, each in names.items())
     marks = _distinct_marks(frame, chart)
     parts.append(f'<g class="marks">{"".join(_mark(frame, mark) for mark in marks)}</g>')
     parts += (_curve(frame, curve, index) for index, curve in enumerate(chart.curves))
