@@ -151,6 +151,8 @@ def test_an_encoder_decoder_generates_the_answer_with_the_same_scores(tmp_path, 
     run = api.train("question-answering", data=data, **flags)
     assert 'answer_by: "generation"' in (run.path / "config.yaml").read_text()
     assert {"exact", "f1", "loss"} <= set(run.metrics)
+    held = [bool(line["reference"]) for line in read_lines(run.path / "eval" / "predictions.jsonl")]
+    assert run.result["baselines"]["no answer"]["exact"] == pytest.approx(100 * held.count(False) / len(held))
     assert_recomputed(run)
     assert_loss_has_interval(run)
     (predicted,) = run.predict(["Which one ?", "the red river"])
