@@ -25,7 +25,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
@@ -59,22 +59,9 @@ FAILPOINTS: Final[dict[str, str]] = {
 _Action = Callable[[str], None]
 
 
-class _Point:
-    """An armed point: counts its hits, and acts on some of them."""
-
-    def __init__(self) -> None:
-        self.faults: list[tuple[int | None, _Action]] = []
-        # next() on it is one bytecode: thread-safe, and without a lock that a fork could leave taken.
-        self._hits = itertools.count(1)
-
-    def hit(self, name: str) -> None:
-        number = next(self._hits)
-        for nth, act in self.faults:
-            if nth is None or nth == number:
-                act(name)
-
-
-_points: dict[str, _Point | None] = dict.fromkeys(FAILPOINTS)
+# The hits of each armed point, and what happens at the n-th of them or, with None, at each. `next` on a count is one
+# bytecode: thread-safe, and without a lock that a fork could leave taken.
+_points: dict[str, tuple[Iterator[int], list[tuple[int | None, _Action]]] | None] = dict.fromkeys(FAILPOINTS)
 
 
 def failpoint(name: str) -> None:
@@ -84,7 +71,11 @@ def failpoint(name: str) -> None:
     except KeyError:
         raise _unknown_name(name) from None
     if point is not None:
-        point.hit(name)
+        hits, faults = point
+        number = next(hits)
+        for nth, act in faults:
+            if nth is None or nth == number:
+                act(name)
 
 
 def is_armed(name: str) -> bool:
@@ -99,7 +90,7 @@ def arm(spec: str) -> None:
 
     An invalid one raises a ConfigError, and the previously armed points stay.
     """
-    armed: dict[str, _Point] = {}
+    armed: dict[str, tuple[Iterator[int], list[tuple[int | None, _Action]]]] = {}
     for entry in map(str.strip, spec.split(",")):
         name, _, rest = entry.partition(":")
         nth, _, action = rest.partition(":")
@@ -110,7 +101,7 @@ def arm(spec: str) -> None:
         if nth != "*" and (not nth.isascii() or not nth.isdigit() or int(nth) < 1):
             raise ConfigError(f"LW_FAILPOINT: the hit in {entry!r} is {nth!r}; it must be 1, 2, ... or * for every hit")
         fault = (None if nth == "*" else int(nth), _parse_action(action, entry))
-        armed.setdefault(name, _Point()).faults.append(fault)
+        armed.setdefault(name, (itertools.count(1), []))[1].append(fault)
     disarm()
     _points.update(armed)
 

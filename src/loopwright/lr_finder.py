@@ -36,6 +36,7 @@ SMOOTHING = 0.8  # of the mean that the curve is judged by: it looks back about 
 _DIVERGED = 4.0  # times the best loss
 # What a run of `train` leaves in a trainer for the next one; the rest is put back.
 _RENEWED = frozenset({"model", "optimizer"})
+_OF_SEARCH = ("trainer", "train_dataset", "start", "end", "num_updates", "on_update")  # not passed on by name
 
 
 def find_lr(
@@ -80,6 +81,7 @@ def find_lr(
     Raises:
         ConfigError, DataError: before anything is touched.
     """
+    of_run = {name: value for name, value in locals().items() if name not in _OF_SEARCH}
     check_is_idle(trainer._current_run.is_running)
     check_parameters(trainer.model, trainer.optimizer)
     ramp = _Ramp(rising_rates(start, end, num_updates), relative_rates(trainer.optimizer), on_update)
@@ -88,25 +90,8 @@ def find_lr(
         trainer.callback_handler = CallbackHandler(callbacks, limited_by=trainer.callback_handler)
         trainer.run_history = InMemoryRunHistory()
         vars(trainer)["print"] = vars(trainer)["notify"] = print_nothing
-        trainer.train(
-            train_dataset,
-            num_epochs=num_updates,
-            per_device_batch_size=per_device_batch_size,
-            max_num_train_steps=num_updates,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            gradient_clip_value=gradient_clip_value,
-            gradient_clip_norm=gradient_clip_norm,
-            train_dataloader_kwargs=train_dataloader_kwargs,
-            collate_fn=collate_fn,
-            seed=seed,
-            mixed_precision=mixed_precision,
-            step_mode="eager",
-            log_every=1,
-            bad_samples=bad_samples,
-            reduction=reduction,
-            sharding=sharding,
-            oom=oom,
-        )
+        length: dict[str, Any] = {"num_epochs": num_updates, "max_num_train_steps": num_updates}
+        trainer.train(train_dataset, **length, **of_run, step_mode="eager", log_every=1)
     return create_curve(ramp.tried, ramp.losses, ramp.stop_reason)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any
 
@@ -96,6 +96,12 @@ class RunSettings:
                 *others, last = [f'"{choice}"' for choice in allowed if choice is not None]
                 raise ConfigError(f"{name} must be {', '.join(others)} or {last}, got {getattr(self, name)!r}")
         Sharding.parse(self.sharding)
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> RunSettings:
+        """Return the settings among the arguments of `train`."""
+        given = {field.name: arguments[field.name] for field in fields(cls)}
+        return cls(**{**given, "evaluate_every": Interval.parse(given["evaluate_every"])})
 
     @property
     def clips(self) -> bool:

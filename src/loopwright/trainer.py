@@ -33,7 +33,7 @@ from loopwright.progress import EVALUATED, TRAINED, Progress, Requests, StopReas
 from loopwright.results import EvaluationResult, PredictionResult, TrainResult
 from loopwright.run_config import create_run_config
 from loopwright.schedulers import TrainerPlaceholderValues, replace_trainer_placeholder_values
-from loopwright.settings import Interval, RunSettings, check_is_idle, check_parameters, check_scheduler_factory
+from loopwright.settings import RunSettings, check_is_idle, check_parameters, check_scheduler_factory
 from loopwright.stepping.eager import MicroBatchStep
 from loopwright.tracking import InMemoryRunHistory, RunHistory
 from loopwright.training import model_files
@@ -167,26 +167,9 @@ class Trainer(TrainerHooks):
             LeaseError: another process trains in the folder of `checkpoints`.
             MemoryLimitError: memory ran out.
         """
+        settings = RunSettings.of(locals())
         if not isinstance(vars(self).get("_current_run"), TrainingRun):  # a subclass has taken the name
             _start_idle_run(self)
-        settings = RunSettings(
-            num_epochs=num_epochs,
-            per_device_batch_size=per_device_batch_size,
-            max_num_train_steps=max_num_train_steps,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            gradient_clip_value=gradient_clip_value,
-            gradient_clip_norm=gradient_clip_norm,
-            mixed_precision=mixed_precision,
-            step_mode=step_mode,
-            checkpoints=checkpoints,
-            log_every=log_every,
-            evaluate_every=Interval.parse(evaluate_every),
-            nan=nan,
-            bad_samples=bad_samples,
-            reduction=reduction,
-            sharding=sharding,
-            oom=oom,
-        )
         check_scheduler_factory(create_scheduler_fn)
         check_parameters(self.model, self.optimizer, self.loss_func)
         check_data(self, "train", train_dataset, train_dataloader_kwargs, per_device_batch_size, "train_dataset")

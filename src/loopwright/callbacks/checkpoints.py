@@ -86,10 +86,9 @@ class SaveBestModelCallback(TrainerCallback):
         self.best_metric = state["best_metric"]
         self.best_metric_epoch = state["best_metric_epoch"]
 
-    def _save(self, trainer: TrainerLike, metadata: dict[str, Any]) -> None:
-        trainer.save_checkpoint(
-            self.save_path, metadata, save_optimizer=self.save_optimizer, save_scheduler=self.save_scheduler
-        )
+    def _save(self, trainer: TrainerLike, metadata: dict[str, Any], **options: Any) -> None:
+        options |= {"save_optimizer": self.save_optimizer, "save_scheduler": self.save_scheduler}
+        trainer.save_checkpoint(self.save_path, metadata, **options)
 
 
 class SaveTrainingStateCallback(TrainerCallback):

@@ -154,11 +154,5 @@ class ModelEmaCallback(SaveBestModelCallback):
         if state["ema_model"] is not None and self.ema_model is not None:
             load_weights(self.ema_model.module, state["ema_model"])
 
-    def _save(self, trainer: TrainerLike, metadata: dict[str, Any]) -> None:
-        trainer.save_checkpoint(
-            self.save_path,
-            metadata,
-            save_optimizer=self.save_optimizer,
-            save_scheduler=self.save_scheduler,
-            model=self.ema_model.module,
-        )
+    def _save(self, trainer: TrainerLike, metadata: dict[str, Any], **options: Any) -> None:
+        super()._save(trainer, metadata, model=self.ema_model.module)

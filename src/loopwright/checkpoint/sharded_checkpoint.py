@@ -97,21 +97,6 @@ def commit(snapshot: ShardedSnapshot, directory: str | Path, label: store.Label)
     return draft.final
 
 
-def write(
-    directory: str | Path,
-    model: Mapping[str, torch.Tensor],
-    state: dict[str, Any],
-    update: int,
-    *,
-    run_id: str = "",
-    about: Mapping[str, Any] | None = None,
-    files: Mapping[str, bytes] | None = None,
-    is_open: bool = False,
-) -> Path:
-    """Write a checkpoint at once, as `store.write` does, with tensors of which some are split."""
-    return commit(take_snapshot(model, state, update, files), directory, store.Label(run_id, about, is_open))
-
-
 def read_for(model: Mapping[str, Any], mesh: Any, directory: str | Path) -> store.Checkpoint:
     """Return the content of a checkpoint, sharded or not, split like the weights of this run (`model`)."""
     share = dist.get_rank(), dist.get_world_size()

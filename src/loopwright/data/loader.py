@@ -22,20 +22,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory  # what DataLoader pins with: containers and custom types too
 
+from loopwright.data import samples as reading
 from loopwright.data.buckets import LengthGroupedSampler
 from loopwright.data.collate import collate
 from loopwright.data.order import BatchIds, Plan, Sequential, Share, Shuffled, plan_batches
-from loopwright.data.samples import (
-    Readable,
-    Reader,
-    SeededDataset,
-    Skipped,
-    SkippingReader,
-    check_budget,
-    note_skipped,
-    plain_id,
-    unchanged,
-)
 from loopwright.data.streams import OwnGenerators, keyed_stream, parts_of, set_epoch_of
 from loopwright.data.workers import WorkerWatch
 from loopwright.engine.nested import iter_tensors, num_rows, to_device
@@ -133,7 +123,7 @@ class Loader(ABC):
     def __init__(self, source: Any, options: LoaderOptions) -> None:
         self.source = source
         self.seed, self.share, self.device, self._even_tail, self.limit, self.bad_samples = options
-        self.skipped: Skipped = {}
+        self.skipped: reading.Skipped = {}
         self._direct_epoch = 0
         self._purpose = "eval-fetch" if self._even_tail else "fetch"
 
@@ -191,13 +181,13 @@ class Loader(ABC):
         """Return the first micro-batch of the data, read now; None if reading it would have side effects."""
         return None
 
-    def agree_on_skipped(self) -> Skipped:
+    def agree_on_skipped(self) -> reading.Skipped:
         """Merge the skipped ids of all processes; every process must call it, at the start of an epoch and to save."""
         for others in gather_objects(self.skipped):
             for index, (epoch, text) in others.items():
                 if index not in self.skipped or epoch < self.skipped[index][0]:
                     self.skipped[index] = (epoch, text)
-        check_budget(self.skipped, self.dataset)
+        reading.check_budget(self.skipped, self.dataset)
         return self.skipped
 
     def close(self) -> None:
@@ -223,13 +213,13 @@ class OrderedLoader(Loader):
         self._fetches_here = source.num_workers == 0
         self._pins = source.pin_memory and torch.cuda.is_available()
         has_quick_collate = self._fetches_here and source.collate_fn is default_collate
-        kind = SkippingReader if self.bad_samples == "skip" else Reader
+        kind = reading.SkippingReader if self.bad_samples == "skip" else reading.Reader
         self._reader = kind(source.dataset, collate if has_quick_collate else source.collate_fn)
         self._feed = _Feed()
         self._loader: DataLoader[Any] = DataLoader(
-            SeededDataset(self._reader),  # type: ignore[arg-type]
+            reading.SeededDataset(self._reader),  # type: ignore[arg-type]
             batch_sampler=self._feed,
-            collate_fn=unchanged,
+            collate_fn=reading.unchanged,
             num_workers=source.num_workers,
             pin_memory=source.pin_memory,
             timeout=source.timeout,
@@ -281,9 +271,9 @@ class OrderedLoader(Loader):
         for start, ids in itertools.islice(self._global_micro_batches(0, 0), _MOST_TRIED):
             with preserved_generators():
                 read = self._reader(BatchIds(ids, keys.at(start), 0, start, frozenset()))
-            if not isinstance(read, Readable) or read.rows == len(ids):
+            if not isinstance(read, reading.Readable) or read.rows == len(ids):
                 break
-        return read.batch if isinstance(read, Readable) else read
+        return read.batch if isinstance(read, reading.Readable) else read
 
     def _fetched_by_loader(self, done: int) -> Iterator[Any]:
         """Yield the batches of the feed; after a loss of workers, from the first undelivered one (after `done`)."""
@@ -296,10 +286,10 @@ class OrderedLoader(Loader):
         finally:
             self._workers.leave(batches)
 
-    def _counted_piece(self, epoch: int, read: Readable, fetch_key: int, rows: int) -> MicroBatch:
+    def _counted_piece(self, epoch: int, read: reading.Readable, fetch_key: int, rows: int) -> MicroBatch:
         if rows and read.errors:  # errors of a pad are reported by the process that counts it
-            note_skipped(self.skipped, read.errors, epoch)
-            check_budget(self.skipped, self.dataset)
+            reading.note_skipped(self.skipped, read.errors, epoch)
+            reading.check_budget(self.skipped, self.dataset)
         return MicroBatch(read.batch, fetch_key, read.rows if rows else 0)
 
     def _find_plan(self) -> Plan | None:
@@ -361,7 +351,7 @@ class OrderedLoader(Loader):
             for number, (start, ids) in enumerate(mine):
                 fetch_key = keys.at(start)
                 fetched.append(_Fetched(fetch_key, len(ids) if number < num_own else 0, len(mine), samples))
-                left_out = given_up.intersection(map(plain_id, ids)) if given_up else given_up
+                left_out = given_up.intersection(map(reading.plain_id, ids)) if given_up else given_up
                 yield BatchIds(ids, fetch_key, epoch, start, left_out)
 
     def _part_of(self, window: list[tuple[int, list[int]]]) -> tuple[list[tuple[int, list[int]]], int]:

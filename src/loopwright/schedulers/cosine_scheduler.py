@@ -110,18 +110,8 @@ class CosineLrScheduler(StatefulSchedulerBase):
 
         The arguments are those of the class; the Trainer fills in the placeholders.
         """
-        arguments: dict[str, Any] = {
-            "total_num_epochs": total_num_epochs,
-            "num_update_steps_per_epoch": num_update_steps_per_epoch,
-            "k_decay": k_decay,
-            "lr_min": lr_min,
-            "min_lr_ratio": min_lr_ratio,
-            "num_warmup_epochs": num_warmup_epochs,
-            "warmup_starting_lr": warmup_starting_lr,
-            "warmup_starting_lr_ratio": warmup_starting_lr_ratio,
-            "num_cooldown_epochs": num_cooldown_epochs,
-        }
-        return partial(cls, **arguments)
+        arguments = dict(locals())
+        return partial(arguments.pop("cls"), **arguments)
 
     def _lr(self, base: float, num_updates: int) -> float:
         num_cosine_updates = self.total_iterations - self.warmup_iterations - self.num_cooldown_iterations

@@ -187,21 +187,10 @@ class WSDLrScheduler(StatefulSchedulerBase):
         The arguments are those of the class, the warmup in epochs (None: 1 % of the run); the Trainer
         fills in the placeholders.
         """
-        num_warmup_steps: float | Expression | None = None
-        if num_warmup_epochs is not None:
-            num_warmup_steps = num_update_steps_per_epoch * num_warmup_epochs
-        arguments: dict[str, Any] = {
-            "num_epochs": total_num_epochs,
-            "num_update_steps_per_epoch": num_update_steps_per_epoch,
-            "num_warmup_steps": num_warmup_steps,
-            "decay_phase_ratio": decay_phase_ratio,
-            "lr_min": lr_min,
-            "warmup_starting_lr": warmup_starting_lr,
-            "use_inverse_sqrt_decay": use_inverse_sqrt_decay,
-            "num_checkpoints": num_checkpoints,
-            "is_continuation_from_checkpoint": is_continuation_from_checkpoint,
-        }
-        return partial(cls, **arguments)
+        arguments = dict(locals())
+        arguments["num_epochs"], warmup = arguments.pop("total_num_epochs"), arguments.pop("num_warmup_epochs")
+        arguments["num_warmup_steps"] = None if warmup is None else num_update_steps_per_epoch * warmup
+        return partial(arguments.pop("cls"), **arguments)
 
     def _plan_periods(self) -> None:
         self.checkpoint_steps = estimate_checkpoint_steps(self.total_steps, self.num_checkpoints)

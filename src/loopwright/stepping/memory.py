@@ -20,15 +20,8 @@ from typing import TYPE_CHECKING, Any
 from loopwright.back_reference import BackReference
 from loopwright.data import MicroBatch, Window
 from loopwright.data.batch_parts import bounds_of
+from loopwright.engine import memory
 from loopwright.engine.graphs import single_precision_rates
-from loopwright.engine.memory import (
-    TorchMemoryLimitError,
-    asked_bytes,
-    forget_frames,
-    free_bytes,
-    is_out_of_memory,
-    release_memory,
-)
 from loopwright.errors import DataError, MemoryLimitError
 from loopwright.progress import Parts
 from loopwright.quantities import size
@@ -67,13 +60,13 @@ class MemoryGuard:
     ) -> bool:
         if not isinstance(error, (RuntimeError, MemoryError)):
             return False
-        if not is_out_of_memory(error) or isinstance(error, MemoryLimitError):
+        if not memory.is_out_of_memory(error) or isinstance(error, MemoryLimitError):
             trainer = self.run.trainer
             named = unused_parameters(trainer.model, error, trainer.remedies_of_unused_parameters)
             if named is not None:
                 raise named from error
             return False
-        forget_frames(error)
+        memory.forget_frames(error)
         self._failure = error
         return True
 
@@ -88,7 +81,7 @@ class MemoryGuard:
         self.parts.train *= 2
         smaller = run.begin_update(window)
         rows = max(piece.rows for piece in smaller.pieces)
-        asked, update = asked_bytes(error), run.progress.update + 1
+        asked, update = memory.asked_bytes(error), run.progress.update + 1
         told = _told_size(max(window.pieces, key=lambda piece: piece.rows))
         comparison = memory_advice.compare(run, smaller) if self.parts.train == 2 else None
         text = (
@@ -106,8 +99,8 @@ class MemoryGuard:
         run.micro_batch_step.discard()
         run.drop_gradients()
         run.buffers.restore()
-        release_memory(run.engine.device)
-        return free_bytes(run.engine.device)
+        memory.release_memory(run.engine.device)
+        return memory.free_bytes(run.engine.device)
 
     def _why_not_split(self, window: Window) -> str | None:
         if self.run.settings.oom == "stop":
@@ -165,8 +158,8 @@ class MemoryGuard:
             keeps = ", which keeps the maths" if keeps_maths else ""
             fix = f"{trainer.remedy_of_policy()}{keeps}   or   {fix}"
         update, told = run.progress.update + 1, _told_size(piece)
-        told_bytes = _told_bytes(asked_bytes(error), None)
-        return TorchMemoryLimitError(
+        told_bytes = _told_bytes(memory.asked_bytes(error), None)
+        return memory.TorchMemoryLimitError(
             "memory.train", f"out of memory in update {update} ({told}{told_bytes})", saw=saw, fix=fix
         )
 
@@ -187,12 +180,12 @@ class MemoryGuard:
         A MemoryLimitError is raised if it cannot or must not be cut. Predictions have no loss to compare (`has_loss`).
         """
         run, trainer = self.run, self.run.trainer
-        release_memory(run.engine.device)
-        free, asked = free_bytes(run.engine.device), asked_bytes(error)
+        memory.release_memory(run.engine.device)
+        free, asked = memory.free_bytes(run.engine.device), memory.asked_bytes(error)
         told, told_bytes = _told_size(piece), _told_bytes(asked, free)
         reason = self._why_not_cut_evaluation(piece)
         if reason is not None:
-            raise TorchMemoryLimitError(
+            raise memory.TorchMemoryLimitError(
                 "memory.eval",
                 f"out of memory while evaluating ({told}{told_bytes})",
                 saw=[_first_line(error), f"not run again in smaller parts: {reason}"],
@@ -239,10 +232,10 @@ class OptimizerStep:
         if self._rates is not None:
             rates, self._rates = self._rates, None
             rates.__exit__(None, None, None)
-        if not isinstance(error, (RuntimeError, MemoryError)) or not is_out_of_memory(error):
+        if not isinstance(error, (RuntimeError, MemoryError)) or not memory.is_out_of_memory(error):
             return
-        forget_frames(error)
-        raise TorchMemoryLimitError(
+        memory.forget_frames(error)
+        raise memory.TorchMemoryLimitError(
             "memory.train",
             f"out of memory in the optimizer's step of update {self.run.progress.update + 1}, where it creates "
             "its state or changes the weights: smaller batches would not help",

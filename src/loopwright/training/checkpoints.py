@@ -14,13 +14,12 @@ from torch import nn
 from loopwright.back_reference import BackReference
 from loopwright.callbacks import SaveTrainingStateCallback
 from loopwright.callbacks.extra_state import warn_of_unsaved
-from loopwright.checkpoint import Checkpoint, read, write
+from loopwright.checkpoint import Checkpoint, read
+from loopwright.checkpoint import sharded_checkpoint as sharded
 from loopwright.checkpoint.fingerprint import Change, fingerprint, tier
 from loopwright.checkpoint.saver import Captured, Saver
-from loopwright.checkpoint.sharded_checkpoint import read_for
-from loopwright.checkpoint.sharded_checkpoint import write as write_shards
 from loopwright.checkpoint.state_by_name import fitted_state, optimizer_state, parameter_names
-from loopwright.checkpoint.store import check_savable
+from loopwright.checkpoint.store import Label, check_savable, commit, take_snapshot
 from loopwright.data.loader import REPLAYED
 from loopwright.engine.processes import gather_objects, world_process_zero_only
 from loopwright.engine.seeding import generator_states, restore_generator_states
@@ -178,7 +177,7 @@ class RunCheckpoints:
         if not is_sharded(model):
             return read(path)
         reshard(model)
-        return read_for(model.state_dict(), mesh_of(model), path)
+        return sharded.read_for(model.state_dict(), mesh_of(model), path)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Put a checkpoint's model, optimizer, scheduler, scaler and generators back into the trainer.
@@ -302,17 +301,12 @@ class RunCheckpoints:
             model, state, files = self.capture(metadata)
         except OSError as error:
             raise CheckpointError(f"cannot save {output_dir}: its metrics could not be written: {error}") from error
-        write_here = write_shards if is_sharded(trainer.model) else world_process_zero_only(write)
-        write_here(
-            output_dir,
-            model,
-            state,
-            run.progress.update,
-            run_id=run.run_id,
-            about=self.metadata,
-            files=files,
-            is_open=policy is not None and policy.is_open,
-        )
+        label = Label(run.run_id, self.metadata, policy is not None and policy.is_open)
+        given = (model, state, run.progress.update)
+        if is_sharded(trainer.model):
+            sharded.commit(sharded.take_snapshot(*given, files), output_dir, label)
+        else:
+            world_process_zero_only(lambda: commit(take_snapshot(*given, files=files), output_dir, label))()
         trainer.call_event("on_checkpoint_saved", path=Path(output_dir))
 
     def _weights_are_finite(self) -> bool:

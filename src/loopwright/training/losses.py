@@ -49,7 +49,8 @@ class EpochLosses:
     def begin_update(self, window: Window, counts: list[float | None]) -> None:
         """Start an update, given the items of each micro-batch: none, or with a None, if they are samples."""
         self._window = window
-        self._counts = self._own_counts(window, counts) if counts else None
+        pairs, is_known = zip(counts, window.pieces, strict=True), bool(counts) and None not in counts
+        self._counts = [float(count or 0) if piece.rows else 0.0 for count, piece in pairs] if is_known else None
         self._is_alone = len(window.pieces) == 1 and window.pieces[0].rows > 0 and not self._engine.is_distributed
         self._entries: list[tuple[Tensor, float | Tensor]] = []
         self._late_items: list[float | Tensor] = []
@@ -60,12 +61,6 @@ class EpochLosses:
             if own is None and window.is_counted:
                 own = [piece.rows for piece in window.pieces]
             self._total = float(window.samples) if own is None else self._engine.agreement.total(sum(own))
-
-    @staticmethod
-    def _own_counts(window: Window, counts: list[float | None]) -> list[float] | None:
-        if None in counts:
-            return None
-        return [float(count or 0) if piece.rows else 0.0 for count, piece in zip(counts, window.pieces, strict=True)]
 
     @property
     def counts_items(self) -> bool:

@@ -53,22 +53,16 @@ def save_checkpoint(
     optimizer = run.bare_optimizer() if save_optimizer else None
     on_one = local_process_zero_only if save_per_node else world_process_zero_only
     with run.logbook.spending("save"):
-        _save_checkpoint(save_path, weights, optimizer, trainer.scheduler if save_scheduler else None, extra, on_one)
-
-
-def _save_checkpoint(
-    save_path: str | Path, weights: Any, optimizer: Any, scheduler: Any, extra: dict[str, Any], on_one: Any
-) -> None:
-    if is_sharded(weights):
-        reshard(weights)
-        is_writer = bool(on_one(lambda: True)())
-        if Path(save_path).suffix == ".safetensors":
-            texts = {name: str(value) for name, value in extra.items()}
-            write_gathered(save_path, weights.state_dict(), texts, is_writer)
-            return
-        weights = with_state(gathered(weights.state_dict(), is_writer))
-        optimizer = None if optimizer is None else with_state(gathered(optimizer.state_dict(), is_writer))
-    on_one(save_model_file)(save_path, weights, optimizer, scheduler, extra)
+        if is_sharded(weights):
+            reshard(weights)
+            is_writer = bool(on_one(lambda: True)())
+            if Path(save_path).suffix == ".safetensors":
+                texts = {name: str(value) for name, value in extra.items()}
+                write_gathered(save_path, weights.state_dict(), texts, is_writer)
+                return
+            weights = with_state(gathered(weights.state_dict(), is_writer))
+            optimizer = None if optimizer is None else with_state(gathered(optimizer.state_dict(), is_writer))
+        on_one(save_model_file)(save_path, weights, optimizer, trainer.scheduler if save_scheduler else None, extra)
 
 
 def load_checkpoint(
