@@ -26,7 +26,8 @@ class KeyStream:
         if len(person) > 16:
             raise ValueError(f"a key's purpose has at most 16 bytes, got {purpose!r}")
         # blake2b's personalisation field separates purposes without lengthening the message.
-        self._prefix = blake2b(b"".join(_word(part) for part in parts), digest_size=8, person=person)
+        words = b"".join((part & _MASK).to_bytes(8, "little") for part in parts)
+        self._prefix = blake2b(words, digest_size=8, person=person)
 
     def at(self, index: int) -> int:
         """Return the key whose last part is this index."""
@@ -42,7 +43,3 @@ def forward_key(fetch_key: int) -> int:
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 _FORWARD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: differs from 0 in many bits
-
-
-def _word(part: int) -> bytes:
-    return (part & _MASK).to_bytes(8, "little")

@@ -232,10 +232,6 @@ class Engine:
             return clip_norm(parameters, norm)
         return nn.utils.clip_grad_norm_(parameters, norm)
 
-    def step_was_skipped(self, optimizer: Any) -> bool:
-        """Whether the loss scaler skipped the last optimizer step."""
-        return bool(getattr(optimizer, "step_was_skipped", False))
-
     def share_gradients(self, model: Any, is_shared: bool) -> None:
         """Set whether the next backward syncs gradients with the other processes; only a window's last one does."""
         if self._tree is not None:

@@ -287,27 +287,23 @@ class RunCheckpoints:
 
     def save_to(self, output_dir: str | Path, metadata: dict[str, Any]) -> None:
         """Write a training state into a folder at once; called by `Trainer.save_training_state`."""
-        run, trainer = self.run, self.run.trainer
+        run, trainer, policy = self.run, self.run.trainer, self.run.settings.checkpoints
         if trainer.run_config is None or not self.metadata:
             raise ConfigError("save_training_state needs a trainer that has been prepared by train()")
         with run.logbook.spending("save"):
-            self._write_to(output_dir, metadata)
-
-    def _write_to(self, output_dir: str | Path, metadata: dict[str, Any]) -> None:
-        run, trainer, policy = self.run, self.run.trainer, self.run.settings.checkpoints
-        if not self._weights_are_finite():
-            raise CheckpointError(f"not saving {output_dir}: a weight is not finite")
-        try:
-            model, state, files = self.capture(metadata)
-        except OSError as error:
-            raise CheckpointError(f"cannot save {output_dir}: its metrics could not be written: {error}") from error
-        label = Label(run.run_id, self.metadata, policy is not None and policy.is_open)
-        given = (model, state, run.progress.update)
-        if is_sharded(trainer.model):
-            sharded.commit(sharded.take_snapshot(*given, files), output_dir, label)
-        else:
-            world_process_zero_only(lambda: commit(take_snapshot(*given, files=files), output_dir, label))()
-        trainer.call_event("on_checkpoint_saved", path=Path(output_dir))
+            if not self._weights_are_finite():
+                raise CheckpointError(f"not saving {output_dir}: a weight is not finite")
+            try:
+                model, state, files = self.capture(metadata)
+            except OSError as error:
+                raise CheckpointError(f"cannot save {output_dir}: its metrics could not be written: {error}") from error
+            label = Label(run.run_id, self.metadata, policy is not None and policy.is_open)
+            given = (model, state, run.progress.update)
+            if is_sharded(trainer.model):
+                sharded.commit(sharded.take_snapshot(*given, files), output_dir, label)
+            else:
+                world_process_zero_only(lambda: commit(take_snapshot(*given, files=files), output_dir, label))()
+            trainer.call_event("on_checkpoint_saved", path=Path(output_dir))
 
     def _weights_are_finite(self) -> bool:
         # Only trained weights: a frozen mask of -inf is not a sign of trouble.

@@ -24,8 +24,10 @@ def hyper_parameters(optimizer: Any, scheduler: Any, names: Mapping[int, str]) -
 
     None for an optimizer that was used before: what it holds is then not what the user asks for.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer) or _was_used(optimizer):
+    if not isinstance(optimizer, torch.optim.Optimizer):
         return None
+    if any(float(entry.get("step", 1)) > 0 for entry in optimizer.state.values()):
+        return None  # some make their state when they are made: it counts no steps then
     groups = {}
     for index, group in enumerate(optimizer.param_groups):
         values = {name: value for name, value in group.items() if name not in _NOT_SETTINGS}
@@ -96,11 +98,6 @@ def begin_schedule(optimizer: Any, groups: list[dict[str, Any]]) -> None:
 def as_json(value: Any) -> Any:
     """Return a value as it is after a round trip through JSON, so that it can be compared with one that was read."""
     return json.loads(json.dumps(_plain(value)), parse_constant=str)
-
-
-def _was_used(optimizer: torch.optim.Optimizer) -> bool:
-    # Some make their state when they are made: it counts no steps then.
-    return any(float(entry.get("step", 1)) > 0 for entry in optimizer.state.values())
 
 
 def _label(index: int, group: Mapping[str, Any], names: Mapping[int, str]) -> str:

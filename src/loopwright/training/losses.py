@@ -320,7 +320,8 @@ def _mapping_loss(model: Any, loss_func: Any, batch: Mapping[str, Any]) -> dict[
                 f"a mapping batch needs labels for the loss_func, got {', '.join(batch)}. "
                 "Rename the target to labels, or override calculate_train_batch_loss."
             )
-        takes_labels = _accepts(model, "labels")
+        signature = _signature(model)
+        takes_labels = "labels" in signature.parameters or _takes_all(signature)
         inputs = {name: value for name, value in batch.items() if takes_labels or name != "labels"}
         outputs = _outputs(model, **inputs)
         loss = loss_func(getattr(outputs, "logits", outputs), batch["labels"])
@@ -350,11 +351,6 @@ def _outputs(model: Any, /, *inputs: Any, **named: Any) -> Any:
             f"{takes}, but gets only the first entry of a tuple batch; the second goes to the loss function. Let the "
             f"dataset return a dict with the argument names of the forward, and the target as labels, or {hooks}."
         ) from error
-
-
-def _accepts(model: Any, name: str) -> bool:
-    signature = _signature(model)
-    return name in signature.parameters or _takes_all(signature)
 
 
 def _signature(model: Any) -> inspect.Signature:

@@ -422,7 +422,7 @@ class TrainingRun:
     def step_scheduler(self) -> None:
         """Step the scheduler, if there is one and the loss scaler has not refused the update."""
         trainer = self.trainer
-        if trainer.scheduler is not None and not self.engine.step_was_skipped(trainer.optimizer):
+        if trainer.scheduler is not None and not getattr(trainer.optimizer, "step_was_skipped", False):
             trainer.scheduler_step()
 
     def drop_gradients(self) -> None:
