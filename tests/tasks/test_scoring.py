@@ -153,3 +153,7 @@ def test_the_loss_has_no_interval_if_samples_lack_it_or_do_not_add_up():
     assert lacking.intervals() == other.intervals() == {} and set(fitting.intervals()) == {"loss"}
     fitting.merge_state(json.loads(json.dumps(other.state_dict())))
     assert fitting.intervals() == {}
+    broken, nan = LossInterval(), float("nan")
+    assert broken.exact_loss([{**made[0], "loss": nan}], nan) is None and broken.exact_loss(made, 1.01) is None
+    fitting.merge_state(broken.state_dict())
+    assert broken.intervals().missing == fitting.intervals().missing == {"loss": "it is undefined on this data"}

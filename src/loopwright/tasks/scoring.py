@@ -22,6 +22,7 @@ import numpy as np
 
 from loopwright.baselines import Constant, Predictor
 from loopwright.metrics import Bootstrap, ExpectedCalibrationError, Intervals, MeanLoss, Metric
+from loopwright.metrics.intervals import UNDEFINED
 from loopwright.metrics.paired import RowKeeper, RowScores
 from loopwright.run_folder import write_atomically
 from loopwright.tasks.data import RunData
@@ -30,6 +31,7 @@ NUM_WORST = 50
 NUM_SUSPECTS = 200
 _UNITS_OF_WEIGHT = 2**16  # sample weights are counted in units of 1/65536: a counting metric takes integers
 _ALONE = 2**62  # above all numbers of groups
+_UNLIKE = "the losses of the samples do not add up to it"
 _SAME_LOSS = 1e-3  # relative: above 16-bit rounding, below the effect of another loss term
 
 
@@ -232,14 +234,16 @@ class LossInterval(Scorer):
         self._loss = loss
         self._weight = weight
         self._losses = Bootstrap(MeanLoss())
-        self._is_whole = True
+        self._missing = ""  # why there is none
 
     def exact_loss(self, samples: Sequence[Mapping[str, Any]], loss: float) -> float | None:
         terms, weights = zip(*map(self._term, samples), strict=True)
         weight = math.fsum(weights)
         exact = math.fsum(terms) / weight if weight and all(map(math.isfinite, terms)) else math.nan
         is_same = math.isclose(exact, loss, rel_tol=_SAME_LOSS, abs_tol=1e-6)
-        self._is_whole = self._is_whole and (is_same or not weight)
+        if weight and not is_same:
+            is_number = math.isfinite(loss) and self._missing != UNDEFINED
+            self._missing = _UNLIKE if is_number else UNDEFINED
         return exact if is_same else None
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -248,27 +252,30 @@ class LossInterval(Scorer):
             positions = [sample["position"] for sample in samples]
             counts = [round(weight * _UNITS_OF_WEIGHT) for weight in weights]
             self._losses.add_batch(positions=positions, groups=groups_of(samples), sums=sums, counts=counts)
-            self._is_whole = self._is_whole and all(map(math.isfinite, sums))
+            if not all(map(math.isfinite, sums)):
+                self._missing = self._missing or _UNLIKE
         return samples
 
     def compute(self) -> dict[str, float]:
         return {}
 
     def intervals(self) -> Intervals:
-        if not self._is_whole:
-            return Intervals({"loss": "the losses of the samples do not add up to it"})
+        if self._missing:
+            return Intervals({"loss": self._missing})
         found = self._losses.interval()
         scaled = {name: (low * _UNITS_OF_WEIGHT, high * _UNITS_OF_WEIGHT) for name, (low, high) in found.items()}
         return Intervals({**scaled, **found.missing})
 
     def state_dict(self) -> dict[str, Any]:
-        return {"losses": self._losses.state_dict(), "is_whole": self._is_whole}
+        return {"losses": self._losses.state_dict(), "missing": self._missing}
 
     def merge_state(self, state: Mapping[str, Any]) -> None:
         other = Bootstrap(MeanLoss())
         other.load_state_dict(state["losses"])
         self._losses.merge(other)
-        self._is_whole = self._is_whole and bool(state["is_whole"])
+        self._missing = (
+            UNDEFINED if UNDEFINED in (self._missing, state["missing"]) else self._missing or state["missing"]
+        )
 
     def _term(self, sample: Mapping[str, Any]) -> tuple[float, float]:
         """Return a sample's term in the sum of losses, NaN if unknown, and its weight."""
