@@ -96,6 +96,14 @@ def test_a_row_with_several_features_is_scored_and_written_once_also_when_evalua
     assert len(read_lines(answered.path / "eval" / "other" / "predictions.jsonl")) == 6
 
 
+def test_the_loss_of_a_row_does_not_depend_on_the_padding_that_longer_rows_bring(answered, tmp_path):
+    made = [*questions(1, length=3), *questions(1, seed=1, length=12)]  # one feature each
+    losses = [
+        answered.evaluate(write_jsonl(tmp_path / "rows.jsonl", rows))["loss"] for rows in (made, made[:1], made[1:])
+    ]
+    assert losses[0] == pytest.approx((losses[1] + losses[2]) / 2, rel=1e-5)
+
+
 def test_a_file_pairs_and_a_tab_are_predicted_alike(answered, tmp_path):
     made = questions(4, seed=6)
     asked = [{"question": row["question"], "context": row["context"]} for row in made]

@@ -206,9 +206,17 @@ class QuestionAnswering(Task):
         # The loss is per feature; features are resampled with their row.
         return JointScorer([LossInterval(), scorer])
 
-    def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        from torch.nn import functional
+    def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+        loss, outputs = super().compute_loss(job, model, batch)
+        if job.args.answer_by == "span" and hasattr(job.model, "config") and not model.training:
+            # No answer is in the padding. The model's own loss, which it is trained on, counts it as a wrong one: the
+            # loss of a row would depend on the longest one beside it.
+            for name in ("start_logits", "end_logits"):
+                outputs[name] = outputs[name].float().masked_fill(batch["attention_mask"] == 0, float("-inf"))
+            loss = _losses(batch, outputs).mean()
+        return loss, outputs
 
+    def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         if job.args.answer_by == "generation":
             num_tokens = (batch["labels"] != text.IGNORED).sum(-1)
             means = text.token_losses(outputs.logits, batch["labels"]).sum(-1) / num_tokens
@@ -227,14 +235,8 @@ class QuestionAnswering(Task):
                 }
                 for sample, (reference, position, loss, number) in zip(samples, columns, strict=True)
             ]
-        parts = [
-            functional.cross_entropy(logits.float(), batch[target], reduction="none")
-            for logits, target in zip((outputs.start_logits, outputs.end_logits), features.TARGETS, strict=True)
-        ]
-        windows = _windows(job.args, batch, outputs)
-        for window, reference, loss in zip(
-            windows, batch["reference"], ((parts[0] + parts[1]) / 2).tolist(), strict=True
-        ):
+        windows, losses = _windows(job.args, batch, outputs), _losses(batch, outputs).tolist()
+        for window, reference, loss in zip(windows, batch["reference"], losses, strict=True):
             window |= {"reference": reference, "loss": loss}
         return windows
 
@@ -284,6 +286,15 @@ def best_spans(start: Any, end: Any, is_allowed: Any, longest: int, count: int) 
     scores, places = sums.topk(min(count, sums.shape[1]), dim=1)
     firsts = places.div(longest, rounding_mode="floor")
     return scores, firsts, (firsts + places % longest).clamp(max=start.shape[1] - 1)
+
+
+def _losses(batch: Mapping[str, Any], outputs: Any) -> Any:
+    """Return the loss of each feature: the mean of those of its first and its last token."""
+    from torch.nn import functional
+
+    sides = zip((outputs.start_logits, outputs.end_logits), features.TARGETS, strict=True)
+    first, last = (functional.cross_entropy(logits.float(), batch[name], reduction="none") for logits, name in sides)
+    return (first + last) / 2
 
 
 def _windows(args: Any, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
