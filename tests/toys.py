@@ -6,6 +6,7 @@ assert trainer.result.updates == 3 and trainer.seen[0] == [5, 0, 9, 2]
 
 import ast
 import dataclasses
+import io
 import math
 import os
 import random
@@ -97,6 +98,29 @@ class NanFrom(nn.Module):
         self.calls_left -= 1
         loss = nn.functional.mse_loss(outputs, targets)
         return loss * torch.nan if self.calls_left <= 0 else loss
+
+
+class WatchedLinear(nn.Linear):
+    """Remembers in which precision it computed."""
+
+    def forward(self, x: Any) -> Any:
+        output = super().forward(x)
+        self.dtype = output.dtype
+        return output
+
+
+class Pads:
+    """All that a padding collator needs of a tokenizer."""
+
+    pad_token_id = 0
+    model_input_names = ("input_ids", "attention_mask")
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def weights(of: Any) -> torch.Tensor:

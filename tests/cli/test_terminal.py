@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import toys
 from loopwright.cli import main
 
 COMMAND = [sys.executable, "-m", "loopwright"]
@@ -187,12 +188,6 @@ def test_a_quiet_run_prints_its_folder_and_nothing_else(capfd, reviews):
 
 
 def test_plain_runs_say_on_a_terminal_what_they_say_in_a_pipe(monkeypatch, reviews, capsys):
-    class Terminal(io.StringIO):
-        """A stream that says that it is a terminal."""
-
-        def isatty(self):
-            return True
-
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "60")
     flags = ["--data", str(reviews), "--threads", "1", "--plain", "--no_rehearsal", "--logging_steps", "2"]
@@ -200,7 +195,7 @@ def test_plain_runs_say_on_a_terminal_what_they_say_in_a_pipe(monkeypatch, revie
         ["train", "text-classification", *flags, "--epochs", "1", "--out", "run"],
         ["resume", "run", "--plain"],
     ):
-        stream = Terminal()
+        stream = toys.Terminal()
         with redirect_stdout(stream), redirect_stderr(stream):
             assert main([*verb, *(["--epochs", "2"] if verb[0] == "resume" else [])]) == 0
         said = stream.getvalue()

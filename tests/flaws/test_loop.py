@@ -413,15 +413,6 @@ def test_flaw_28_evaluate_returns_its_metrics():
     assert trainer.run_history.get_latest_metric("evaluation_loss") == result.metrics["evaluation_loss"]
 
 
-class Linear(nn.Linear):
-    """Remembers in which precision it computed."""
-
-    def forward(self, x):
-        output = super().forward(x)
-        self.dtype = output.dtype
-        return output
-
-
 def test_flaw_29_precision_norm_step_mode_and_seed_are_arguments_and_precisions_may_mix():
     dataset = subject.data(16)
 
@@ -429,14 +420,14 @@ def test_flaw_29_precision_norm_step_mode_and_seed_are_arguments_and_precisions_
         def _create_accelerator(self):
             return accelerate.Accelerator(mixed_precision="bf16")
 
-    plain = subject.trainer(model=Linear(4, 1))
-    half = subject.trainer(model=Linear(4, 1), cls=Bfloat16)
+    plain = subject.trainer(model=toys.WatchedLinear(4, 1))
+    half = subject.trainer(model=toys.WatchedLinear(4, 1), cls=Bfloat16)
     for trainer, dtype in ((plain, torch.float32), (half, torch.bfloat16), (plain, torch.float32)):
         subject.fit(trainer, dataset)
         assert trainer.get_model().dtype == dtype
 
     for precision, dtype in (("bf16", torch.bfloat16), ("no", torch.float32)):
-        trainer = subject.trainer(model=Linear(4, 1))
+        trainer = subject.trainer(model=toys.WatchedLinear(4, 1))
         subject.fit(trainer, dataset, mixed_precision=precision)
         assert trainer.get_model().dtype == dtype
         assert trainer.run_config.mixed_precision == precision

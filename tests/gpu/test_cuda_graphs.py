@@ -10,10 +10,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import toys
+from graphs.recorder import EagerTrainer
 from loopwright import Trainer
 from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint import Checkpointing
-from loopwright.engine.graphs import single_precision_rates
 from loopwright.schedulers import CosineLrScheduler
 
 pytestmark = pytest.mark.gpu
@@ -40,14 +40,6 @@ class Encoder(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         hidden = self.layers(self.words(inputs))
         return self.head(hidden.mean(1))
-
-
-class EagerTrainer(Trainer):
-    """Runs every update operation by operation, with learning rates as graphs have them: in float32."""
-
-    def optimizer_step(self) -> None:
-        with single_precision_rates(self.optimizer):
-            super().optimizer_step()
 
 
 class Losses(TrainerCallback):

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
+import toys
 from hf import tiny
 from loopwright import Trainer
 from loopwright.data.buckets import with_buckets
@@ -12,13 +13,6 @@ from loopwright.data.collators import DataCollatorWithPadding
 from loopwright.engine.compilation import compile_model
 
 LENGTHS = (4, 8, 12, 16, 20, 24)
-
-
-class Pads:
-    """All that a padding collator needs of a tokenizer."""
-
-    pad_token_id = 0
-    model_input_names = ("input_ids", "attention_mask")
 
 
 class Reader(nn.Module):
@@ -52,7 +46,7 @@ def samples(batch_size=4):
 
 
 def collator():
-    return with_buckets(DataCollatorWithPadding(Pads()), LENGTHS)
+    return with_buckets(DataCollatorWithPadding(toys.Pads()), LENGTHS)
 
 
 def test_one_compilation_serves_all_lengths_that_a_collator_pads_to_and_a_short_batch():
@@ -75,7 +69,11 @@ def test_one_compilation_serves_all_lengths_that_a_collator_pads_to_and_a_short_
 
 def test_a_run_with_bucket_lengths_compiles_its_model_at_most_twice(tmp_path, compile_counts):
     def losses(**options):
-        options |= {"length_buckets": list(LENGTHS), "data_collator": DataCollatorWithPadding(Pads()), "use_cpu": True}
+        options |= {
+            "length_buckets": list(LENGTHS),
+            "data_collator": DataCollatorWithPadding(toys.Pads()),
+            "use_cpu": True,
+        }
         options |= {"num_train_epochs": 2, "learning_rate": 5e-5, "report_to": "none"}
         return tiny.losses(tiny.fit(tmp_path, model=Reader(), data=samples(), **options))
 

@@ -296,13 +296,6 @@ def test_garbage_is_collected_once_before_the_first_recording():
     assert len(collected) == 1
 
 
-class Pads:
-    """All that a padding collator needs of a tokenizer."""
-
-    pad_token_id = 0
-    model_input_names = ("input_ids", "attention_mask")
-
-
 class Counting(nn.Module):
     """Scores of what tokens have in common, whatever the number of texts of a sample."""
 
@@ -332,14 +325,14 @@ def scored(collate, samples, num_scores, loss):
 
 def test_several_labels_and_choices_are_graphs_and_other_lengths_or_numbers_of_choices_are_not():
     samples = [{"input_ids": [1] * length, "labels": [1.0, 0.0, 1.0]} for length in [2] * 8 + [6] * 8 + [11] * 4]
-    found = scored(collators.DataCollatorWithPadding(Pads()), samples, 3, nn.BCEWithLogitsLoss())
+    found = scored(collators.DataCollatorWithPadding(toys.Pads()), samples, 3, nn.BCEWithLogitsLoss())
     assert found == (2, 2 * 4 - 1)  # graphs of length 4 and of length 8, for four of five updates per epoch
 
     def sample(length, num_choices):
         return {"input_ids": [[1] * length, *[[2] * 2] * (num_choices - 1)], "labels": 0}
 
     samples = [sample(length, 3) for length in [3] * 8 + [7] * 4 + [12] * 4] + [sample(3, 2) for _ in range(4)]
-    found = scored(collators.DataCollatorForMultipleChoice(Pads()), samples, 1, nn.CrossEntropyLoss())
+    found = scored(collators.DataCollatorForMultipleChoice(toys.Pads()), samples, 1, nn.CrossEntropyLoss())
     assert found == (2, 2 * 3 - 1)  # for three of five updates per epoch
 
 
@@ -348,11 +341,15 @@ def test_every_padding_collator_says_which_dimensions_are_lengths():
     choices = {name: [value, value] for name, value in tokens.items()}
     whole, deep = dict.fromkeys(tokens, 1), dict.fromkeys(tokens, 2)
     cases = [
-        (collators.DataCollatorWithPadding(Pads()), {**tokens, "labels": [1.0, 0.0]}, whole),
-        (collators.DataCollatorForTokenClassification(Pads()), {**tokens, "labels": [1, 2, 3]}, {**whole, "labels": 1}),
-        (collators.DataCollatorForSeq2Seq(Pads()), {**tokens, "labels": [1, 2]}, {**whole, "labels": 1}),
-        (collators.DataCollatorForLanguageModeling(Pads(), mlm=False), tokens, {**whole, "labels": 1}),
-        (collators.DataCollatorForMultipleChoice(Pads()), {**choices, "labels": 1}, deep),
+        (collators.DataCollatorWithPadding(toys.Pads()), {**tokens, "labels": [1.0, 0.0]}, whole),
+        (
+            collators.DataCollatorForTokenClassification(toys.Pads()),
+            {**tokens, "labels": [1, 2, 3]},
+            {**whole, "labels": 1},
+        ),
+        (collators.DataCollatorForSeq2Seq(toys.Pads()), {**tokens, "labels": [1, 2]}, {**whole, "labels": 1}),
+        (collators.DataCollatorForLanguageModeling(toys.Pads(), mlm=False), tokens, {**whole, "labels": 1}),
+        (collators.DataCollatorForMultipleChoice(toys.Pads()), {**choices, "labels": 1}, deep),
     ]
     for collate, sample, expected in cases:
         batch = with_buckets(collate, (5,))([sample])

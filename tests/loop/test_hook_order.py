@@ -124,41 +124,23 @@ def test_every_hook_and_every_event_is_watched():
 def test_a_training_run_with_scheduler_evaluation_and_clipping():
     trainer = recording()
     trainer.train(pairs(8), 2, pairs(4), 4, gradient_clip_value=1.0, create_scheduler_fn=schedule)
-    assert trainer.journal == names("""
-        on_init_end
-        create_train_dataloader create_eval_dataloader create_scheduler
-        training_run_start on_training_run_start
-
-        train_epoch_start on_train_epoch_start
+    update = """
         on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
         _clip_gradients on_before_optimizer_step
         optimizer_step on_optimizer_step_end scheduler_step optimizer_zero_grad on_update_end
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-        _clip_gradients on_before_optimizer_step
-        optimizer_step on_optimizer_step_end scheduler_step optimizer_zero_grad on_update_end
+    """
+    end = """
         on_log
         train_epoch_end on_train_epoch_end
         eval_epoch_start on_eval_epoch_start
         on_eval_step_start calculate_eval_batch_loss on_eval_step_end
         eval_epoch_end on_eval_epoch_end
         training_run_epoch_end on_training_run_epoch_end
-
-        train_epoch_start on_train_epoch_start
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-        _clip_gradients on_before_optimizer_step
-        optimizer_step on_optimizer_step_end scheduler_step optimizer_zero_grad on_update_end
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-        _clip_gradients on_before_optimizer_step
-        optimizer_step on_optimizer_step_end scheduler_step optimizer_zero_grad on_update_end
-        on_log
-        train_epoch_end on_train_epoch_end
-        eval_epoch_start on_eval_epoch_start
-        on_eval_step_start calculate_eval_batch_loss on_eval_step_end
-        eval_epoch_end on_eval_epoch_end
-        training_run_epoch_end on_training_run_epoch_end
-
-        training_run_end on_training_run_end
-    """)
+    """
+    epoch = names("train_epoch_start on_train_epoch_start", update, update, end)
+    begin = names("on_init_end create_train_dataloader create_eval_dataloader create_scheduler")
+    run = [*names("training_run_start on_training_run_start"), *epoch, *epoch]
+    assert trainer.journal == [*begin, *run, *names("training_run_end on_training_run_end")]
 
 
 def test_without_the_new_events_a_run_goes_as_pytorch_accelerated_documents_it():

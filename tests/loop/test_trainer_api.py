@@ -628,20 +628,11 @@ def test_the_model_is_in_training_mode_while_training_and_in_evaluation_mode_whi
 # Precision and step modes
 
 
-class Watched(nn.Linear):
-    """Remembers in which precision it computed."""
-
-    def forward(self, x):
-        output = super().forward(x)
-        self.dtype = output.dtype
-        return output
-
-
 def test_a_bf16_run_computes_in_bf16_and_leaves_the_model_as_the_user_made_it():
     def dtypes(trainer, batch_output, **kwargs):
         return model.dtype, batch_output["model_outputs"].dtype
 
-    model, watch = Watched(4, 1), toys.watch(on_train_step_end=dtypes)
+    model, watch = toys.WatchedLinear(4, 1), toys.watch(on_train_step_end=dtypes)
     trainer = trainer_of(model, [watch])
     result = trainer.train(pairs(32), 4, pairs(8), per_device_batch_size=4, mixed_precision="bf16")
     assert set(watch.seen) == {(torch.bfloat16, torch.float32)}
@@ -659,7 +650,7 @@ def test_a_bf16_run_computes_in_bf16_and_leaves_the_model_as_the_user_made_it():
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 def test_a_run_that_breaks_leaves_the_model_as_the_user_made_it_too(error):
-    model = Watched(4, 1)
+    model = toys.WatchedLinear(4, 1)
     trainer = trainer_of(model, [toys.raising("on_train_step_end", error())])
     with pytest.raises(error):
         trainer.train(pairs(8), 1, mixed_precision="bf16")
@@ -688,9 +679,9 @@ class Holding(nn.Module):
 @pytest.mark.parametrize(
     ("make_model", "kwargs"),
     [
-        pytest.param(lambda: Watched(4, 1), {}, id="plain"),
-        pytest.param(lambda: Watched(4, 1), {"mixed_precision": "bf16"}, id="bf16"),
-        pytest.param(lambda: torch.compile(Watched(4, 1), backend="eager"), {}, id="compiled"),
+        pytest.param(lambda: toys.WatchedLinear(4, 1), {}, id="plain"),
+        pytest.param(lambda: toys.WatchedLinear(4, 1), {"mixed_precision": "bf16"}, id="bf16"),
+        pytest.param(lambda: torch.compile(toys.WatchedLinear(4, 1), backend="eager"), {}, id="compiled"),
         pytest.param(Holding, {}, id="a part called module"),
     ],
 )
@@ -911,7 +902,7 @@ def test_a_run_may_be_all_the_users_own_around_the_trainers_epochs():
 
 
 def test_two_trainers_may_share_a_process_and_interleave():
-    first, second = trainer_of(), trainer_of(Watched(4, 1))
+    first, second = trainer_of(), trainer_of(toys.WatchedLinear(4, 1))
     first.train(pairs(8), 1)
     second.train(pairs(8), 1, mixed_precision="bf16")
     assert first.train(pairs(8), 1).updates == 1

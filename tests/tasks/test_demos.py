@@ -1,4 +1,4 @@
-"""The demos of the text tasks: listed with their seconds, and each of them learns, here in a shortened run."""
+"""The demos of texts and of objects: listed with their seconds, and each of them learns, here in a shortened run."""
 
 import re
 
@@ -11,6 +11,7 @@ from loopwright.tasks import get_task
 from report.demo_panels import assert_every_panel_has_data
 from tasks.recomputed import assert_recomputed
 
+_UNEVALUATED = "--max_train_samples 300 --eval_strategy no"
 # Flags that shorten the demo, rows of validation, a metric, the value that it has to be better than, and the baseline
 # that this value itself is better than.
 SHORT = {
@@ -23,6 +24,8 @@ SHORT = {
     "masked-lm": ("--max_steps 60 --max_train_samples 3000", 100, "token_accuracy", 0.12, "unigram"),
     "summarization": ("--max_train_samples 1300", 50, "rougeL", 0.35, "lead"),
     "translation": ("--max_train_samples 3800", 60, "chrf", 31, "copy"),
+    "object-detection": (f"{_UNEVALUATED} --epochs 2", 40, "map_50", 0.1, "nothing"),
+    "instance-segmentation": (f"{_UNEVALUATED} --epochs 3", 40, "mask_map_50", 0.1, "nothing"),
 }
 
 
@@ -39,7 +42,7 @@ def test_each_demo_is_listed_with_its_seconds(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
     assert main(["demo"]) == 0
     listed = {line.split()[2]: line for line in capsys.readouterr().out.splitlines()}
-    assert set(SHORT) <= set(listed) and len(SHORT) == 9
+    assert set(SHORT) <= set(listed) and len(SHORT) == 11
     for task in SHORT:
         assert 10 <= int(re.search(r", (\d+) s$", listed[task])[1]) <= 150
 
@@ -51,7 +54,7 @@ def test_a_shortened_demo_is_better_than_its_baseline(task, capsys):
         pytest.skip(find_minilm().problem)
     flags, num_rows, metric, least, baseline = SHORT[task]
     words = ["--no_rehearsal", "--logging_steps", "20", "--max_eval_samples", str(num_rows), *flags.split()]
-    words += [] if "--max_steps" in words else ["--epochs", "1"]
+    words += [] if {"--max_steps", "--epochs"} & set(words) else ["--epochs", "1"]
     assert main(["demo", task, *words]) == 0
     assert "best " in capsys.readouterr().out
     result = Run.find("last").result
@@ -60,5 +63,5 @@ def test_a_shortened_demo_is_better_than_its_baseline(task, capsys):
     assert sign * reached > sign * least > sign * result["baselines"][baseline][metric]
     if "untrained" in result["baselines"]:  # a model that is good before it is trained has to become better
         assert reached > result["baselines"]["untrained"][metric]
-    assert_every_panel_has_data(Run.find("last").path)
+    assert_every_panel_has_data(Run.find("last").path, has_evaluations=_UNEVALUATED not in flags)
     assert_recomputed(Run.find("last"))

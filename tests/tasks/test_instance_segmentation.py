@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from loopwright import api, models
-from loopwright.api import Run, load_run
+from loopwright.api import load_run
 from loopwright.cli import main
 from loopwright.data.images import decode_image
 from loopwright.errors import InputError
 from loopwright.tasks.vision.predicted_objects import count_hits, in_file, mask_tools, masks_of_queries, run_lengths
-from report.demo_panels import assert_every_panel_has_data
 from tasks.boxes import NAMES, write_boxes
 from tasks.intervals import assert_loss_has_interval
 from tasks.recomputed import assert_recomputed
@@ -189,14 +188,3 @@ def test_run_lengths_of_another_size_than_their_image_are_refused(boxes, tmp_pat
     output = capsys.readouterr()
     assert "001.png" in output.out + output.err and "10 x 10" in output.out + output.err
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_a_shortened_demo_finds_digits_and_their_masks(capsys):
-    words = "--max_train_samples 300 --epochs 3 --no_rehearsal --eval_strategy no --max_eval_samples 40"
-    assert main(["demo", TASK, *words.split()]) == 0
-    assert "best " in capsys.readouterr().out
-    result = Run.find("last").result
-    assert result["metrics"]["mask_map_50"] > 0.1 > result["baselines"]["nothing"]["mask_map_50"]
-    assert_every_panel_has_data(Run.find("last").path, has_evaluations=False)
-    assert_recomputed(Run.find("last"))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import toys
 from loopwright.run_folder import RunFolder
 from loopwright.runs.clock import Pace, RunLength, TimeSpent
 from loopwright.runs.console import screen
@@ -23,16 +24,9 @@ from loopwright.tasks import get_task
 from loopwright.tasks.data import RunData
 
 
-class Terminal(io.StringIO):
-    """A stream that says that it is a terminal."""
-
-    def isatty(self):
-        return True
-
-
 def in_terminal(monkeypatch):
     """Let both streams be a terminal, and return it; pytest's own are put back after each fixture."""
-    stream = Terminal()
+    stream = toys.Terminal()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stdout", stream)
     monkeypatch.setattr("sys.stderr", stream)
