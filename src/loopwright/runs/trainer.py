@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from loopwright.back_reference import BackReference
 from loopwright.callbacks import CallbackHandler
 from loopwright.checkpoint.fingerprint import Change
 from loopwright.data.batch_parts import cut_rows
@@ -244,10 +243,10 @@ class TaskTrainer(Trainer):
         return TaskBoundary(run)
 
     def create_logbook(self, run: TrainingRun) -> TaskLogbook:
-        return TaskLogbook(run, self)
+        return TaskLogbook(run)
 
     def create_checkpoints(self, run: TrainingRun) -> TaskCheckpoints:
-        return TaskCheckpoints(run, self)
+        return TaskCheckpoints(run)
 
     def checkpoint_path(self) -> Path | None:
         saver = run_of(self).checkpoints.saver
@@ -309,35 +308,29 @@ class TaskBoundary(Boundary):
 class TaskLogbook(Logbook):
     """Passes every record to the trainer's `on_record`, and leaves signals to the loop."""
 
-    trainer = BackReference["TaskTrainer"]()
-
-    def __init__(self, run: TrainingRun, trainer: TaskTrainer) -> None:
-        super().__init__(run)
-        self.trainer = trainer
-
     @contextmanager
     def recording(self) -> Iterator[None]:
         with left_to_the_loop(), super().recording():
-            self.record.listener = self.trainer.on_record
+            self.record.listener = _task_trainer(self.run).on_record
             yield
 
 
 class TaskCheckpoints(RunCheckpoints):
     """Announces how a new length changes the schedule."""
 
-    trainer = BackReference["TaskTrainer"]()
-
-    def __init__(self, run: TrainingRun, trainer: TaskTrainer) -> None:
-        super().__init__(run)
-        self.trainer = trainer
-
     def announce(self, path: Path, changes: list[Change], that_matter: list[Change]) -> None:
         super().announce(path, changes, that_matter)
-        schedule = self.trainer.job.training.lr_scheduler_type
+        trainer = _task_trainer(self.run)
+        schedule = trainer.job.training.lr_scheduler_type
         if any(change.name in LENGTHS for change in changes) and schedule != "constant":
             self.is_changed = True
             text = f"Changed with it: the {schedule} schedule of the learning rate now ends at the new end"
-            self.trainer.notify("resume.schedule", text, schedule=schedule)
+            trainer.notify("resume.schedule", text, schedule=schedule)
+
+
+def _task_trainer(run: TrainingRun) -> TaskTrainer:
+    assert isinstance(run.trainer, TaskTrainer)
+    return run.trainer
 
 
 def loader_options(training: Any, *, has_workers: bool = True) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from loopwright.sources.values import as_role, without_empty_end
 
 FORMAT = 1
 _MOST_ROWS_LISTED = 50
+_FINDINGS = ("counts", "lengths", "label_range", "duplicates", "dropped", "guesses", "guessed", "warnings")
 _LABEL_FIELDS = [each.name for each in fields(Labels)]
 
 
@@ -155,14 +156,7 @@ class DataPlan:
             "kinds": self.kinds,
             "labels": None if self.labels is None else {name: getattr(self.labels, name) for name in _LABEL_FIELDS},
             "splits": splits,
-            "counts": self.counts,
-            "lengths": self.lengths,
-            "label_range": self.label_range,
-            "duplicates": self.duplicates,
-            "dropped": self.dropped,
-            "guesses": self.guesses,
-            "guessed": self.guessed,
-            "warnings": self.warnings,
+            **{name: getattr(self, name) for name in _FINDINGS},
         } | ({"images": self.images} if self.images else {})
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 

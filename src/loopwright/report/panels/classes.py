@@ -9,7 +9,7 @@ from typing import Any, Final
 from loopwright.report.blocks import Block, Matrix, Table
 from loopwright.report.formats import metric, percent
 from loopwright.report.panels.collectors import Collector, Surest, in_order, label_counts
-from loopwright.report.panels.sample import Sample, is_right
+from loopwright.report.panels.sample import Sample
 
 _MOST_IN_MATRIX: Final = 30
 _MOST_PAIRS: Final = 10
@@ -65,6 +65,7 @@ class Labels(Collector):
 
     title = "Classes"
     score_name = "accuracy"
+    score_key = None
 
     def __init__(self, labels: Sequence[str] = ()) -> None:
         super().__init__(labels)
@@ -79,9 +80,6 @@ class Labels(Collector):
         self.calibration.add(sample.get("confidence"), true == predicted)
         if true != predicted:
             self._mistakes.add(sample)
-
-    def score(self, sample: Sample) -> float | None:
-        return float(sample["prediction"] == sample["reference"])
 
     def blocks(self) -> list[Block]:
         labels, counts = in_order(self.labels, self.pairs), label_counts(self.pairs)
@@ -131,6 +129,7 @@ class Choices(Collector):
 
     title = "Choices"
     score_name = "accuracy"
+    score_key = None
 
     def add(self, sample: Sample) -> None:
         right = sample["prediction"] == sample["reference"]
@@ -138,9 +137,6 @@ class Choices(Collector):
         self.values["right" if right else "wrong"].add(sample.get("confidence"))
         self.calibration.add(sample.get("confidence"), right)
         self.keep(sample, right)
-
-    def score(self, sample: Sample) -> float | None:
-        return float(bool(is_right(sample)))
 
     def blocks(self) -> list[Block]:
         return [

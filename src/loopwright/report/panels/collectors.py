@@ -14,7 +14,7 @@ from typing import Any, Final
 from loopwright.report.blocks import Block, Examples, Facts, Histogram, Table
 from loopwright.report.charts import ticks
 from loopwright.report.formats import metric, plural
-from loopwright.report.panels.sample import Sample, example
+from loopwright.report.panels.sample import Sample, example, is_right
 
 NUM_SHOWN: Final = 8
 _NUM_SLICES: Final = 5
@@ -39,7 +39,7 @@ class Collector(ABC):
 
     title = "Predictions"
     score_name = "mean loss"
-    score_key = "loss"
+    score_key: str | None = "loss"  # None: whether the sample is right
 
     def __init__(self, labels: Sequence[str] = ()) -> None:
         self.labels = [str(label) for label in labels]
@@ -60,7 +60,7 @@ class Collector(ABC):
 
     def score(self, sample: Sample) -> float | None:
         """Return a sample's score for the tables by slice; None if it has none."""
-        value = sample.get(self.score_key)
+        value = is_right(sample) if self.score_key is None else sample.get(self.score_key)
         return float(value) if isinstance(value, (int, float)) else None
 
     def slices(self) -> list[Block]:

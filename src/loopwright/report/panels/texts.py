@@ -59,6 +59,7 @@ class Answers(Collector):
 
     title = "Answers"
     score_name = "exact match"
+    score_key = None
 
     def add(self, sample: Sample) -> None:
         right, text = bool(is_right(sample)), str(sample.get("prediction") or "")
@@ -66,9 +67,6 @@ class Answers(Collector):
         overlaps = any(answer and (answer in text or text in answer) for answer in answers)
         self.numbers.update(all=1, right=right, overlapping=bool(text) and not right and overlaps, empty=not text)
         self.keep(sample, right)
-
-    def score(self, sample: Sample) -> float | None:
-        return float(bool(is_right(sample)))
 
     def blocks(self) -> list[Block]:
         facts = [
@@ -152,6 +150,7 @@ class Retrieval(Collector):
 
     title = "Retrieval"
     score_name = "ranked first"
+    score_key = None
 
     def __init__(self, labels: Sequence[str] = ()) -> None:
         super().__init__(labels)
@@ -162,9 +161,6 @@ class Retrieval(Collector):
         self.values["its partner"].add(sample.get("similarity"))
         self.values["the nearest other text"].add(sample.get("nearest_other"))
         self.keep(sample, sample["rank"] == 1)
-
-    def score(self, sample: Sample) -> float | None:
-        return float(sample["rank"] == 1)
 
     def blocks(self) -> list[Block]:
         rows = []
