@@ -12,16 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from loopwright import errors
 from loopwright.cli.help_text import folded
-from loopwright.errors import (
-    AnotherProcessError,
-    CheckpointError,
-    ConfigError,
-    DataError,
-    LoopwrightError,
-    MemoryLimitError,
-    Preempted,
-)
 
 if TYPE_CHECKING:
     from loopwright.api import EventLines, Outcome
@@ -61,7 +53,7 @@ class Failure:
     """A failed command: its exit code, and the error with the fields to show."""
 
     exit_code: int
-    error: LoopwrightError
+    error: errors.LoopwrightError
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -84,7 +76,7 @@ def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
         # The reader closed the pipe: discard the rest of the output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return code
-    except (KeyboardInterrupt, Preempted) as error:
+    except (KeyboardInterrupt, errors.Preempted) as error:
         code = code_of_interruption(error)
         if events is not None:
             events.end(state="preempted", message=str(error) or "interrupted", exit_code=code)
@@ -110,7 +102,7 @@ def _events_of(verb: str, argv: Sequence[str]) -> EventLines | None:
     return EventLines(sys.stdout)
 
 
-def code_of_interruption(error: KeyboardInterrupt | Preempted) -> int:
+def code_of_interruption(error: KeyboardInterrupt | errors.Preempted) -> int:
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else PREEMPTED
 
 
@@ -129,7 +121,7 @@ def print_failure(failure: Failure, events: EventLines | None, error: BaseExcept
         _print_error(f"error: {failure.error.what}" if failure.error.code == _OTHER else str(failure.error))
 
 
-def _print_interrupted(error: KeyboardInterrupt | Preempted, verb: str, is_quiet: bool) -> None:
+def _print_interrupted(error: KeyboardInterrupt | errors.Preempted, verb: str, is_quiet: bool) -> None:
     """Print what an interruption left behind, unless the run already has."""
     notes = getattr(error, "__notes__", [])  # added by the run if training had begun
     why = str(error) or "interrupted"
@@ -138,14 +130,14 @@ def _print_interrupted(error: KeyboardInterrupt | Preempted, verb: str, is_quiet
     elif not notes and verb in _TRAINING:
         unchanged = ", and the run is unchanged" if verb == "resume" else ""
         _print(f"{why} before the first update; nothing was trained{unchanged}")
-    elif not notes or isinstance(error, Preempted):
+    elif not notes or isinstance(error, errors.Preempted):
         _print(why)
 
 
 def failure_of(error: BaseException) -> Failure:
-    if isinstance(error, AnotherProcessError):
-        return Failure(BUG, LoopwrightError(error.what))
-    if isinstance(error, LoopwrightError):
+    if isinstance(error, errors.AnotherProcessError):
+        return Failure(BUG, errors.LoopwrightError(error.what))
+    if isinstance(error, errors.LoopwrightError):
         return _failure_of_ours(error)
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError) or _CPU_MEMORY in str(error):
         remedies = "half the --batch and twice the --gradient_accumulation_steps, --bf16, --gradient_checkpointing"
@@ -155,21 +147,21 @@ def failure_of(error: BaseException) -> Failure:
     return failed(_BUG, BUG, f"{type(error).__name__}: {_first_line(error)}", _REPORT_BUG)
 
 
-def _failure_of_ours(error: LoopwrightError) -> Failure:
-    if isinstance(error, MemoryLimitError):
+def _failure_of_ours(error: errors.LoopwrightError) -> Failure:
+    if isinstance(error, errors.MemoryLimitError):
         return Failure(MEMORY, error)
-    if isinstance(error, CheckpointError):
+    if isinstance(error, errors.CheckpointError):
         if error.code == "checkpoint.none":
             return failed(error.code, NO_CHECKPOINT, error.what, _VERIFY)
         return failed("checkpoint.write", CANNOT_WRITE, error.what, _disk_fix(error))
     if error.code is not None:
         return Failure(INPUT, error)
-    code = "args.value" if isinstance(error, (ConfigError, DataError)) else _OTHER
-    return Failure(INPUT, LoopwrightError(str(error), code=code))
+    code = "args.value" if isinstance(error, (errors.ConfigError, errors.DataError)) else _OTHER
+    return Failure(INPUT, errors.LoopwrightError(str(error), code=code))
 
 
 def failed(code: str, exit_code: int, what: str, fix: str) -> Failure:
-    return Failure(exit_code, LoopwrightError(what, code=code, fix=fix))
+    return Failure(exit_code, errors.LoopwrightError(what, code=code, fix=fix))
 
 
 def _disk_fix(error: BaseException | None) -> str:

@@ -6,7 +6,7 @@ import shlex
 import sys
 from dataclasses import asdict
 
-from loopwright.api import Screen, rate_lines, search_rate
+from loopwright.api import rate_lines, search_rate
 from loopwright.cli.exit_codes import DONE, INPUT
 from loopwright.cli.json_output import json_events
 from loopwright.cli.train import TaskVerb, screen_of, settings_of
@@ -28,17 +28,11 @@ def find_lr(argv: list[str]) -> int:
         lines, suggestion = rate_lines(curve)
         kept = split_off(rest, "--lr", "--learning_rate")[1]
         command = None if suggestion is None else f"lw train {shlex.join([*kept, '--lr', f'{suggestion:g}'])}"
+        found = "no suggestion: check the data and the model, or try other rates with --start and --end"
         if events is not None:
             events.lines({**asdict(curve), "chosen": suggestion, "next": [command] if command else []})
         screen.print("\n".join(["", *lines]))
-        _print_suggestion(screen, suggestion, command)
+        screen.print(found if suggestion is None else f"suggestion {suggestion:g}\n\n  {command}")
         if suggestion is not None and asked.quiet and events is None:
             sys.stdout.write(f"{suggestion:g}\n")
     return DONE
-
-
-def _print_suggestion(screen: Screen, suggestion: float | None, command: str | None) -> None:
-    if suggestion is None:
-        screen.print("no suggestion: check the data and the model, or try other rates with --start and --end")
-    else:
-        screen.print(f"suggestion {suggestion:g}\n\n  {command}")

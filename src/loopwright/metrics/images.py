@@ -19,26 +19,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from loopwright.errors import DataError
-from loopwright.metrics.base import (
-    Column,
-    Columns,
-    CountingMetric,
-    Options,
-    Scores,
-    ShareMetric,
-    as_integers,
-    as_items,
-    as_ks,
-    as_matrix,
-    ratio,
-    without_torch,
-)
+from loopwright.metrics import base
 from loopwright.metrics.classification import sums_by_kind, sums_of_matrix
 from loopwright.metrics.means import MeanLoss
 from loopwright.metrics.sums import Counts, Numbers, Totals
 
 
-class TopKAccuracy(ShareMetric):
+class TopKAccuracy(base.ShareMetric):
     """The share of samples whose class is among the k with the highest scores, for each k of the option `ks`.
 
     Predictions are one row of scores per sample, one column per class; references are classes. The result for 1 is
@@ -47,18 +34,18 @@ class TopKAccuracy(ShareMetric):
     """
 
     name = "top_k_accuracy"
-    forms: ClassVar = {"predictions": as_matrix, "references": as_integers}
+    forms: ClassVar = {"predictions": base.as_matrix, "references": base.as_integers}
     options_apply_early = True
-    defaults: ClassVar[Options] = MappingProxyType({"ks": (1, 5)})
+    defaults: ClassVar[base.Options] = MappingProxyType({"ks": (1, 5)})
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple("accuracy" if k == 1 else f"top_{k}_accuracy" for k in self.options["ks"])
 
-    def _known(self, options: Options) -> dict[str, Any]:
-        return as_ks(self.name, super()._known(options))
+    def _known(self, options: base.Options) -> dict[str, Any]:
+        return base.as_ks(self.name, super()._known(options))
 
-    def hits(self, columns: Columns) -> list[Column]:
+    def hits(self, columns: base.Columns) -> list[base.Column]:
         scores, classes = columns["predictions"], columns["references"]
         num_classes = scores.shape[1]
         is_wrong = (classes < 0) | (classes >= num_classes)
@@ -71,7 +58,7 @@ class TopKAccuracy(ShareMetric):
         return [ranks < min(k, num_classes) for k in self.options["ks"]]
 
 
-class MeanIoU(CountingMetric):
+class MeanIoU(base.CountingMetric):
     """The intersection over union of predicted and true pixels, averaged over the classes.
 
     Predictions and references are the class of each pixel, (height, width) for each image; images may differ in size.
@@ -84,21 +71,21 @@ class MeanIoU(CountingMetric):
 
     name = "mean_iou"
     limits = (0.0, 1.0)
-    forms: ClassVar = {"predictions": as_items, "references": as_items}
+    forms: ClassVar = {"predictions": base.as_items, "references": base.as_items}
     options_apply_early = True
-    defaults: ClassVar[Options] = MappingProxyType({"labels": None, "ignore_index": 255})
+    defaults: ClassVar[base.Options] = MappingProxyType({"labels": None, "ignore_index": 255})
 
     def create_state(self) -> Totals:
         return Totals(num_dimensions=2)  # pixels by reference and prediction
 
-    def update(self, columns: Columns) -> None:
+    def update(self, columns: base.Columns) -> None:
         for matrix in self._matrices(columns):
             self._state.add(1, matrix)
 
-    def result(self, options: Options) -> dict[str, Any]:
+    def result(self, options: base.Options) -> dict[str, Any]:
         return {name: float(value) for name, value in self._scores(*sums_of_matrix(self._state.sums)).items()}
 
-    def count(self, columns: Columns) -> Counts:
+    def count(self, columns: base.Columns) -> Counts:
         """Return four numbers per class for each image: pixels right, predicted, referred to, and whether any were."""
         rows = [_sums_of(matrix).reshape(-1, 3) for matrix in self._matrices(columns)]
         counted = np.zeros((len(rows), max(map(len, rows), default=0), 4), dtype=np.int64)
@@ -106,18 +93,18 @@ class MeanIoU(CountingMetric):
             place[: len(row)] = np.column_stack([row, row[:, 2] > 0])
         return counted.reshape(len(rows), -1)
 
-    def score(self, totals: Counts, options: Options) -> Scores:
+    def score(self, totals: Counts, options: base.Options) -> base.Scores:
         return self._scores(*sums_by_kind(totals, 4)[:3])
 
-    def _scores(self, right: Counts, predicted: Counts, referred: Counts) -> Scores:
+    def _scores(self, right: Counts, predicted: Counts, referred: Counts) -> base.Scores:
         union = predicted + referred - right
         return {
             "mean_iou": _mean_of_some(right, union),
             "mean_accuracy": _mean_of_some(right, referred),
-            "overall_accuracy": ratio(right.sum(axis=-1), referred.sum(axis=-1), np.nan),
+            "overall_accuracy": base.ratio(right.sum(axis=-1), referred.sum(axis=-1), np.nan),
         }
 
-    def num_parts(self, totals: Counts) -> Scores:
+    def num_parts(self, totals: Counts) -> base.Scores:
         return {"overall_accuracy": sums_by_kind(totals, 4)[2].sum(axis=-1).astype(np.float64)}
 
     def num_per_class(self, totals: Counts) -> Counts:
@@ -144,7 +131,7 @@ class MeanIoU(CountingMetric):
         matrix: list[list[int]] = self._state.sums.tolist()
         return matrix
 
-    def _matrices(self, columns: Columns) -> list[Counts]:
+    def _matrices(self, columns: base.Columns) -> list[Counts]:
         """Return how often each class was predicted for each true class, for each image."""
         matrices = []
         pairs = zip(columns["predictions"], columns["references"], strict=True)
@@ -187,18 +174,18 @@ class ReconstructionError(MeanLoss):
     name = "reconstruction_error"
     options_apply_early = True
     columns = ("predictions", "references", "masks")
-    forms: ClassVar = dict.fromkeys(columns, as_items)
+    forms: ClassVar = dict.fromkeys(columns, base.as_items)
     terms = ("sums", "counts", "baseline_sums")
-    defaults: ClassVar[Options] = MappingProxyType({"mean_image": None})
+    defaults: ClassVar[base.Options] = MappingProxyType({"mean_image": None})
 
-    def _known(self, options: Options) -> dict[str, Any]:
+    def _known(self, options: base.Options) -> dict[str, Any]:
         known = super()._known(options)
         if known.get("mean_image") is not None:
             # As lists: options are compared when metrics are merged.
-            known["mean_image"] = np.asarray(without_torch(known["mean_image"]), dtype=np.float64).tolist()
+            known["mean_image"] = np.asarray(base.without_torch(known["mean_image"]), dtype=np.float64).tolist()
         return known
 
-    def as_columns(self, columns: Mapping[str, Any]) -> dict[str, Column]:
+    def as_columns(self, columns: Mapping[str, Any]) -> dict[str, base.Column]:
         """Return each sample's sum of squares, the mean image's sum, and the number of hidden pixels."""
         arrays = super().as_columns(columns)
         mean = self.options["mean_image"]
@@ -220,7 +207,7 @@ class ReconstructionError(MeanLoss):
     def results(self, loss: Any) -> dict[str, Any]:
         return {"masked_mse": loss}
 
-    def result(self, options: Options) -> dict[str, Any]:
+    def result(self, options: base.Options) -> dict[str, Any]:
         if self.options["mean_image"] is None:
             return super().result(options)
         return {**super().result(options), "mean_image_mse": self.mean("baseline_sums", "counts")}
@@ -242,5 +229,5 @@ def _sums_of(matrix: Counts) -> Counts:
 
 def _mean_of_some(numerators: Counts, denominators: Counts) -> Numbers:
     """Return the mean ratio over the classes, without zero denominators."""
-    sums = ratio(numerators, denominators, 0.0).sum(axis=-1)
-    return ratio(sums, (denominators != 0).sum(axis=-1), np.nan)
+    sums = base.ratio(numerators, denominators, 0.0).sum(axis=-1)
+    return base.ratio(sums, (denominators != 0).sum(axis=-1), np.nan)

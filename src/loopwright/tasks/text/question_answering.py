@@ -126,8 +126,12 @@ class QuestionAnswering(Task):
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         if args.answer_by is None:
             args.answer_by = _way_of_answering(origin)
-        if args.answer_by == "generation":
-            _check_generation(origin)
+        if args.answer_by == "generation" and origin.path is None:
+            raise InputError(
+                "args.value",
+                "--answer_by generation needs an encoder-decoder model, and there is no --model",
+                fix="--model with a folder of a T5 or BART   or   --answer_by span",
+            )
         auto_class = SPAN_CLASS if args.answer_by == "span" else GENERATION_CLASS
         loaded = text.load_or_build(origin, auto_class, _flat_texts(data))
         tokenizer = loaded.tokenizer
@@ -351,15 +355,6 @@ def _way_of_answering(origin: Origin) -> str:
     config = text.load_config(origin.path)
     marks_spans = any("QuestionAnswering" in each for each in config.architectures or ())
     return "generation" if getattr(config, "is_encoder_decoder", False) and not marks_spans else "span"
-
-
-def _check_generation(origin: Origin) -> None:
-    if origin.path is None:
-        raise InputError(
-            "args.value",
-            "--answer_by generation needs an encoder-decoder model, and there is no --model",
-            fix="--model with a folder of a T5 or BART   or   --answer_by span",
-        )
 
 
 def _check_rows(rows: Rows, *, is_labelled: bool, is_unanswered_allowed: bool) -> None:
