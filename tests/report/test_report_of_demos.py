@@ -9,6 +9,7 @@ from loopwright.report.blocks import Examples, Facts, Histogram, Lines, Matrix, 
 from loopwright.tasks import task_names
 from report.demo_panels import IMAGES, PANELS, assert_have_data, has_data
 from tasks.recomputed import FORMULAS
+from tasks.test_demos import SHORT
 
 TASKS = Path(__file__).parents[1] / "tasks"
 
@@ -26,7 +27,8 @@ def test_the_report_and_every_number_of_each_trained_demo_are_checked():
         for test in re.split(r"\n(?=@pytest|def )", text):
             if 'main(["demo", ' in test and "== 0" in test:
                 calls[path.stem] = "assert_every_panel_has_data(" in test and "assert_recomputed(" in test
-    assert set(calls) == {"test_demos", *(f"test_{name.replace('-', '_')}" for name in IMAGES)}
+    assert set(calls) == {"test_demos", *(f"test_{name.replace('-', '_')}" for name in set(IMAGES) - set(SHORT))}
+    assert set(SHORT) | set(IMAGES) == set(task_names())
     assert all(calls.values())
 
 
