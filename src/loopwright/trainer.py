@@ -478,6 +478,8 @@ class Trainer(TrainerHooks):
     speed: Mapping[str, float] = of_run("logbook.speed", "The speed between the last two logs; empty before them.")
     _train_dataloader: Any = of_run("train_loader", "The contract's name of `train_loader`.")
     _eval_dataloader: Any = of_run("eval_loader", "The contract's name of `eval_loader`.")
+    # One that is assigned while a run is prepared becomes its engine's.
+    _accelerator: Any = of_run("accelerator", "accelerate's object.")
     device: torch.device = of_run("engine.device", "Where the model is during a run.", settable=False)
     num_processes: int = of_run("engine.num_processes", "How many processes take part in the run.", settable=False)
     train_loader: Any = of_run("train_loader", "The training loader of the current run, or None.", settable=False)
@@ -487,15 +489,6 @@ class Trainer(TrainerHooks):
         "logbook.spending", 'A context whose time is "evaluation" or "save", or with None nothing.', settable=False
     )
     data_wait_seconds: float = of_run("logbook.data_wait_seconds", "Seconds spent waiting for data.", settable=False)
-
-    @property
-    def _accelerator(self) -> Any:
-        """accelerate's object; one that is assigned while a run is prepared becomes its engine's."""
-        return self._current_run.accelerator
-
-    @_accelerator.setter
-    def _accelerator(self, accelerator: Any) -> None:
-        self._current_run.accelerator = accelerator
 
     # --- tools --------------------------------------------------------------------------------------------------
 

@@ -60,35 +60,31 @@ def evaluate_epoch(run: TrainingRun, valid_dl: Any, is_training: bool, is_interm
 def run_eval_epoch(run: TrainingRun, loader: Loader, metric_name: str, is_intermediate: bool) -> None:
     """Evaluate once over a loader and record the mean loss; it has its own random keys, and restores the generators."""
     with run.logbook.spending("evaluation"):
-        _run_eval_epoch(run, loader, metric_name, is_intermediate)
+        trainer, event = run.trainer, run.trainer.call_event
+        modes = training_modes(trainer.model) if is_intermediate else []
+        trainer.eval_epoch_start()
+        tracker = LossTracker()
+        event("on_eval_epoch_start", is_intermediate=is_intermediate)
 
+        def compute(batch: Any) -> Any:
+            event("on_eval_step_start")
+            return trainer.calculate_eval_batch_loss(batch)
 
-def _run_eval_epoch(run: TrainingRun, loader: Loader, metric_name: str, is_intermediate: bool) -> None:
-    trainer, event = run.trainer, run.trainer.call_event
-    modes = training_modes(trainer.model) if is_intermediate else []
-    trainer.eval_epoch_start()
-    tracker = LossTracker()
-    event("on_eval_epoch_start", is_intermediate=is_intermediate)
+        def use(piece: MicroBatch, batch: Any, output: Any) -> None:
+            if piece.rows:
+                check_batch_output(output, "calculate_eval_batch_loss", is_training=False)
+                counted = trainer.count_batch_items(piece.batch)
+                items = output.get("num_items_in_batch", output["batch_size"]) if counted is None else counted
+                tracker.update(output["loss"], items)
+            event("on_eval_step_end", batch=batch, batch_output=output, step=run.eval_batch)
 
-    def compute(batch: Any) -> Any:
-        event("on_eval_step_start")
-        return trainer.calculate_eval_batch_loss(batch)
-
-    def use(piece: MicroBatch, batch: Any, output: Any) -> None:
-        if piece.rows:
-            check_batch_output(output, "calculate_eval_batch_loss", is_training=False)
-            counted = trainer.count_batch_items(piece.batch)
-            items = output.get("num_items_in_batch", output["batch_size"]) if counted is None else counted
-            tracker.update(output["loss"], items)
-        event("on_eval_step_end", batch=batch, batch_output=output, step=run.eval_batch)
-
-    _run_batches(run, loader, compute, use, has_loss=True)
-    trainer.eval_epoch_end()
-    loss, has_nonfinite_loss = reduced_mean(tracker, run.engine)
-    trainer.run_history.update_metric(metric_name, loss)
-    for module, mode in modes:
-        module.training = mode
-    event("on_eval_epoch_end", is_intermediate=is_intermediate, has_nonfinite_loss=has_nonfinite_loss)
+        _run_batches(run, loader, compute, use, has_loss=True)
+        trainer.eval_epoch_end()
+        loss, has_nonfinite_loss = reduced_mean(tracker, run.engine)
+        trainer.run_history.update_metric(metric_name, loss)
+        for module, mode in modes:
+            module.training = mode
+        event("on_eval_epoch_end", is_intermediate=is_intermediate, has_nonfinite_loss=has_nonfinite_loss)
 
 
 def run_prediction(run: TrainingRun) -> tuple[Any, int]:
