@@ -159,7 +159,6 @@ class Loader(ABC):
         self._direct_epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of an epoch on the device."""
         for window in self.windows(self._direct_epoch):
             for piece in window.pieces:
                 yield to_device(piece.batch, self.device)

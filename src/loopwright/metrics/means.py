@@ -97,7 +97,6 @@ class MeanLoss(CountingMetric):
         return self.results(self.mean("sums", "counts"))
 
     def mean(self, numerator: str, denominator: str) -> float:
-        """Return the sum of one term over the sum of another."""
         sums = dict(zip(self.terms, self._state.sums, strict=True))
         return float(sums[numerator].mean(sums[denominator].finite_part))
 

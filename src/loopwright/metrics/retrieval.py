@@ -75,7 +75,6 @@ class CosineSpearman(SpearmanCorrelation):
     forms: ClassVar = {"first": as_matrix, "second": as_matrix}
 
     def as_columns(self, columns: Mapping[str, Any]) -> dict[str, Column]:
-        """Return the cosines and the scores."""
         arrays = super().as_columns(columns)
         if arrays["first"].shape != arrays["second"].shape:
             shapes = f"{arrays['first'].shape} and {arrays['second'].shape}"

@@ -32,7 +32,6 @@ class Totals:
         self.sums: Counts = np.zeros((0,) * num_dimensions, dtype=np.int64)
 
     def add(self, num_samples: int, sums: Counts) -> None:
-        """Add the sums over some samples."""
         self.num_samples += num_samples
         self.sums = padded_sum(self.sums, sums)
 
@@ -132,13 +131,11 @@ class ExactSum:
             self._units += ((int(high[index]) << _HALF_BITS) + int(low[index])) << shift
 
     def merge(self, other: ExactSum) -> None:
-        """Add the values of another sum."""
         self._units += other._units
         self._non_finite += other._non_finite
 
     @property
     def is_finite(self) -> bool:
-        """Whether every value was."""
         return self._non_finite == 0.0
 
     @property
@@ -157,7 +154,6 @@ class ExactSum:
         return [self._units, self._non_finite]
 
     def load_state_dict(self, state: list[int | float]) -> None:
-        """Restore a state."""
         self._units, self._non_finite = int(state[0]), float(state[1])
 
 

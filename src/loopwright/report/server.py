@@ -51,11 +51,9 @@ class ReportServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The page's URL."""
         return f"http://{HOST}:{self.server_address[1]}/"
 
     def stamp(self) -> str:
-        """Return a text that changes with the page."""
         return json.dumps(self._report.stamp())
 
     def page(self) -> bytes:

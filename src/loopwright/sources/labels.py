@@ -57,7 +57,6 @@ class Labels:
         return self._ids.get(self.rename(text)) if text is not None else None
 
     def rename(self, text: str) -> str:
-        """Return the class of a label in the file."""
         return self.label_map.get(text, text)
 
     def listed(self, value: Any) -> list[str]:

@@ -98,7 +98,6 @@ class MicroBatchStep:
         return read
 
     def take_graphed(self, output: Any, index: int) -> None:
-        """Take the loss of a replayed micro-batch."""
         self.run.losses.note(index, output["loss"].clone(), output)
 
     def watchers(self) -> list[str]:

@@ -209,7 +209,6 @@ class RunCheckpoints:
     # --- saving -------------------------------------------------------------------------------------------------
 
     def request(self, directory: str | Path, metadata: dict[str, Any] | None = None) -> None:
-        """Request a saved training state at the next update boundary."""
         self.run.requests.saves.append((Path(directory), metadata or {}))
 
     def request_due(self, update: int) -> None:

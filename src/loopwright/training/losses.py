@@ -182,7 +182,6 @@ class EpochLosses:
         return new_loss / new_items if new_items else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums as of the last finished update."""
         return {"tracker": self._tracker.state_dict(), "logged": [self._logged_loss, self._logged_items]}
 
     def load_process_states(self, states: list[dict[str, Any]]) -> None:

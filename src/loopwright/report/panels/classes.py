@@ -35,7 +35,6 @@ def matrix_of(pairs: Pairs, labels: Sequence[str], title: str = "Confusion matri
 
 
 def confused(pairs: Pairs, unit: str = "samples") -> Table:
-    """Return the most frequently confused pairs of classes."""
     totals = label_counts(pairs)
     wrong = Counter({pair: count for pair, count in pairs.items() if pair[0] != pair[1]})
     rows = [

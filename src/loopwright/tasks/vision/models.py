@@ -130,8 +130,6 @@ def _with_side(processor: Any, side: int) -> Any:
 
 @dataclass
 class VisionModel(Loaded):
-    """A loaded or newly built model, and its image format."""
-
     processor: Any = field(default=None, kw_only=True)
 
 
