@@ -328,6 +328,17 @@ def simulate_correlation(is_of_ranks: bool, truth: float, size: int, num_sets: i
     return coverage(bounds, expected)
 
 
+def simulate_error(name: str, size: int, num_sets: int) -> Coverage:
+    """Draw errors from a normal distribution."""
+    random = np.random.default_rng([2, size])
+    bounds = []
+    for _ in range(num_sets):
+        metric = metrics.load(name)
+        metric.add_batch(predictions=random.normal(size=size), references=np.zeros(size))
+        bounds.append(metric.own_interval(LEVEL)[name])
+    return coverage(bounds, 1.0 if name == "mse" else math.sqrt(2 / math.pi))
+
+
 def scenes(size: int = 300) -> tuple[list[Matches], int]:
     """Return the matches of images with up to four objects of three classes, and the number of images."""
     random = np.random.default_rng(1)
@@ -395,6 +406,8 @@ def table_rows() -> list[Row]:
             name = f"{'Spearman' if is_of_ranks else 'Pearson'}, {truth}"
             run = lambda size, sets, r=is_of_ranks, t=truth: simulate_correlation(r, t, size, sets)  # noqa: E731
             rows.append(Row(name, run, of_shares))
+    for name in ("mse", "mae"):
+        rows.append(Row(name, lambda size, sets, n=name: simulate_error(n, size, sets), of_means))
     for name in ("map", "map_50", "mar_100"):
         rows.append(Row(name, lambda size, sets, n=name: simulate_precision(n, size, sets), of_resampled, 300))
     return rows

@@ -102,7 +102,7 @@ def intervals_of(name, rows, rows_per_group=None):
     return whole.intervals()
 
 
-@pytest.mark.parametrize("name", ["accuracy", "pearsonr", "spearmanr", "coco_ap"])
+@pytest.mark.parametrize("name", ["accuracy", "mse", "mae", "pearsonr", "spearmanr", "coco_ap"])
 def test_groups_are_the_units_in_any_order(name):
     rows = []
     for position in range(240):
@@ -120,7 +120,7 @@ def test_groups_are_the_units_in_any_order(name):
         assert 1.6 < (high - low) / (alone[key][1] - alone[key][0]) < 3, key
     few = intervals_of(name, rows, 8)
     assert set(few) == ({"accuracy"} if name == "accuracy" else set())
-    assert set(few.missing.values()) == {"at least 50 groups are needed, there are 30"}
+    assert set(few.missing.values()) == {"at least 50 independent rows or groups are needed, there are 30"}
 
 
 @pytest.mark.parametrize(("kind", "prefix"), [("bbox", ""), ("segm", "mask_")])

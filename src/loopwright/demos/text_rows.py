@@ -10,6 +10,7 @@ from itertools import count
 from loopwright.demos.dates import FORMS
 from loopwright.demos.demo_data import Row, first_paragraph, is_held_out, mixed, rank, shuffled
 from loopwright.demos.stdlib_docs import StdlibDocs
+from loopwright.sources.scan import without_spelling
 
 AREAS = {
     "archives": ("zipfile", "tarfile", "gzip", "bz2", "lzma", "zipapp", "_compression"),
@@ -43,11 +44,12 @@ def area_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
     """Return rows of `text`, a first paragraph that only one area has, and `label`, one of twelve areas."""
     homes = {module: area for area, modules in AREAS.items() for module in modules}
     areas: dict[str, set[str]] = defaultdict(set)
+    spellings: dict[str, str] = {}
     for doc in found.docs:
         text = first_paragraph(doc.text)
         area = homes.get(doc.module.partition(".")[0])
         if area and len(text.split()) >= 3:
-            areas[text].add(area)
+            areas[spellings.setdefault(without_spelling(text), text)].add(area)
     of_area: dict[str, list[str]] = {area: [] for area in AREAS}
     for text in shuffled(areas, "areas", str):
         if len(areas[text]) == 1:

@@ -23,6 +23,7 @@ LEAST_FOR_SHARES = 5  # fewer rows have no interval at all
 LEAST_ROWS = 50  # fewer say too little about the spread of a score that is not a share
 LEAST_UNITS = 30  # the same for units that a score depends on, such as rows with entities
 LEAST_PER_CLASS = 5  # fewer references of a class say too little about its part of a mean over classes
+GROUPS = "independent rows or groups"
 UNDEFINED = "it is undefined on this data"
 CONSTANT = "every sample has the same value"
 
@@ -71,9 +72,9 @@ class Resampled:
 
     def too_few(self, least: int, per_class: Iterable[Any] = ()) -> str:
         """Return how many rows, groups or references of a class an interval would need; empty if there are enough."""
-        unit = "groups" if self.is_grouped else "samples"
+        unit = GROUPS if self.is_grouped else "samples"
         if self.num_units < least:
-            return f"at least {least} {unit} are needed, there are {self.num_units}"
+            return too_few(self.num_units, least, unit)
         rarest = min(per_class, default=LEAST_PER_CLASS)
         if rarest >= LEAST_PER_CLASS:
             return ""
@@ -121,22 +122,36 @@ class Resampled:
 
     def mean(self, value: float, replicates: Numbers) -> Bounds | str:
         """Return the interval of a mean without limits."""
-        if not math.isfinite(value) or not np.isfinite(replicates).all():
+        if not np.isfinite(replicates).all():
             return UNDEFINED
         deviations = replicates - replicates.mean()
-        spread = float(np.sqrt(np.square(deviations).mean()))
-        if spread <= 1e-12 * abs(value):
-            return CONSTANT
-        skewness = float((deviations**3).mean()) / spread**3
-        spread *= math.sqrt(self.num_units / (self.num_units - 1))
-        quantile = _t(self.level, self.num_units - 1)
+        return hall(
+            value, float(np.square(deviations).mean()), float((deviations**3).mean()), self.num_units, self.level
+        )
 
-        def unskewed(t: float) -> float:
-            if abs(skewness) < 1e-6:
-                return t
-            return 3 / skewness * (float(np.cbrt(1 + skewness * (t - skewness / 6))) - 1)
 
-        return value - spread * unskewed(quantile), value - spread * unskewed(-quantile)
+def too_few(number: int, least: int, unit: str = "samples") -> str:
+    """Return how many units an interval would need."""
+    return f"at least {least} {unit} are needed, there are {number}"
+
+
+def hall(value: float, variance: float, third: float, num_units: int, level: float) -> Bounds | str:
+    """Return Hall's interval of a mean, by the second and third central moments of its distribution."""
+    if not all(map(math.isfinite, (value, variance, third))):
+        return UNDEFINED
+    spread = math.sqrt(max(variance, 0.0))
+    if spread <= 1e-12 * abs(value):
+        return CONSTANT
+    skewness = third / spread**3
+    spread *= math.sqrt(num_units / (num_units - 1))
+    quantile = _t(level, num_units - 1)
+
+    def unskewed(t: float) -> float:
+        if abs(skewness) < 1e-6:
+            return t
+        return 3 / skewness * (float(np.cbrt(1 + skewness * (t - skewness / 6))) - 1)
+
+    return value - spread * unskewed(quantile), value - spread * unskewed(-quantile)
 
 
 def equal_units(parts: float, drawn: Numbers) -> float:
@@ -157,9 +172,9 @@ def correlation(
 
     `error` is the standard error of its z if rows come in groups, which are then the units.
     """
-    unit, least = ("samples", LEAST_FOR_SHARES) if error is None else ("groups", LEAST_ROWS)
+    unit, least = ("samples", LEAST_FOR_SHARES) if error is None else (GROUPS, LEAST_ROWS)
     if num_units < least:
-        return f"at least {least} {unit} are needed, there are {num_units}"
+        return too_few(num_units, least, unit)
     if not math.isfinite(value):
         return UNDEFINED
     limit = 1 - 0.5 / num_units

@@ -17,7 +17,7 @@ import numpy as np
 
 from loopwright.errors import DataError
 from loopwright.metrics.base import Columns, Metric, Options
-from loopwright.metrics.intervals import Bounds, correlation
+from loopwright.metrics.intervals import GROUPS, LEAST_ROWS, Bounds, correlation, hall, too_few
 from loopwright.metrics.sums import Counts, ExactSums, Numbers, Rows
 
 
@@ -38,34 +38,68 @@ class SummingMetric(Metric):
         self._state.add(len(predictions), self.summands(predictions, references))
 
 
-class MeanSquaredError(SummingMetric):
+class MeanError(SummingMetric):
+    """The mean of an error that a subclass defines; its powers are summed too, for the interval."""
+
+    greater_is_better = False
+    num_sums = 3
+
+    @abstractmethod
+    def errors(self, predictions: Numbers, references: Numbers) -> Numbers:
+        """Return the error of each sample."""
+
+    def summands(self, predictions: Numbers, references: Numbers) -> list[Numbers]:
+        errors = self.errors(predictions, references)
+        with np.errstate(over="ignore", under="ignore"):
+            return [errors, errors**2, errors**3]
+
+    def result(self, options: Options) -> dict[str, Any]:
+        return {self.name: self._state.sums[0].mean(self.num_samples)}
+
+    def own_interval(self, level: float, groups: Mapping[int, Any] | None = None) -> dict[str, Bounds | str]:
+        """Return Hall's interval of the mean."""
+        number = self.num_samples
+        first, second, third = (each.mean(number) for each in self._state.sums)
+        num_units = number if groups is None else len(groups)
+        if num_units < LEAST_ROWS:
+            return {self.name: too_few(num_units, LEAST_ROWS, "samples" if groups is None else GROUPS)}
+        if groups is None:
+            variance, cubes = (second - first**2) / number, (third - 3 * first * second + 2 * first**3) / number**2
+        else:
+            rests = [
+                (each._state.sums[0].mean(each.num_samples) - first) * each.num_samples for each in groups.values()
+            ]
+            variance, cubes = (math.fsum(rest**power for rest in rests) / number**power for power in (2, 3))
+        return {self.name: hall(first, variance, cubes, num_units, level)}
+
+
+class MeanSquaredError(MeanError):
     """The mean squared difference; with the option `squared=False` its root."""
 
     name = "mse"
-    greater_is_better = False
     defaults: ClassVar[Options] = MappingProxyType({"squared": True})
-    num_sums = 1
 
-    def summands(self, predictions: Numbers, references: Numbers) -> list[Numbers]:
-        return [np.square(predictions - references)]
+    def errors(self, predictions: Numbers, references: Numbers) -> Numbers:
+        return np.square(predictions - references)
 
     def result(self, options: Options) -> dict[str, Any]:
-        mean = self._state.sums[0].mean(self.num_samples)
+        mean = super().result(options)["mse"]
         return {"mse": mean if options["squared"] else math.sqrt(mean)}
 
+    def own_interval(self, level: float, groups: Mapping[int, Any] | None = None) -> dict[str, Bounds | str]:
+        found = super().own_interval(level, groups)["mse"]
+        if self.options["squared"] or isinstance(found, str):
+            return {"mse": found}
+        return {"mse": (math.sqrt(max(found[0], 0.0)), math.sqrt(max(found[1], 0.0)))}
 
-class MeanAbsoluteError(SummingMetric):
+
+class MeanAbsoluteError(MeanError):
     """The mean absolute difference."""
 
     name = "mae"
-    greater_is_better = False
-    num_sums = 1
 
-    def summands(self, predictions: Numbers, references: Numbers) -> list[Numbers]:
-        return [np.abs(predictions - references)]
-
-    def result(self, options: Options) -> dict[str, Any]:
-        return {"mae": self._state.sums[0].mean(self.num_samples)}
+    def errors(self, predictions: Numbers, references: Numbers) -> Numbers:
+        return np.abs(predictions - references)
 
 
 class PearsonCorrelation(SummingMetric):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -174,7 +175,7 @@ def verdict_text(verdict: Mapping[str, Any], shown: str | None = None) -> str:
 
 def _is_perfect(value: float, is_more_better: bool) -> bool:
     """Whether no model can do better: 1, 100, or no error at all."""
-    return value in (1.0, 100.0) if is_more_better else value == 0.0
+    return any(math.isclose(value, limit) for limit in (1.0, 100.0)) if is_more_better else value == 0.0
 
 
 def _amount(gain: float, value: float, baseline: float, is_share: bool) -> str:

@@ -138,6 +138,7 @@ def _table(split: str, result: Mapping[str, Any], prefix: str, baselines: Any) -
         f"| {name} (baseline): {metric} | {value:.4f} | |"
         for name, values in baselines.items()
         for metric, value in values.items()
+        if not metric.startswith("test_")
     ]
     return [f"| {split} | value | 95 % interval |", "|---|---|---|", *rows]
 
