@@ -46,7 +46,7 @@ MOST_LINES = {
     "demos": 1455,
     "engine": 2413,
     "hf": 3546,
-    "metrics": 3725,
+    "metrics": 3707,
     "models": 795,
     "report": 3522,
     "run_folder": 1561,

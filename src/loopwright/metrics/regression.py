@@ -21,37 +21,22 @@ from loopwright.metrics.intervals import GROUPS, LEAST_ROWS, Bounds, correlation
 from loopwright.metrics.sums import Counts, ExactSums, Numbers, Rows
 
 
-class SummingMetric(Metric):
-    """A metric that is a function of exact sums over the samples."""
-
-    num_sums: ClassVar[int]
-
-    @abstractmethod
-    def summands(self, predictions: Numbers, references: Numbers) -> list[Numbers]:
-        """Return the summands of each sum."""
-
-    def create_state(self) -> ExactSums:
-        return ExactSums(self.num_sums)
-
-    def update(self, columns: Columns) -> None:
-        predictions, references = _numbers(columns)
-        self._state.add(len(predictions), self.summands(predictions, references))
-
-
-class MeanError(SummingMetric):
+class MeanError(Metric):
     """The mean of an error that a subclass defines; its powers are summed too, for the interval."""
 
     greater_is_better = False
-    num_sums = 3
 
     @abstractmethod
     def errors(self, predictions: Numbers, references: Numbers) -> Numbers:
         """Return the error of each sample."""
 
-    def summands(self, predictions: Numbers, references: Numbers) -> list[Numbers]:
-        errors = self.errors(predictions, references)
+    def create_state(self) -> ExactSums:
+        return ExactSums(3)
+
+    def update(self, columns: Columns) -> None:
+        errors = self.errors(*_numbers(columns))
         with np.errstate(over="ignore", under="ignore"):
-            return [errors, errors**2, errors**3]
+            self._state.add(len(errors), [errors, errors**2, errors**3])
 
     def result(self, options: Options) -> dict[str, Any]:
         return {self.name: self._state.sums[0].mean(self.num_samples)}
@@ -102,21 +87,18 @@ class MeanAbsoluteError(MeanError):
         return np.abs(predictions - references)
 
 
-class PearsonCorrelation(SummingMetric):
+class PearsonCorrelation(Metric):
     """Pearson's correlation; nan if one side is constant."""
 
     name = "pearsonr"
-    num_sums = 5
 
-    def summands(self, predictions: Numbers, references: Numbers) -> list[Numbers]:
-        """Return the values, their squares and their products; each product as an exact sum of two numbers."""
-        return [
-            predictions,
-            references,
-            _product(predictions, predictions),
-            _product(references, references),
-            _product(predictions, references),
-        ]
+    def create_state(self) -> ExactSums:
+        return ExactSums(5)
+
+    def update(self, columns: Columns) -> None:
+        """Add the values, their squares and their products; each product as an exact sum of two numbers."""
+        x, y = _numbers(columns)
+        self._state.add(len(x), [x, y, _product(x, x), _product(y, y), _product(x, y)])
 
     def result(self, options: Options) -> dict[str, Any]:
         if not all(each.is_finite for each in self._state.sums):
