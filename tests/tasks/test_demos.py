@@ -17,15 +17,15 @@ _UNEVALUATED = "--max_train_samples 300 --eval_strategy no"
 SHORT = {
     "text-classification": ("--max_train_samples 160 --batch 8", 60, "accuracy", 0.3, "majority"),
     "token-classification": ("--max_train_samples 160 --batch 4 --lr 8e-4", 50, "f1", 0.15, "majority"),
-    "question-answering": ("--max_train_samples 120 --batch 4 --freeze 5", 32, "f1", 33, "frequent answer"),
-    "multiple-choice": ("--max_train_samples 80 --batch 4", 60, "accuracy", 0.38, "chance"),
-    "sentence-embedding": ("--max_train_samples 240 --batch 16 --max_length 16", 160, "mrr", 0.6, "word-overlap"),
+    "question-answering": ("--max_train_samples 80 --batch 4 --freeze 5", 32, "f1", 33, "frequent answer"),
+    "multiple-choice": ("--max_train_samples 60 --batch 4", 40, "accuracy", 0.38, "chance"),
+    "sentence-embedding": ("--max_train_samples 128 --batch 16 --max_length 16", 100, "mrr", 0.6, "word-overlap"),
     "causal-lm": ("--max_steps 60 --batch 8 --max_train_samples 3000", 60, "bits_per_byte", 3.2, "unigram"),
-    "masked-lm": ("--max_steps 60 --max_train_samples 3000", 100, "token_accuracy", 0.12, "unigram"),
+    "masked-lm": ("--max_steps 60 --batch 8 --max_train_samples 1000", 60, "token_accuracy", 0.12, "unigram"),
     "summarization": ("--max_train_samples 1300", 50, "rougeL", 0.35, "lead"),
     "translation": ("--max_train_samples 3800", 60, "chrf", 31, "copy"),
     "object-detection": (f"{_UNEVALUATED} --epochs 2", 40, "map_50", 0.1, "nothing"),
-    "instance-segmentation": (f"{_UNEVALUATED} --epochs 3", 40, "mask_map_50", 0.1, "nothing"),
+    "instance-segmentation": (f"{_UNEVALUATED} --epochs 2", 40, "mask_map_50", 0.1, "nothing"),
 }
 
 

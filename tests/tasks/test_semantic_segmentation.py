@@ -400,7 +400,7 @@ def test_the_command_line_predicts_a_folder_of_images(trained, shapes, tmp_path,
 @pytest.mark.slow
 def test_a_shortened_demo_is_clearly_better_than_its_baseline(capsys):
     # Images of half the size are enough to begin with, and a quarter of the work.
-    words = ["--no_rehearsal", "--epochs", "5", "--class_weights", "balanced"]
+    words = ["--no_rehearsal", "--epochs", "4", "--class_weights", "balanced"]
     words += ["--image_size", "32", "--max_train_samples", "450", "--max_eval_samples", "60"]
     words += ["--eval_strategy", "no", "--save_strategy", "no"]
     assert main(["demo", "semantic-segmentation", *words]) == 0

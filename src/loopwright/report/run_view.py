@@ -193,7 +193,7 @@ def _read_config(found: RunView) -> None:
     if text and is_cut_off(found.folder.config):
         found.notes.append("config.yaml was cut off: what its end said is missing here; lw resume puts it back")
     try:
-        content = yaml.safe_load(text) or {}
+        content = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
     except yaml.YAMLError:
         found.notes.append("config.yaml cannot be read and is left out")
         return
