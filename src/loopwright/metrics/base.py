@@ -138,7 +138,7 @@ class Metric(ABC):
         return []
 
     def own_interval(self, level: float, groups: Mapping[int, Any] | None = None) -> dict[str, Bounds | str]:
-        """Return the intervals of a metric that is no function of counts, or why it has none; called before `compute`.
+        """Return the intervals of a metric that does not count, or why it has none; called before `compute`.
 
         `groups` has a metric of this kind for each group of samples, by its number, if samples come in groups.
         """

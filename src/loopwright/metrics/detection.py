@@ -34,7 +34,7 @@ MAX_DETECTIONS = (1, 10, 100)
 """How many predictions of a class in an image count, for recall; the last for precision."""
 
 RESAMPLED = ("map", "map_50", "map_75", "mar_100")
-"""The results with an interval; those of masks too."""
+"""The results with an interval, for boxes and for masks."""
 
 _THRESHOLDS = np.linspace(0.5, 0.95, 10)
 _CHUNK = 1 << 20  # predictions of a class times replicates, at once

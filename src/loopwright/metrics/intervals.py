@@ -168,7 +168,7 @@ def class_trials(counts: Any) -> float:
 def correlation(
     value: float, num_units: int, level: float, *, is_of_ranks: bool = False, error: float | None = None
 ) -> Bounds | str:
-    """Return Fisher's interval of a correlation; that of ranks by Bonett and Wright (2000).
+    """Return Fisher's interval of a correlation, for ranks Bonett and Wright's (2000).
 
     `error` is the standard error of its z if rows come in groups, which are then the units.
     """

@@ -143,7 +143,7 @@ def _verdict(run: RunView, card: Card, baselines: Mapping[str, float]) -> str:
 
 
 def verdict_text(verdict: Mapping[str, Any], shown: str | None = None) -> str:
-    """Return a verdict in words; `shown` is the metric that stands beside it."""
+    """Return a verdict in words; `shown` is the metric next to it."""
     name, kind, num_rows = verdict["metric"], verdict["kind"], verdict.get("rows", 0)
     counted = plural(num_rows, verdict.get("unit", "row"))
     start = "On the test data: " if verdict.get("split") == "test" else ""

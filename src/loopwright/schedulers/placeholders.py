@@ -164,7 +164,7 @@ def _number(trainer: TrainerLike, value: Operand) -> Number:
 
 
 class _Factor(int):
-    """The epochs of a run, or its updates per epoch: whoever multiplies the two gets at most the limit."""
+    """The epochs of a run, or its updates per epoch: their product is at most the limit."""
 
     limit: int
     is_updates: bool
