@@ -32,7 +32,8 @@ from loopwright.runs.trained_model import evaluate_run, export_run, load_run, pr
 from loopwright.sources import CODES, DataPlan
 from loopwright.tasks import get_task, load_tasks, summaries, task_names
 from loopwright.tasks.base import Task
-from loopwright.tasks.scoring import as_json, intervals_as_json
+from loopwright.tasks.pretrained import CONSENTS
+from loopwright.tasks.scoring import as_json, intervals_as_json, write_csv
 from loopwright.version import package_version
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["DataPlan", "Run", "check", "demo", "evaluate", "find_lr", "predict", "rate_lines", "resume", "train"]
 
 _BATCH_FLAG = "per_device_eval_batch_size"
-_EVALUATION_FLAGS = ("max_eval_samples", _BATCH_FLAG)
+_EVALUATION_FLAGS = ("max_eval_samples", "safe_csv", _BATCH_FLAG)
 
 
 # ------------------------------------------------------------------------------------------------------ the verbs
@@ -295,9 +296,10 @@ class Run:
 
         return verify_all(self.folder.checkpoints, say) if self.folder.checkpoints.is_dir() else []
 
-    def export(self, folder: str | Path) -> Path:
+    def export(self, folder: str | Path, **consents: bool) -> Path:
         """Export the best model to a folder with a README.md on how to open it, and return the folder."""
-        return export_run(self.folder, Path(folder))
+        _check_changes(consents, CONSENTS)
+        return export_run(self.folder, Path(folder), consents)
 
     def _repr_html_(self) -> str:
         from loopwright.report import result_html
@@ -337,12 +339,12 @@ def _without_module(task: Task, flags: Mapping[str, Any]) -> tuple[dict[str, Any
 
 def evaluation_flags(task: Task) -> tuple[str, ...]:
     """Return the task flags that `evaluate` accepts."""
-    return (*_EVALUATION_FLAGS, *_column_flags(task), *task.prediction_flags)
+    return (*_EVALUATION_FLAGS, *CONSENTS, *_column_flags(task), *task.prediction_flags)
 
 
 def prediction_flags(task: Task) -> tuple[str, ...]:
     """Return the task flags that `predict` accepts."""
-    return (_BATCH_FLAG, *_column_flags(task), *task.prediction_flags)
+    return (_BATCH_FLAG, *CONSENTS, *_column_flags(task), *task.prediction_flags)
 
 
 def _column_flags(task: Task) -> list[str]:

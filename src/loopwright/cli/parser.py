@@ -72,7 +72,7 @@ def add_json(parser: VerbParser) -> None:
 
 def parse_for_run(
     parser: VerbParser, argv: Sequence[str], flags_of: Callable[[Task], Sequence[str]]
-) -> tuple[argparse.Namespace, dict[str, str]]:
+) -> tuple[argparse.Namespace, dict[str, Any]]:
     """Return the parsed arguments of a verb, and by name the flags of the run's task among them."""
     if any(word in _HELP for word in argv):
         name = next((word for word in argv if not word.startswith("-")), None)
@@ -81,10 +81,12 @@ def parse_for_run(
     if name is None:
         return parser.parse_args(argv), {}
     task = task_of_run(find_run(name))
-    flags, help_of = flags_of(task), create_parser(task).help_of
+    flags, defaults = flags_of(task), create_parser(task)
     group = parser.add_argument_group(f"of {task.name}")
     for flag in flags:
         spellings = dict.fromkeys((f"--{flag}", f"--{flag.replace('_', '-')}"))
-        group.add_argument(*spellings, dest=flag, metavar="VALUE", help=help_of(flag))
+        is_switch = defaults.get_default(flag) is False
+        form: dict[str, Any] = {"action": "store_const", "const": True} if is_switch else {"metavar": "VALUE"}
+        group.add_argument(*spellings, dest=flag, help=defaults.help_of(flag), **form)
     asked = parser.parse_args(argv)
     return asked, {flag: getattr(asked, flag) for flag in flags if getattr(asked, flag) is not None}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -53,6 +53,7 @@ def predict(argv: list[str]) -> int:
         "inputs", nargs="+", help="texts, images, or one csv, tsv, json, jsonl or txt file, or - for stdin"
     )
     parser.add_argument("--out", help="a csv or jsonl file to write; unset prints jsonl")
+    parser.add_argument("--safe_csv", action="store_true", help="put ' before csv cells that are formulas (= + - @)")
     parser.add_argument("--quiet", action="store_true", help="do not show how far a file is predicted")
     asked, changes = parse_for_run(parser, argv, api.prediction_flags)
     if not all(text.strip() for text in asked.inputs):
@@ -70,7 +71,8 @@ def predict(argv: list[str]) -> int:
     try:
         screen = api.Screen(is_quiet=asked.quiet)
         with aside.open("w", encoding="utf-8", newline="") as file, screen.waiting(f"predicting into {out}") as waiting:
-            (_write_table if out.suffix == ".csv" else _write_lines)(waiting.over(predictions), file)
+            rows = waiting.over(predictions)
+            _write_lines(rows, file) if out.suffix == ".jsonl" else _write_table(rows, file, asked.safe_csv)
         aside.replace(out)
     finally:
         aside.unlink(missing_ok=True)
@@ -81,8 +83,8 @@ def export(argv: list[str]) -> int:
     parser = VerbParser("export", "Write the best model of a run into a folder of its own.", "last --to my-model")
     add_run(parser)
     parser.add_argument("--to", required=True, help="a new folder; its README.md says how to open it")
-    asked = parser.parse_args(argv)
-    target = api.Run(find_run(asked.run)).export(asked.to)
+    asked, consents = parse_for_run(parser, argv, lambda task: api.CONSENTS)
+    target = api.Run(find_run(asked.run)).export(asked.to, **consents)
     sys.stdout.write(f"{target}\n")
     return DONE
 
@@ -128,15 +130,10 @@ def _write_lines(predictions: Iterable[dict[str, Any]], file: TextIO) -> None:
         file.write(json.dumps(prediction, ensure_ascii=False) + "\n")
 
 
-def _write_table(predictions: Iterable[dict[str, Any]], file: TextIO) -> None:
-    writer: Any = None
-    for prediction in predictions:
-        if writer is None:
-            writer = csv.DictWriter(file, list(prediction), lineterminator="\n")
-            writer.writeheader()
-        writer.writerow(
-            {
-                name: json.dumps(value) if isinstance(value, (list, dict)) else value
-                for name, value in prediction.items()
-            }
-        )
+def _write_table(predictions: Iterable[dict[str, Any]], file: TextIO, is_safe: bool) -> None:
+    rows = (
+        {name: json.dumps(value) if isinstance(value, (list, dict)) else value for name, value in prediction.items()}
+        for prediction in predictions
+    )
+    for first in rows:
+        api.write_csv(file, list(first), chain([first], rows), is_safe)

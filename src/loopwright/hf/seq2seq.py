@@ -26,7 +26,7 @@ class Seq2SeqTrainer(Trainer):
         self.is_evaluating_dict = False
         configuration = getattr(self.args, "generation_config", None)
         if isinstance(configuration, (str, bytes)):
-            configuration = type(self.model.generation_config).from_pretrained(configuration)
+            configuration = type(self.model.generation_config).from_pretrained(configuration, trust_remote_code=False)
         if configuration is not None:
             self.model.generation_config = configuration
 

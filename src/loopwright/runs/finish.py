@@ -114,7 +114,8 @@ def evaluate(
         save_rows(folder / ROWS, trainer.rows)
         write_lines(folder / "worst.jsonl", _with_places(trainer.examples.worst, dataset))
         if trainer.examples.suspects:
-            write_table(folder / "suspects.csv", _with_places(trainer.examples.suspects, dataset))
+            suspects = _with_places(trainer.examples.suspects, dataset)
+            write_table(folder / "suspects.csv", suspects, job.args.safe_csv)
     trainer.intervals.missing = {name: why for name, why in trainer.intervals.missing.items() if name in metrics}
     return Evaluated(metrics, trainer.intervals, trainer.tokens, trainer.examples, trainer.rows)
 

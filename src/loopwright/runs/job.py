@@ -33,6 +33,7 @@ from loopwright.tasks.adapters import add_adapters, freeze, set_dropout
 from loopwright.tasks.arguments import NOT_FOLLOWED
 from loopwright.tasks.base import Job, Origin, Task
 from loopwright.tasks.data import RunData
+from loopwright.tasks.pretrained import consenting
 from loopwright.tasks.scoring import finite
 from loopwright.training.resume import stored_window
 
@@ -294,14 +295,16 @@ def given_origin(task: Task, settings: Settings) -> Origin:
     if settings.module is not None or settings.args.model is None:
         return Origin(None, module=settings.module)
     name = task.find_model(settings.args.model)
-    task.check_model(name)
+    with consenting(settings.args):
+        task.check_model(name)
     return Origin(name)
 
 
 def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> Job:
     args, training = settings.args, settings.training
     before = dict(vars(args))
-    job = task.build(data, args, training, origin)
+    with consenting(args):
+        job = task.build(data, args, training, origin)
     for name, value in vars(args).items():
         if before[name] != value:
             settings.sources[name] = "data"

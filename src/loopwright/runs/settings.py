@@ -18,6 +18,7 @@ from loopwright.errors import ConfigError, InputError, LoopwrightError
 from loopwright.run_folder import RunFolder, write_atomically
 from loopwright.run_folder.config_file import check_end, marked
 from loopwright.tasks import arguments
+from loopwright.tasks.pretrained import CONSENTS
 
 if TYPE_CHECKING:
     from loopwright.tasks.base import Task
@@ -29,7 +30,7 @@ _AUTO = "auto"
 SCRATCH_LEARNING_RATE = 1e-3
 LENGTHS = ("max_steps", "num_train_epochs")  # replaced by `--time`
 # Known from the run folder, or valid for one call only.
-_NOT_KEPT = frozenset({"output_dir", "task", "allow_changed_data", "profile", "seeds"})
+_NOT_KEPT = frozenset({"output_dir", "task", "allow_changed_data", "profile", "seeds", *CONSENTS})
 _PATHS = ("model", "data", "train_file", "validation_file", "test_file")
 _SHORT_NAMES = (
     "Short names: --lr for --learning_rate, --epochs for --num_train_epochs, --batch for "
@@ -252,6 +253,12 @@ def settle(
     except ConfigError as error:
         raise parser.as_typed(error) from error
     names = {name for name, source in parser.sources.items() if source == "flag"}
+    for name in CONSENTS:
+        if getattr(args, name) and name not in names:
+            what = f"{name} is set in a file, but only a flag of the call itself can allow it"
+            raise InputError(
+                "args.value", what, fix=f"remove it from the file, and give --{name} if you trust the model"
+            )
     for name, source in parser.auto.items():
         if source == "flag" and name in names:
             raise ConfigError(f"{name} is given as 'auto' and as {getattr(training, name)!r}: give only one of them")

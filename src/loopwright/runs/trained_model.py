@@ -107,10 +107,10 @@ def predict_run(
     yield from task.predict_rows(job, rows)
 
 
-def export_run(folder: RunFolder, target: Path) -> Path:
+def export_run(folder: RunFolder, target: Path, changes: Mapping[str, Any] | None = None) -> Path:
     if target.exists() and any(target.iterdir()):
         raise InputError("args.value", f"--to {target} is not empty", fix=f"--to {target / folder.id}")
-    job = load_run(folder)
+    job = load_run(folder, changes=changes)
     from loopwright.runs.model_card import card_so_far
     from loopwright.tasks.adapters import merged
 

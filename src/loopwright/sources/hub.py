@@ -135,7 +135,7 @@ def open_hub(name: str, split: str | None = None) -> dict[str, DatasetTable]:
     datasets = _import_datasets(f"{name!r} is not a local file; reading it from the Hub")
     identifier, _, part = name.partition(":")
     try:
-        loaded = datasets.load_dataset(identifier, part or None, split=None)
+        loaded = datasets.load_dataset(identifier, part or None, split=None, trust_remote_code=False)
     except Exception as error:  # dozens of types, from the network to the dataset's own files
         what = f"{name!r} is neither a local file or folder nor a dataset that can be loaded from the Hub"
         saw = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:160]}"

@@ -125,6 +125,12 @@ class TaskArguments(metaclass=AcceptsOldNames):
     task: str = flag("", "The task; the first word after the verb.", is_hidden=True)
 
     model: str | None = flag(None, "Model: a folder, a run, or a Hub id; a small one is trained from scratch if unset.")
+    trust_remote_code: bool = flag(
+        False, "Run the Python code that comes with --model, with your rights; give it again to resume or predict."
+    )
+    allow_pickle: bool = flag(
+        False, "Load --model also from pickles (pytorch_model.bin), which can hold code; torch checks them."
+    )
     data: str | None = flag(None, "Data: a file, a folder with train and validation files, or a Hub id.")
     train_file: str | None = flag(None, "File of the training data, instead of --data.")
     validation_file: str | None = flag(None, "File of the validation data; the training data is split if unset.")
@@ -176,6 +182,7 @@ class TaskArguments(metaclass=AcceptsOldNames):
     profile: int | None = flag(
         None, "Profile this many updates: where their time goes, the top operators, a trace.", at_least=1
     )
+    safe_csv: bool = flag(False, "Put ' before csv cells that a spreadsheet would run as a formula (= + - @ first).")
     threads: int | None = flag(None, "CPU threads; a resumed run uses as many as before.", at_least=1)
     auto: list[str] = field(default_factory=list, init=False)  # arguments given as "auto" and not yet chosen; no flag
 

@@ -21,6 +21,7 @@ from loopwright.run_folder.files import give_usual_mode
 from loopwright.sources import DataOptions, DataPlan, Role, Schema, preflight
 from loopwright.tasks.arguments import TaskArguments, TaskTrainingArguments
 from loopwright.tasks.data import RunData
+from loopwright.tasks.pretrained import opening
 from loopwright.tasks.scoring import Scorer
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ class Origin:
         if self.is_run and (Path(str(self.path)) / _WEIGHTS).is_file():
             from safetensors.torch import load_file
 
-            module.load_state_dict(load_file(Path(str(self.path)) / _WEIGHTS))
+            with opening(str(self.path), _WEIGHTS):
+                module.load_state_dict(load_file(Path(str(self.path)) / _WEIGHTS))
         return module
 
 

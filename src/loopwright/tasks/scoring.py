@@ -10,6 +10,7 @@ import heapq
 import io
 import json
 import math
+import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from loopwright.tasks.data import RunData
 NUM_WORST = 50
 NUM_SUSPECTS = 200
 _UNITS_OF_WEIGHT = 2**16  # sample weights are counted in units of 1/65536: a counting metric takes integers
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _ALONE = 2**62  # above all numbers of groups
 _UNLIKE = "the losses of the samples do not add up to it"
 _SAME_LOSS = 1e-3  # relative: above 16-bit rounding, below the effect of another loss term
@@ -471,15 +473,29 @@ def write_lines(path: Path, samples: Iterable[Mapping[str, Any]]) -> None:
     write_atomically(path, "".join(map(_line, samples)))
 
 
-def write_table(path: Path, samples: list[dict[str, Any]]) -> None:
+def write_table(path: Path, samples: list[dict[str, Any]], is_safe: bool = False) -> None:
     """Write samples as csv, atomically; the columns are the keys of all samples, in order of appearance."""
     columns = list(dict.fromkeys(key for sample in samples for key in sample))
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(samples)
+    write_csv(buffer, columns, samples, is_safe)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, buffer.getvalue())
+
+
+def write_csv(file: Any, columns: list[str], rows: Iterable[Mapping[str, Any]], is_safe: bool) -> None:
+    """Write rows as csv; if `is_safe`, with ' before each text that a spreadsheet would take for a formula."""
+    keep = without_formula if is_safe else str
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(map(keep, columns))
+    for row in rows:
+        cells = (row.get(name, "") for name in columns)
+        writer.writerow([keep(cell) if isinstance(cell, str) else cell for cell in cells])
+
+
+def without_formula(text: str) -> str:
+    """Return a text with ' before it if a spreadsheet would run it; numbers are left alone."""
+    is_formula = text.lstrip(" \t\r\n\0\ufeff")[:1] in tuple("=+-@＝＋－＠") or text[:1] in tuple("\t\r\n")
+    return f"'{text}" if is_formula and not _NUMBER.fullmatch(text) else text
 
 
 def _line(sample: Mapping[str, Any]) -> str:

@@ -233,14 +233,7 @@ def _padded(values: Sequence[Any], width: int, fill: int, is_left: bool) -> Numb
 
 def load_tokenizer(path: str) -> Any:
     """Return the tokenizer of a folder or a Hub id, with or without a pad token."""
-    from transformers import AutoTokenizer
-
-    try:
-        return text.load_tokenizer(path)
-    except InputError as error:
-        if error.code != "model.pad_token":
-            raise
-    return AutoTokenizer.from_pretrained(path)
+    return text.load_tokenizer(path, needs_pad=False)
 
 
 def match_vocabulary(model: Any, tokenizer: Any) -> list[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 import math
+import operator
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,9 +17,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from loopwright.errors import InputError
+from loopwright.tasks import pretrained
 from loopwright.tasks.base import Origin
 
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 # Heads whose weights differ in meaning under the same names.
 _HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
 IGNORED = -100  # the label of tokens that the loss ignores
@@ -85,26 +87,36 @@ def _near_folder(folder: Path) -> str:
 
 
 def load_config(name: str, **changes: Any) -> Any:
-    from transformers import AutoConfig
+    config = _load_config(name, changes)
+    pretrained.check_config(name, config)
+    return config
+
+
+def _load_config(name: str, changes: Mapping[str, Any]) -> Any:
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(name, local_files_only=True, **changes)
-    except (OSError, ValueError) as error:
+        return pretrained.open_pretrained(AutoConfig, name, "config.json", local_files_only=True, **changes)
+    except InputError as error:
         if Path(name).is_dir():
-            raise InputError(
-                "model.folder",
-                f"--model {name}: its config.json cannot be used",
-                saw=[str(error).splitlines()[0][:200]],
-                fix="--model with a folder that save_pretrained has written",
-            ) from error
+            with pretrained.opening(name, "config.json"):
+                kind = json.loads((Path(name) / "config.json").read_text(encoding="utf-8")).get("model_type")
+                is_known = kind is None or kind in CONFIG_MAPPING
+            if not is_known:
+                raise pretrained.needs_code(name, f"transformers does not know its model type {kind!r}") from error
+            raise
+        if not isinstance(error.__cause__, OSError):  # it is in the cache
+            raise
     if _is_off():
         raise _offline(name, "and the network is off (HF_HUB_OFFLINE)")
     if not _can_reach_hub():
         raise _offline(name, "and the Hub cannot be reached")
     try:
-        return AutoConfig.from_pretrained(name, **changes)
-    except (OSError, ValueError) as error:
-        raise _offline(name, f"and the Hub request failed: {str(error).splitlines()[0][:200]}") from error
+        return pretrained.open_pretrained(AutoConfig, name, "config.json", **changes)
+    except InputError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        raise _offline(name, f"and the Hub request failed: {error.saw[0]}") from error
 
 
 def _is_off() -> bool:
@@ -177,6 +189,12 @@ def load_or_build(
     else:
         tokenizer = load_tokenizer(origin.path)
         loaded = load_model(origin, auto_class, **changes)
+        num_rows = int(loaded.model.get_input_embeddings().weight.shape[0])
+        ids = {name: getattr(tokenizer, f"{name}_id") or 0 for name in SPECIAL_TOKENS}
+        if unknown := [name for name, number in ids.items() if number >= num_rows]:
+            what, fix = f"the model of {origin.path} has no {unknown[0]}", "--model with the tokenizer of that model"
+            saw = [f"it has {num_rows:,} tokens, and the {unknown[0]} is number {ids[unknown[0]]:,}"]
+            raise InputError("model.tokenizer", what, saw=saw, fix=fix)
     match_pad_token(loaded.model, tokenizer)
     loaded.tokenizer = tokenizer
     return loaded
@@ -200,7 +218,7 @@ def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
     kind = getattr(transformers, auto_class)
     suffix = auto_class.removeprefix("AutoModel")
     # from_config would raise a ValueError that lists a hundred classes.
-    if type(config) not in kind._model_mapping:
+    if type(config) not in kind._model_mapping and not pretrained.has_trusted_code(config, auto_class):
         raise InputError(
             "model.task",
             f"{path} is a {config.model_type} model, which has no {suffix.removeprefix('For') or auto_class}",
@@ -208,10 +226,12 @@ def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
             fix=f"--model with {_FITTING.get(auto_class, 'an encoder, such as a BERT')}",
         )
     _check_head(path, config, suffix)
-    if origin.is_run and not any((Path(path) / name).is_file() for name in _WEIGHTS):
-        return Loaded(kind.from_config(config))
     with quiet():
-        model, info = kind.from_pretrained(path, config=config, output_loading_info=True, ignore_mismatched_sizes=True)
+        if origin.is_run and not any((Path(path) / name).is_file() for name in pretrained.WEIGHTS):
+            return Loaded(pretrained.build(kind, path, config))
+        model, info = pretrained.open_weights(
+            kind, path, config, output_loading_info=True, ignore_mismatched_sizes=True
+        )
     mismatched = [entry[0] if isinstance(entry, tuple) else entry for entry in info.get("mismatched_keys", ())]
     return Loaded(model, sorted({*info["missing_keys"], *mismatched}))
 
@@ -230,29 +250,31 @@ def _check_head(path: str, config: Any, suffix: str) -> None:
             )
 
 
-def load_tokenizer(path: str, **options: Any) -> Any:
-    """Return the tokenizer of a folder or a Hub id, with a pad token."""
+def load_tokenizer(path: str, *, needs_pad: bool = True, **options: Any) -> Any:
+    """Return the tokenizer of a folder or a Hub id, with a pad token if it needs one."""
     from transformers import AutoTokenizer
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers are forked after its first use
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, **options)
-    except (OSError, ValueError, ImportError, KeyError) as error:
+        tokenizer = pretrained.open_pretrained(AutoTokenizer, path, "tokenizer_config.json", **options)
+        with pretrained.opening(path, "tokenizer_config.json"):
+            tokenizer.model_max_length = operator.pos(tokenizer.model_max_length)  # a number
+    except InputError as error:
         raise InputError(
             "model.tokenizer",
             f"the tokenizer of {path} cannot be opened",
-            saw=[str(error).splitlines()[0][:200]],
+            saw=[error.what, *error.saw],
             fix="put tokenizer.json and tokenizer_config.json into the folder of the model",
         ) from error
-    if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None:
-            raise InputError(
-                "model.pad_token",
-                f"the tokenizer of {path} has no pad token, and no end token to use instead",
-                saw=[f"its special tokens are {', '.join(tokenizer.all_special_tokens) or 'none'}"],
-                fix='set "pad_token" in its tokenizer_config.json',
-            )
+    if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token is None and needs_pad:
+        raise InputError(
+            "model.pad_token",
+            f"the tokenizer of {path} has no pad token, and no end token to use instead",
+            saw=[f"its special tokens are {', '.join(tokenizer.all_special_tokens) or 'none'}"],
+            fix='set "pad_token" in its tokenizer_config.json',
+        )
     return tokenizer
 
 
@@ -330,7 +352,7 @@ def small_encoder(auto_class: str, tokenizer: Any, **changes: Any) -> Loaded:
         eos_token_id=tokenizer.sep_token_id,
         **changes,
     )
-    return Loaded(getattr(transformers, auto_class).from_config(config))
+    return Loaded(getattr(transformers, auto_class).from_config(config, trust_remote_code=False))
 
 
 # ------------------------------------------------------------------------------------------------------- lengths

@@ -20,6 +20,7 @@ from loopwright.errors import InputError
 from loopwright.metrics import Metric
 from loopwright.sources import DataPlan
 from loopwright.sources.tables import value_at
+from loopwright.tasks import pretrained
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
@@ -271,8 +272,9 @@ def _load_model(origin: Origin) -> text.Loaded:
 
     path = str(origin.path)
     loaded = text.load_model(origin, AUTO_CLASS)
-    if origin.is_run and (Path(path) / "generation_config.json").is_file():
-        loaded.model.generation_config = GenerationConfig.from_pretrained(path)
+    file = "generation_config.json"
+    if origin.is_run and (Path(path) / file).is_file():
+        loaded.model.generation_config = pretrained.open_pretrained(GenerationConfig, path, file)
     return loaded
 
 

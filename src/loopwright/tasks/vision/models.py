@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from loopwright import models
 from loopwright.data.images import Resize, Transform, classification_eval
-from loopwright.errors import CheckpointError, ConfigError, InputError
+from loopwright.errors import ConfigError, InputError
 from loopwright.models.base import CONFIG_FILE, NAME_KEY, WEIGHTS_FILE, ModelOutput, SmallModel
 from loopwright.run_folder import read_json, write_atomically, write_json
 from loopwright.run_folder.files import give_usual_mode
 from loopwright.sources import DataPlan
+from loopwright.tasks import pretrained
 from loopwright.tasks.adapters import backbone_parameters
 from loopwright.tasks.base import Origin
 from loopwright.tasks.optional_imports import import_object, is_object_name
@@ -105,8 +106,12 @@ def load_processor(path: str, config: Any, side: int | None = None) -> Any:
 
     with quiet():
         try:
-            processor = transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
-        except (OSError, ValueError):
+            processor = pretrained.open_pretrained(
+                transformers.AutoImageProcessor, path, _PROCESSOR_FILE, backend="pil"
+            )
+        except InputError:
+            if (Path(path) / _PROCESSOR_FILE).is_file():
+                raise
             mapping = transformers.IMAGE_PROCESSOR_MAPPING
             kind = mapping[type(config)]["pil"] if type(config) in mapping else transformers.ViTImageProcessorPil
             processor, own = kind(), getattr(config, "image_size", None)
@@ -160,13 +165,18 @@ def load_vision_model(
     path = origin.path
     if origin.module is not None or (path is not None and (is_object_name(path) or _holds(path, MODULE_KEY))):
         found = _load_module(origin, args, plan, labels, criterion)
-    elif path is None or _holds(path, NAME_KEY):
+    elif path is None:
         found = _load_small(origin, args, plan, small, small_config, labels)
+    elif _holds(path, NAME_KEY):
+        with pretrained.opening(path, CONFIG_FILE):
+            found = _load_small(origin, args, plan, small, small_config, labels)
     else:
         if labels is not None:
             changes = {**label_config(labels), **changes}
         loaded = load_model(origin, auto_class, **changes)
-        processor = load_processor(path, loaded.model.config, args.image_size)
+        with pretrained.opening(path, _PROCESSOR_FILE):
+            processor = load_processor(path, loaded.model.config, args.image_size)
+            form_of(processor)
         found = VisionModel(loaded.model, loaded.new, processor=processor)
     if not origin.is_run:
         args.image_size = form_of(found.processor).height
@@ -187,8 +197,8 @@ def is_ours(path: str) -> bool:
 def _holds(path: str, key: str) -> bool:
     file = Path(path) / CONFIG_FILE
     try:
-        return file.is_file() and key in json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
+        return file.is_file() and key in dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, RecursionError):
         return False
 
 
@@ -228,10 +238,8 @@ def _load_small(
 
 
 def _load_fitting(model: nn.Module, folder: Path, keeps_head: bool = True) -> list[str]:
-    try:
+    with pretrained.opening(str(folder), WEIGHTS_FILE):
         tensors = load_file(folder / WEIGHTS_FILE)
-    except Exception as error:
-        raise CheckpointError(f"the model in {folder} is damaged: {error}") from error
     own = model.state_dict()
     fitting = {name: tensor for name, tensor in tensors.items() if name in own and own[name].shape == tensor.shape}
     if not keeps_head:

@@ -1,0 +1,190 @@
+"""The only place that opens transformers models. Their code and their pickles need consent, whatever the files ask for.
+
+A failure becomes an InputError that names the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from loopwright.errors import CheckpointError, InputError, LoopwrightError
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+CONSENTS = ("trust_remote_code", "allow_pickle")  # flags of this call only; no file can give them
+MOST_LAYERS = 4096
+_LAYERS = re.compile(r"layers?$|depths?$|experts$")
+_SIZES = re.compile(r"layers?$|heads?$|(hidden|intermediate|vocab)_size$")
+_PICKLES = ("pytorch_model*.bin", "adapter_model*.bin", "*.pth", "*.ckpt", "model*.pt")
+_LEAST_BYTES = 1 << 30  # models of less than that are built, whatever the size of their files is
+_CONVERT = (
+    "import torch; from glob import glob; from safetensors.torch import save_file; "
+    'w = {{k: v.clone() for f in sorted(glob("{pickles}")) '
+    'for k, v in torch.load(f, map_location="cpu", weights_only=True).items()}}; '
+    'save_file(w, "{target}.safetensors", {{"format": "pt"}})'
+)
+_given: ContextVar[frozenset[str]] = ContextVar("consents", default=frozenset())
+
+
+@contextmanager
+def consenting(args: Any) -> Iterator[None]:
+    """Open models with the consents among these arguments."""
+    token = _given.set(frozenset(name for name in CONSENTS if getattr(args, name)))
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def open_pretrained(kind: Any, path: str, file: str, **options: Any) -> Any:
+    """Call `from_pretrained`; `file` is blamed for an error if no file is damaged."""
+    with opening(path, file):
+        return kind.from_pretrained(path, trust_remote_code="trust_remote_code" in _given.get(), **options)
+
+
+def open_weights(kind: Any, path: str, config: Any, **options: Any) -> Any:
+    """Call `from_pretrained` of a model class; without consent only safetensors files are read."""
+    allows_pickle = "allow_pickle" in _given.get()
+    if not allows_pickle:
+        _refuse_pickles(path)
+    _check_size(kind, path, config)
+    options["use_safetensors"] = None if allows_pickle else True
+    return open_pretrained(kind, path, "config.json", config=config, **options)
+
+
+def build(kind: Any, path: str, config: Any) -> Any:
+    """Call `from_config` of a model class."""
+    _check_size(kind, path, config)
+    with opening(path, "config.json"):
+        return kind.from_config(config, trust_remote_code="trust_remote_code" in _given.get())
+
+
+def has_trusted_code(config: Any, auto_class: str) -> bool:
+    """Whether the folder of a config has its own class for a task, and the user trusts its code."""
+    return "trust_remote_code" in _given.get() and auto_class in (getattr(config, "auto_map", None) or {})
+
+
+def check_config(path: str, config: Any) -> None:
+    """Refuse a config that needs code from elsewhere, whose layers would take minutes to build, or with wrong types."""
+    parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
+    for part in parts:
+        kernel = getattr(part, "_attn_implementation", None)
+        kernels = kernel.values() if isinstance(kernel, dict) else [kernel]
+        if any("/" in str(each) for each in kernels) and "trust_remote_code" not in _given.get():
+            raise needs_code(
+                path, f"its config.json asks for the attention kernel {kernel}, which is code from the Hub"
+            )
+        for name, value in vars(part).items() if part is not None else ():
+            values = value if isinstance(value, (list, tuple)) else [value]
+            numbers = [each for each in values if isinstance(each, int)]
+            is_large = _LAYERS.search(name) is not None and any(each > MOST_LAYERS for each in numbers)
+            if is_large or (_SIZES.search(name) is not None and any(each < 0 for each in numbers)):
+                raise _unusable(Path(path) / "config.json", [f"{name}: {value!s:.40}, expected 0 to {MOST_LAYERS:,}"])
+            if "dropout" in name and isinstance(value, (int, float)) and not 0 <= value <= 1:
+                raise _unusable(Path(path) / "config.json", [f"{name}: {value:g}, expected 0 to 1"])
+    names = config.architectures or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise _unusable(Path(path) / "config.json", [f"architectures: {names!s:.40}, expected a list of names"])
+
+
+def needs_code(path: str, why: str) -> InputError:
+    """Return the error about a model whose code is not in transformers."""
+    fix = "--trust_remote_code runs that code with your rights: read it first   or   --model with another model"
+    return InputError("model.code", f"{path} needs code that does not come with transformers", saw=[why], fix=fix)
+
+
+@contextmanager
+def opening(path: str, file: str) -> Iterator[None]:
+    """Turn an error of a library about a model's files into an InputError with the damaged file, or else `file`."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:  # the tokenizers of Rust panic with one
+        is_ours = isinstance(error, LoopwrightError) and not isinstance(error, CheckpointError)
+        if is_ours or "DefaultCPUAllocator" in str(error):
+            raise
+        damaged = find_damage(Path(path))
+        if damaged is None:
+            saw = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            damaged = Path(path) / file if os.path.isdir(path) else Path(path), saw
+        raise _unusable(damaged[0], [damaged[1]]) from error
+
+
+def find_damage(folder: Path) -> tuple[Path, str] | None:
+    """Return the first damaged file of a model folder, and what is wrong with it."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        try:
+            if path.suffix == ".json":
+                content = json.loads(path.read_text(encoding="utf-8"))
+                if not isinstance(content, dict):
+                    return path, f"it holds a {type(content).__name__}, expected an object"
+                names = content.get("weight_map", {}).values() if path.name.endswith(".index.json") else ()
+                if missing := sorted({str(name) for name in names if not (folder / str(name)).is_file()}):
+                    return path, f"it names {', '.join(missing[:3])}, which the folder does not have"
+            elif path.suffix == ".safetensors":
+                from safetensors import safe_open
+
+                with safe_open(path, "np") as tensors:
+                    tensors.keys()
+            if path.name == "tokenizer.json":
+                from tokenizers import Tokenizer
+
+                Tokenizer.from_file(str(path))
+        except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever the libraries raise about the file is the answer
+            return path, " ".join(str(error).split())[:200]
+    return None
+
+
+def _unusable(file: Path, saw: list[str]) -> InputError:
+    fix = "copy or download the model again   or   --model with a folder that save_pretrained has written"
+    return InputError("model.folder", f"{file} cannot be used", saw=saw, fix=fix)
+
+
+def _refuse_pickles(path: str) -> None:
+    """Refuse a folder whose weights are pickles only, or whose index of safetensors files names others."""
+    folder = Path(path)
+    for weights in ("model", "adapter_model"):
+        index = folder / f"{weights}.safetensors.index.json"
+        if index.is_file():
+            with opening(path, index.name):
+                names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+                others = sorted({str(name) for name in names if not re.fullmatch(r"[\w.-]+\.safetensors", str(name))})
+            if others:
+                raise _unusable(index, [f"it names {others[0][:80]}, expected .safetensors files of the folder"])
+        elif not (folder / f"{weights}.safetensors").is_file():
+            own = [pattern for pattern in _PICKLES if pattern.startswith("adapter") == weights.startswith("adapter")]
+            for pattern in own if folder.is_dir() else ():
+                if found := sorted(each.name for each in folder.glob(pattern)):
+                    pickles, target = (str(folder / each).replace('"', '\\"') for each in (pattern, weights))
+                    command = f"python -c {quote(_CONVERT.format(pickles=pickles, target=target))}"
+                    raise InputError(
+                        "model.pickle",
+                        f"{folder / found[0]} is a pickle, which can hold code",
+                        saw=[f"the folder has no {weights}.safetensors"],
+                        fix=f"{command}   or   --allow_pickle, which unpickles it with torch's weights_only",
+                    )
+
+
+def _check_size(kind: Any, path: str, config: Any) -> None:
+    """Refuse a config whose model is out of all proportion to its weights, or to the memory if there are none."""
+    import torch
+
+    with opening(path, "config.json"), torch.random.fork_rng(devices=[]), torch.device("meta"):
+        model = kind.from_config(config, trust_remote_code="trust_remote_code" in _given.get())
+    needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    files = [*Path(path).glob("*.safetensors"), *Path(path).glob("*.bin")] if os.path.isdir(path) else []
+    there = 8 * sum(each.stat().st_size for each in files)  # 4-bit weights are loaded as 32 bits
+    limit = max(_LEAST_BYTES, there or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    if needed > limit:
+        saw = [f"it describes a model of {needed / 1e9:,.1f} GB", f"the limit for these files is {limit / 1e9:,.1f} GB"]
+        raise _unusable(Path(path) / "config.json", saw)

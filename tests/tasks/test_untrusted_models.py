@@ -1,0 +1,210 @@
+"""Model folders from strangers: no code, no pickles, and an error with the name of the file whatever is damaged."""
+
+import ast
+import json
+import pickle
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import loopwright
+from cli.streams import run
+from loopwright.errors import InputError
+from tasks.texts import tiny_bert, tiny_gpt2
+
+CODE = """
+from pathlib import Path
+Path("{marker}").touch()
+from transformers import BertConfig, BertForSequenceClassification
+class OddConfig(BertConfig):
+    model_type = "odd"
+class OddModel(BertForSequenceClassification):
+    config_class = OddConfig
+"""
+AUTO_MAP = {"AutoConfig": "odd.OddConfig", "AutoModelForSequenceClassification": "odd.OddModel"}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return tiny_bert(tmp_path_factory.mktemp("models") / "bert")
+
+
+@pytest.fixture
+def folder(bert, tmp_path):
+    """Return a copy of a model that a test may damage."""
+    made = tmp_path / "model"
+    made.mkdir()
+    for file in bert.iterdir():
+        (made / file.name).write_bytes(file.read_bytes())
+    return made
+
+
+@pytest.fixture
+def train(capsys, reviews):
+    """Return a function that trains one update on a model, and returns the exit code and what was printed as errors."""
+
+    def start(model, *flags, task="text-classification", data=reviews):
+        words = ["train", task, "--data", data, "--model", model, "--max_steps", 1, "--threads", 1, "--no_rehearsal"]
+        code, _, err = run(capsys, *words, "--quiet", *flags)
+        return code, err
+
+    return start
+
+
+def edit(file, **changes):
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def put_code(folder, **changes):
+    """Add Python code to a model folder, as its config asks for, and return the file that it would leave."""
+    marker = folder.parent / "code-was-run"
+    (folder / "odd.py").write_text(CODE.format(marker=marker))
+    edit(folder / "config.json", auto_map=AUTO_MAP, **changes)
+    return marker
+
+
+def test_an_unknown_model_type_is_refused_without_a_question_until_its_code_is_trusted(
+    train, folder, monkeypatch, capsys
+):
+    marker = put_code(folder, model_type="odd")
+    monkeypatch.setattr("builtins.input", lambda *question: "y")
+    code, err = train(folder)
+    assert code == 2 and "error[model.code]" in err and "'odd'" in err and not marker.exists()
+    Path("s.yaml").write_text("trust_remote_code: true\n")
+    code, err = train(folder, "--config", "s.yaml")
+    assert code == 2 and "only a flag of the call itself" in err and not marker.exists()
+    assert train(folder, "--trust_remote_code", "--out", "kept") == (0, "") and marker.exists()
+    marker.unlink()
+    assert "trust_remote_code" not in Path("kept/config.yaml").read_text()
+    for words in (["predict", "kept", "a text"], ["evaluate", "kept"], ["export", "kept", "--to", "x"]):
+        code, _, err = run(capsys, *words)
+        assert code == 2 and "error[model.code]" in err and not marker.exists()
+    assert run(capsys, "predict", "kept", "a text", "--trust_remote_code")[0] == 0
+    assert loopwright.api.Run.find("kept").export("x", trust_remote_code=True).is_dir()
+
+
+def test_code_beside_a_known_model_type_is_ignored(train, folder, text_file):
+    marker = put_code(folder)
+    edit(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["odd.OddTokenizer", None]})
+    assert train(folder) == (0, "") and not marker.exists()
+    gpt2 = tiny_gpt2(folder.parent / "gpt2")
+    (gpt2 / "custom_generate").mkdir()
+    (gpt2 / "custom_generate" / "generate.py").write_text(CODE.format(marker=marker))
+    assert train(gpt2, task="causal-lm", data=text_file)[0] == 0 and not marker.exists()
+    edit(folder / "config.json", attn_implementation="someone/kernel")
+    code, err = train(folder)
+    assert code == 2 and "error[model.code]" in err and "someone/kernel" in err
+
+
+def test_every_call_that_could_run_code_says_that_it_may_not():
+    allowed, seen = {"from_pretrained", "from_config", "load_dataset", "load"}, 0
+    for path in sorted(Path(loopwright.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            function = getattr(node, "func", None)
+            if isinstance(function, ast.Attribute) and function.attr in allowed:
+                names = {keyword.arg for keyword in node.keywords}
+                if function.attr != "load":
+                    assert "trust_remote_code" in names, f"{path}:{node.lineno}"
+                elif getattr(function.value, "id", "") == "torch":
+                    assert "weights_only" in names, f"{path}:{node.lineno}"
+                seen += 1
+    assert seen >= 7
+
+
+@pytest.mark.parametrize("form", ["one", "sharded", "index"])
+def test_pickled_weights_are_refused_with_a_command_that_converts_them(train, folder, form):
+    weights = load_file(folder / "model.safetensors")
+    first, second = "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"
+    if form == "one":
+        torch.save(weights, folder / "pytorch_model.bin")
+    else:
+        halves = {first: dict(list(weights.items())[:9]), second: dict(list(weights.items())[9:])}
+        for name, half in halves.items():
+            torch.save(half, folder / name)
+        index = {"metadata": {}, "weight_map": {key: name for name, half in halves.items() for key in half}}
+        kind = "model.safetensors" if form == "index" else "pytorch_model.bin"
+        (folder / f"{kind}.index.json").write_text(json.dumps(index))
+    assert form == "index" or train(folder) == (0, "")  # there are safetensors as well, and they are used
+    (folder / "model.safetensors").unlink()
+    code, err = train(folder)
+    if form == "index":  # an index of safetensors files that names pickles
+        assert code == 2 and "error[model.folder]" in err and "model.safetensors.index.json" in err
+        return
+    assert code == 2 and "error[model.pickle]" in err
+    assert train(folder, "--allow_pickle") == (0, "")
+    command = shlex.split(err.partition("fix: ")[2].partition("   or   ")[0])
+    assert command[:2] == ["python", "-c"]
+    exec(command[2])
+    assert train(folder) == (0, "")
+    assert all(torch.equal(value, weights[name]) for name, value in load_file(folder / "model.safetensors").items())
+
+
+class Payload:
+    """Leaves a file where it is unpickled."""
+
+    def __init__(self, marker):
+        self.marker = str(marker)
+
+    def __reduce__(self):
+        return (open, (self.marker, "w"))
+
+
+def test_a_hostile_pickle_runs_nothing_even_where_pickles_are_allowed(train, folder):
+    marker = folder.parent / "unpickled"
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"x": Payload(marker)}))
+    for flags in ([], ["--allow_pickle"]):
+        code, err = train(folder, *flags)
+        assert code == 2 and "error[model." in err and not marker.exists()
+
+
+DAMAGE = {
+    "config.json": [b"[]", b"null", b"", b"\x80\x04.", b'{"a":' * 9999, b'{"hidden_size": ' + b"9" * 5000 + b"}"],
+    "tokenizer.json": [b"[]", b"{}", b"", b"\x80\x04.", b'{"version": "1.0"'],
+    "tokenizer_config.json": [b"[]", b"nonsense", b'{"model_max_length": "x"}'],
+    "model.safetensors": [b"", b"\xff" * 64, b"\x80\x04.", None],
+}
+VALUES = [
+    *({"hidden_size": 10**9}, {"num_hidden_layers": 10**9}, {"vocab_size": 10**13}, {"num_attention_heads": -1}),
+    *({"hidden_act": "x"}, {"architectures": 3}, {"hidden_dropout_prob": 7}, {"num_attention_heads": "two"}),
+]
+
+
+def test_a_damaged_model_folder_is_the_user_s_error_and_names_the_file(train, folder, monkeypatch):
+    cases = [(file, content) for file, contents in DAMAGE.items() for content in contents]
+    cases += [("config.json", values) for values in VALUES]
+    for file, content in cases:
+        path = folder / file
+        before = path.read_bytes()
+        if isinstance(content, dict):
+            edit(path, **content)
+        else:
+            path.write_bytes(before[:-9] if content is None else content)
+        code, err = train(folder)
+        assert code == 2 and "error[model." in err and file in err, (file, content, err)
+        path.write_bytes(before)
+    edit(folder / "tokenizer_config.json", pad_token="[NEW]")
+    code, err = train(folder)
+    assert code == 2 and "error[model.tokenizer]" in err and "pad_token" in err
+
+
+@pytest.mark.parametrize("content", [b"[]", b"null", b'{"a":' * 9999, b'{"image_mean": "x", "size": 8}'])
+@pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json"])
+def test_a_damaged_folder_of_a_vision_model_names_the_file(squares, tmp_path, file, content):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    model, sizes = tmp_path / "vit", {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, **sizes)).save_pretrained(model)
+    (model / file).write_bytes(content)
+    with pytest.raises(InputError, match=file):
+        loopwright.train("image-classification", data=squares, model=str(model), max_steps=1, quiet=True)
+
+
+def test_the_damaged_weights_of_a_run_are_named(copied):
+    weights = copied.path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-5])
+    with pytest.raises(InputError, match=r"model\.safetensors"):
+        copied.predict(["a text"])
