@@ -6,14 +6,13 @@ import importlib.metadata
 import os
 import platform
 import shlex
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopwright.run_folder import RunFolder, write_atomically
+from loopwright.runs.code_state import code_state
 from loopwright.sources import DataPlan
 
 if TYPE_CHECKING:
@@ -90,24 +89,18 @@ def command_facts(command: Sequence[str] | None) -> dict[str, str]:
             facts[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    commit = _git("rev-parse", "HEAD")
-    return facts if commit is None else {**facts, "git commit": commit.strip()}
+    return facts
 
 
 def write_command(run: RunFolder, command: Sequence[str] | None) -> None:
-    facts = command_facts(command)
-    difference = (_git("diff", "HEAD") or "") if "git commit" in facts else ""
+    facts, state = command_facts(command), code_state(Path.cwd())
+    difference = "" if state is None else state.difference
+    if state is not None:
+        facts["git commit"] = state.commit
+    if difference is None:
+        facts[_CHANGES] = "unknown: git failed, took too long, or the diff is too large"
     lines = [f"{name}: {value}" for name, value in facts.items()]
     write_atomically(run.command, "\n".join([*lines, *(["", difference] if difference else [])]) + "\n")
-    if difference.strip():
+    if difference:
         facts[_CHANGES] = f"{len(difference.splitlines()):,} lines of diff in command.txt"
     run.record(environment=facts)
-
-
-def _git(*argv: str) -> str | None:
-    """Return the output of git; None if it fails or is not installed."""
-    git = shutil.which("git")
-    if git is None:
-        return None
-    done = subprocess.run([git, *argv], capture_output=True, text=True, timeout=10, check=False)
-    return done.stdout if done.returncode == 0 else None
