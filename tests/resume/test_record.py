@@ -344,20 +344,35 @@ def test_without_memory_for_a_copy_training_waits_for_its_saves_and_has_the_same
     assert numbers(tmp_path / "run") == numbers(whole[1])
 
 
-def test_a_folder_that_is_deleted_while_a_run_writes_to_it_is_recreated_with_a_message(tmp_path, whole, caplog):
-    def delete(trainer):
-        run_of(trainer).checkpoints.saver.wait()
-        shutil.rmtree(tmp_path / "run")
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("has_own_record", [True, False])
+@pytest.mark.parametrize("at", [5, NUM_UPDATES])
+@pytest.mark.parametrize("how", ["moved", "deleted", "replaced", "checkpoints"])
+def test_a_run_whose_folder_goes_away_fails_and_names_what_is_left(tmp_path, how, at, has_own_record, asynchronous):
+    home, moved = tmp_path / "home", tmp_path / "moved"
+    folder = home / "checkpoints" if has_own_record else home
+    target = folder if how == "checkpoints" else home
+    policy = {"run_folder": home if has_own_record else None, "asynchronous": asynchronous}
 
-    run(tmp_path / "run", [at_update(5, delete)])
-    assert "was deleted or moved while a run writes to it" in caplog.text
-    kept = sorted(path.name for path in (tmp_path / "run").glob("step-*"))
-    assert kept == [f"step-{update:010d}" for update in range(5, NUM_UPDATES + 1)]
-    assert read_status(tmp_path / "run")["state"] == "done"
-    events = [record["event"] for record in records(tmp_path / "run")]
-    assert events[0] == "earlier_records_missing" and events[-1] == "end"
-    assert numbers(tmp_path / "run") == [record for record in numbers(whole[1]) if record["update"] >= 5]
-    assert run(tmp_path / "run", resume_from="auto")[1].updates == NUM_UPDATES
+    def take_away(trainer):
+        run_of(trainer).checkpoints.saver.wait()
+        if how == "deleted":
+            shutil.rmtree(target)
+            return
+        target.rename(moved)
+        if how == "replaced":
+            shutil.copytree(moved, target)
+
+    with pytest.raises(LeaseError, match="while a run (wrote|saved) to it") as caught:
+        run(folder, [at_update(at, take_away)], policy=policy)
+    assert caught.value.code == "disk.write" and caught.value.fix and "step-" in str(caught.value)
+    if how == "replaced":
+        shutil.rmtree(target)
+    assert not list(target.rglob("*")), "nothing is created in the old place"
+    if how != "deleted":
+        assert (f"moved to {moved}" in str(caught.value)) == (target == home)
+        moved.replace(target)
+        assert run(folder, policy=policy, resume_from="auto")[1].updates == NUM_UPDATES
 
 
 @pytest.mark.parametrize(

@@ -517,18 +517,20 @@ def test_without_locks_a_live_process_is_still_refused_whatever_its_heartbeat(tm
 @pytest.mark.parametrize(
     "away", [shutil.rmtree, lambda folder: folder.rename(folder.with_name("moved"))], ids=["deleted", "moved"]
 )
-def test_a_folder_that_was_deleted_or_moved_is_recreated_and_still_owned(away, tmp_path, caplog):
+def test_a_folder_that_was_deleted_or_moved_is_lost_and_not_created_again(away, tmp_path):
     folder = tmp_path / "run"
-    with Lease(folder) as lease:
-        before = content(folder)
-        away(folder)
-        assert lease.still_ours() and lease.still_ours()
-        assert caplog.text.count("creating it again") == 1
-        assert content(folder)["incarnation"] == before["incarnation"]
-        assert "refused" in try_in_another_process(folder)
-        assert_refused(folder, "in use by this process")
-    assert [path.name for path in folder.iterdir()] == [".lock"]
-    assert_free(folder)
+    lease = Lease(folder)
+    lease.acquire()
+    away(folder)
+    for _ in range(2):
+        with pytest.raises(LeaseError, match="while a run wrote to it") as caught:
+            lease.still_ours()
+    moved = tmp_path / "moved"
+    assert (f"moved to {moved}" in str(caught.value)) == moved.exists() and not folder.exists()
+    lease.release()
+    assert not folder.exists()
+    if moved.exists():
+        assert_free(moved)
 
 
 def test_a_folder_that_was_deleted_and_taken_by_another_process_is_lost(tmp_path):
@@ -536,7 +538,8 @@ def test_a_folder_that_was_deleted_and_taken_by_another_process_is_lost(tmp_path
     with Lease(folder) as lease:
         shutil.rmtree(folder)
         assert "refused" not in try_in_another_process(folder)
-        assert not lease.still_ours()
+        with pytest.raises(LeaseError, match="deleted, replaced"):
+            lease.still_ours()
 
 
 @pytest.mark.parametrize("name", ["file", "file/run"])

@@ -272,7 +272,16 @@ class Saver:
 
     def _label(self, metadata: Mapping[str, Any] | None, best: dict[str, Any] | None) -> store.Label:
         values = {**(metadata or {}), **({} if best is None else {"best": best})}
-        return store.Label(self._run_id, values, self._policy.is_open, self._is_ours)
+        return store.Label(self._run_id, values, self._policy.is_open, self._is_in_place)
+
+    def _is_in_place(self) -> bool:
+        """Return whether the run is still ours; raise a LeaseError if its checkpoints were moved or deleted."""
+        is_ours, saved = self._is_ours(), self.newest or self._resumed_from
+        if saved is not None and saved.parent == self.directory and not store.has_checkpoints(self.directory):
+            what = f"{self.directory} was moved, deleted or replaced while a run saved to it"
+            lost = f"its last checkpoint was {saved.name}, and the updates since then are lost"
+            raise LeaseError(f"{what}; {lost}", code="disk.write", fix="put the folder back and resume the run")
+        return is_ours
 
     def _tidy(self, best: dict[str, Any] | None) -> None:
         """Record the best checkpoint, and remove those beyond the retention limit; called after a commit."""
@@ -313,6 +322,8 @@ class Saver:
         """Wait for a save in flight, which `poll` then reports; raise a CheckpointError if it failed."""
         self.wait()
         self._settle()
+        if self._is_writer:
+            self._is_in_place()
         if self.last_error is not None:
             raise self.last_error
 

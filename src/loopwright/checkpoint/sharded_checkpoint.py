@@ -85,7 +85,7 @@ def commit(snapshot: ShardedSnapshot, directory: str | Path, label: store.Label)
             draft.seal(store.SHARDED_FORMAT, label)
 
     try:
-        everywhere(lambda: draft.create(total) if is_first else None)
+        everywhere(lambda: draft.create(total, label) if is_first else None)
         written = gather_objects(everywhere(write_part))
         everywhere(finish)
     except OSError as error:

@@ -140,7 +140,7 @@ class Label(NamedTuple):
     run_id: str = ""
     metadata: Mapping[str, Any] | None = None  # plain values, readable without the rest
     is_open: bool = False  # others may add files to the folder later; they are never read
-    # Called right before the rename: whether this process still owns the folder.
+    # Called first and right before the rename: whether this process still owns the folder; a LeaseError if it is gone.
     is_ours: Callable[[], bool] = lambda: True
 
 
@@ -157,8 +157,9 @@ class Draft:
         """The temporary folder."""
         return self.final.with_name(f".tmp-{self.final.name}-{self.identity['attempt']}")
 
-    def create(self, num_bytes: int) -> None:
+    def create(self, num_bytes: int, label: Label) -> None:
         """Create the temporary folder; raise an OSError if the disk has too little space."""
+        label.is_ours()  # raises if the run folder was moved: nothing is created in its old place
         make_folder(self.final.parent)
         free = shutil.disk_usage(self.final.parent).free
         if free < 1.05 * num_bytes:
@@ -212,7 +213,7 @@ def commit(snapshot: Snapshot, directory: str | Path, label: Label) -> Path:
     """Write a snapshot to a temporary folder and rename it into place; the rename makes it a checkpoint."""
     draft = Draft(Path(directory), identify(label.run_id, snapshot.update))
     try:
-        draft.create(snapshot.num_bytes)
+        draft.create(snapshot.num_bytes, label)
         draft.write_tensors("model.safetensors", snapshot.model)
         draft.write_rest(snapshot)
         draft.seal(FORMAT, label)

@@ -155,7 +155,7 @@ def _failure_of_ours(error: errors.LoopwrightError) -> Failure:
             return failed(error.code, NO_CHECKPOINT, error.what, _VERIFY)
         return failed("checkpoint.write", CANNOT_WRITE, error.what, _disk_fix(error))
     if error.code is not None:
-        return Failure(INPUT, error)
+        return Failure(CANNOT_WRITE if type(error).__name__ == "LeaseError" else INPUT, error)
     code = "args.value" if isinstance(error, (errors.ConfigError, errors.DataError)) else _OTHER
     return Failure(INPUT, errors.LoopwrightError(str(error), code=code))
 

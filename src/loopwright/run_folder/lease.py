@@ -29,7 +29,7 @@ import time
 import uuid
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from loopwright.errors import ConfigError, LoopwrightError
 from loopwright.run_folder.files import NO_FOLLOW, fsync_folder, make_folder, read_json, write_json
@@ -51,8 +51,8 @@ _held: dict[tuple[int, int, int], Lease] = {}
 class LeaseError(LoopwrightError):
     """The run folder belongs to another process (`owner`, if known), or no longer to this one."""
 
-    def __init__(self, message: str, owner: Owner | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, owner: Owner | None = None, **fields: Any) -> None:
+        super().__init__(message, **fields)
         self.owner = owner
 
 
@@ -78,11 +78,14 @@ class Lease:
     """Ownership of a run folder, which is created if missing; acquired by the main process before anything is written.
 
     As a context manager it acquires and releases itself. An owner on another host is presumed dead if its heartbeat is
-    `stale_seconds` old. `problem` is the error of the last heartbeat, None if it was written.
+    `stale_seconds` old. `problem` is the error of the last heartbeat, None if it was written. A lease with `yields`
+    gives way to the next one of the same process, which `is_continued` then. `last_saved` is for the error.
     """
 
-    def __init__(self, folder: str | Path, *, stale_seconds: float = 60.0) -> None:
+    def __init__(self, folder: str | Path, *, stale_seconds: float = 60.0, yields: bool = False) -> None:
         self.problem: OSError | None = None
+        self.yields = yields
+        self.last_saved: str | None = None
         self._folder = Path(folder)
         self._path = self._folder / LEASE
         self._stale_seconds = stale_seconds
@@ -90,7 +93,8 @@ class Lease:
         self._key = (0, 0, 0)
         self._descriptor = -1
         self._next_heartbeat = math.inf
-        self._is_lost = False
+        self.is_continued = False
+        self._loss: LeaseError | None = None
         self._writing = threading.RLock()  # never acquired in a forked child, where nobody would release it
         self._thread: threading.Thread | None = None
         self._has_ended = threading.Event()
@@ -116,6 +120,10 @@ class Lease:
                 f"{self._folder} cannot be a run folder: it, or one of its parents, is a file. Choose another one."
             ) from None
         key = _key_of(self._folder)
+        earlier = _held.get(key)
+        self.is_continued = earlier is not None and earlier.yields
+        if earlier is not None and self.is_continued:
+            earlier.release()
         # Before .lock is opened: closing it again would release the lock that this process already holds.
         if key in _held or _held.setdefault(key, self) is not self:
             raise LeaseError(f"{self._folder} is in use by this process, pid {os.getpid()} on host {platform.node()}.")
@@ -140,7 +148,7 @@ class Lease:
             del _held[key]
             raise
         self._key = key
-        self._is_lost = False
+        self._loss = None
         self._next_heartbeat = time.monotonic() + self._stale_seconds / _HEARTBEATS_PER_STALE
         self._has_ended.clear()
         self._thread = threading.Thread(target=self._keep_alive, name="loopwright lease", daemon=True)
@@ -155,13 +163,18 @@ class Lease:
         """
         if self._owner is None or self._key[2] != os.getpid():
             return
-        if not self._is_lost:
+        if self._loss is None:
             if time.monotonic() < self._next_heartbeat:
                 return
             with self._writing:
                 self._beat()
-        if self._is_lost:
-            raise LeaseError(f"{self._folder} no longer belongs to this process: another run took it over")
+        if self._loss is not None:
+            raise self._loss
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a heartbeat found the folder moved, deleted or taken over."""
+        return self._loss is not None
 
     def _beat(self) -> None:
         if self._owner is None or time.monotonic() < self._next_heartbeat:  # the other thread was faster
@@ -169,10 +182,13 @@ class Lease:
         self._next_heartbeat = time.monotonic() + self._stale_seconds / _HEARTBEATS_PER_STALE
         try:
             if not self.still_ours():
-                self._is_lost = True
+                text = f"{self._folder} no longer belongs to this process: another run took it over"
+                self._loss = LeaseError(text)
                 return
             self._owner = replace(self._owner, heartbeat=time.time())
             write_json(self._path, asdict(self._owner))
+        except LeaseError as error:
+            self._loss = error
         except OSError as error:
             if self.problem is None:
                 _logger.warning("cannot write %s: %s; training continues", self._path, error)
@@ -183,47 +199,51 @@ class Lease:
     def _keep_alive(self) -> None:
         """Write heartbeats while the owner is too busy, until the lease is released or lost."""
         period = max(self._stale_seconds / _LOOKS_PER_STALE, _SHORTEST_LOOK_SECONDS)
-        while not self._is_lost and not self._has_ended.wait(period):
+        while self._loss is None and not self._has_ended.wait(period):
             with self._writing:
                 self._beat()
 
     def still_ours(self) -> bool:
         """Return whether this process owns the folder; required before each commit.
 
-        False before `acquire`, after `release`, in a forked child, and once another process took the folder over. A
-        deleted or moved folder has no owner: it is created again, and that is logged.
+        False before `acquire`, after `release`, in a forked child, and once another process took the folder over.
+
+        Raises:
+            LeaseError: the folder was moved, deleted or replaced; the message has its new path if there is one.
         """
         if self._owner is None or self._key[2] != os.getpid():
             return False
-        with contextlib.suppress(LeaseError):  # damaged: at least this process did not write it
-            found = _read_owner(self._path)
-            # A process that takes over a folder leaves .lock in place, even when it is done.
-            if found is None and not os.path.lexists(self._folder / LOCK):
-                return self._make_again()
-            return found is not None and found.incarnation == self._owner.incarnation
-        return False
+        try:
+            owner = _read_owner(self._path)
+        except NotADirectoryError:
+            owner = None
+        except LeaseError:  # damaged: at least this process did not write it
+            return False
+        is_named = owner is not None and owner.incarnation == self._owner.incarnation
+        try:
+            is_in_place = os.path.samestat(os.lstat(self._folder / LOCK), os.fstat(self._descriptor))
+        except (FileNotFoundError, NotADirectoryError):
+            is_in_place = is_named and self._folder.is_dir()  # only .lock was deleted
+        # A process that takes over a folder leaves .lock in place, even when it is done.
+        if is_in_place or self._current_path() == Path(os.path.realpath(self._folder)):
+            return is_named
+        raise self._moved_error()
 
-    def _make_again(self) -> bool:
-        """Take a folder that is gone; return whether this process owns it."""
-        with self._writing:
-            if self._owner is None:
-                return False
-            if os.path.lexists(self._folder / LOCK):  # the other thread or another process was faster
-                owner = _read_owner(self._path)
-                return owner is not None and owner.incarnation == self._owner.incarnation
-            _logger.warning("%s was deleted or moved while a run writes to it: creating it again", self._folder)
-            make_folder(self._folder)
-            key = _key_of(self._folder)
-            if _held.setdefault(key, self) is not self:
-                return False
-            if key != self._key:
-                _held.pop(self._key, None)
-            self._key = key
-            self._close()
-            self._descriptor = os.open(self._folder / LOCK, _LOCK_FLAGS, 0o666)
-            self._take_lock()
-            write_json(self._path, asdict(self._owner))
-            return True
+    def _current_path(self) -> Path | None:
+        """Return where the owned folder is now; None if it was deleted, or the system does not report it."""
+        try:
+            path = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))  # of .lock
+        except OSError:
+            return None
+        return path.parent if path.exists() else None
+
+    def _moved_error(self) -> LeaseError:
+        moved, saved = self._current_path(), self.last_saved
+        what = "deleted, replaced, or moved to another disk" if moved is None else f"moved to {moved}"
+        lost = "no checkpoint was saved in it" if saved is None else f"its last checkpoint is {saved}"
+        fix = f"resume it in {moved}" if moved is not None and saved else "put the folder back, or start the run again"
+        text = f"{self._folder} was {what} while a run wrote to it; {lost}, and the updates since then are lost"
+        return LeaseError(text, code="disk.write", fix=fix)
 
     def release(self) -> None:
         """Release the folder; called at the end of a run. Idempotent, and a no-op in a forked child."""
@@ -237,6 +257,10 @@ class Lease:
             if self.still_ours():
                 self._path.unlink(missing_ok=True)
                 fsync_folder(self._folder)
+        except LeaseError:
+            if (moved := self._current_path()) is not None:
+                with contextlib.suppress(OSError):
+                    (moved / LEASE).unlink()  # this process no longer writes there
         except OSError as error:  # the end of this process frees it as well
             _logger.warning("cannot remove %s: %s", self._path, error)
         finally:

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from loopwright.run_folder.files import remove_leftovers, write_json
 from loopwright.run_folder.layout import STOP
-from loopwright.run_folder.lease import Lease, Owner
+from loopwright.run_folder.lease import Lease, LeaseError, Owner
 from loopwright.run_folder.metrics_log import MetricsLog
 from loopwright.run_folder.status import RunStatus
 
@@ -46,6 +46,7 @@ class RunRecord:
         self._ended: float | None = None
         self._seconds_before = 0.0
         self._looked_for_stop = 0.0
+        self._is_asked_to_stop = False
 
     @property
     def seconds(self) -> float:
@@ -61,7 +62,8 @@ class RunRecord:
         previous = self._lease.acquire()
         try:
             remove_leftovers(self.folder)
-            (self.folder / STOP).unlink(missing_ok=True)  # it was for a run that has ended
+            if not self._lease.is_continued:
+                (self.folder / STOP).unlink(missing_ok=True)  # it was for a run that has ended
             self._log = MetricsLog(self.folder / METRICS)
             self._status = RunStatus(self.folder)
         except BaseException:
@@ -111,8 +113,10 @@ class RunRecord:
 
     def set_status(self, **fields: Any) -> None:
         """Change fields of status.json; see `RunStatus.update`."""
-        if self._status is not None:
-            self._status.update(**fields)
+        if self._lease is not None and self._status is not None:
+            self._lease.last_saved = fields.get("last_checkpoint", self._lease.last_saved)
+            if not self._lease.is_lost:
+                self._status.update(**fields)
 
     def keep(self, name: str, content: Mapping[str, Any]) -> Path | None:
         """Write a small JSON file into the folder and return its path; None without a folder."""
@@ -134,13 +138,14 @@ class RunRecord:
     def is_asked_to_stop(self) -> bool:
         """Whether the file `stop` is in the folder; called at every update, it looks twice a second."""
         now = time.monotonic()
-        if self._lease is None or self.folder is None or now - self._looked_for_stop < _STOP_SECONDS:
-            return False
-        self._looked_for_stop = now
-        return (self.folder / STOP).exists()
+        is_due = now - self._looked_for_stop >= _STOP_SECONDS and not self._is_asked_to_stop
+        if self._lease is not None and self.folder is not None and is_due:
+            self._looked_for_stop = now
+            self._is_asked_to_stop = (self.folder / STOP).exists()
+        return self._is_asked_to_stop
 
     def is_ours(self) -> bool:
-        """Whether this process may still commit to the folder; False once the record is closed."""
+        """Whether this process may still commit to the folder; False once closed, LeaseError if the folder moved."""
         return self.folder is None or (self._lease is not None and self._lease.still_ours())
 
     def state_dict(self) -> dict[str, Any]:
@@ -184,6 +189,8 @@ class RunRecord:
     def _lease_is_ours_now(self) -> bool:
         try:
             return self.is_ours()
+        except LeaseError:
+            return False
         except OSError:
             return True  # as far as known, nobody took it over
 

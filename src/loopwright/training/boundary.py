@@ -83,13 +83,14 @@ class Boundary:
             raise StopTrainingError(reason)
 
     def during_evaluation(self) -> None:
-        """Called before every evaluation batch: a signal interrupts an evaluation that can be repeated later."""
+        """Called before every evaluation batch: a signal or `lw stop` interrupts an evaluation that can be repeated."""
         run = self.run
         run.logbook.record.beat()
         is_whole_epoch = run.is_running and run.progress.stage == TRAINED and run.epoch_is_whole
         if not is_whole_epoch or run.trainer.run_history.metric_name_prefix:
             return
-        agreement, is_requested = run.engine.agreement, run.signals.received is not None
+        agreement = run.engine.agreement
+        is_requested = run.signals.received is not None or run.logbook.record.is_asked_to_stop()
         if run.engine.is_distributed:
             # The answer to the batch before has arrived by now: nobody waits.
             is_agreed = agreement.is_begun and bool(agreement.end()[0])

@@ -60,6 +60,7 @@ class Logbook:
         message: str | None = None
         try:
             yield
+            world_process_zero_only(self.record.is_ours)()  # raises if the folder was moved or deleted
             message = run.stop_reason
             state = "done" if message is None else "stopped"
         except (Preempted, KeyboardInterrupt) as interruption:
