@@ -37,6 +37,7 @@ MOST_BODY_LINES = 60
 
 # Lines per package; "core" holds the modules at the top level. These only go down.
 MOST_LINES = {
+    "baselines": 351,
     "callbacks": 1804,
     "checkpoint": 2398,
     "cli": 1696,
