@@ -19,5 +19,4 @@ def real_sample(name: str) -> Path:
 
 
 def sample_rows(name: str) -> list[dict[str, Any]]:
-    """Return the rows of a JSON-lines file of `samples`."""
     return [json.loads(line) for line in (SAMPLES / name).read_text(encoding="utf-8").splitlines()]

@@ -27,13 +27,11 @@ def reassigns():
 
 
 def grows():
-    """Has another shape, and another type, after every forward pass."""
     seen = torch.zeros(1, dtype=torch.int64)
     return Buffered(lambda self, x: setattr(self, "seen", torch.cat([self.seen.double(), torch.ones(1)])), seen=seen)
 
 
 def large_table():
-    """A buffer of many numbers, written to in place."""
     return Buffered(lambda self, x: self.table[7].add_(x.sum()), table=torch.zeros(100_000))
 
 

@@ -22,7 +22,6 @@ def run_armed(spec, code):
 
 
 def hits_that_raise(name: str, num_hits: int, error: type[Exception]) -> list[int]:
-    """Return the numbers of the hits at which the point raised."""
     raised = []
     for number in range(1, num_hits + 1):
         try:

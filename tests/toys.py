@@ -37,7 +37,6 @@ def data(num_samples: int = 16) -> TensorDataset:
 
 
 def pairs(num_samples: int = 8) -> TensorDataset:
-    """Samples (x, y) of a linear function of 4 features."""
     x = torch.randn(num_samples, 4, generator=torch.Generator().manual_seed(0))
     return TensorDataset(x, x.sum(dim=1, keepdim=True))
 
@@ -101,8 +100,6 @@ class NanFrom(nn.Module):
 
 
 class WatchedLinear(nn.Linear):
-    """Remembers in which precision it computed."""
-
     def forward(self, x: Any) -> Any:
         output = super().forward(x)
         self.dtype = output.dtype
@@ -110,15 +107,11 @@ class WatchedLinear(nn.Linear):
 
 
 class Pads:
-    """All that a padding collator needs of a tokenizer."""
-
     pad_token_id = 0
     model_input_names = ("input_ids", "attention_mask")
 
 
 class Terminal(io.StringIO):
-    """A stream that says that it is a terminal."""
-
     def isatty(self) -> bool:
         return True
 
@@ -129,7 +122,6 @@ def weights(of: Any) -> torch.Tensor:
 
 
 def row(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """A copy of the tensors, in one row."""
     return torch.cat([tensor.reshape(-1).cpu() for tensor in tensors]).clone()
 
 
@@ -183,7 +175,6 @@ def plain(value: Any) -> Any:
 
 
 def two_groups(first_lr: float = 0.01, second_lr: float = 0.002, **options: Any) -> torch.optim.Optimizer:
-    """An optimizer with two groups of one parameter each."""
     first, second = nn.Linear(2, 1).parameters()
     return torch.optim.SGD([{"params": [first]}, {"params": [second], "lr": second_lr}], lr=first_lr, **options)
 
@@ -220,12 +211,10 @@ def at_update(update: int | None, act: Callable[[Any], Any]) -> TrainerCallback:
 
 
 def stop_at(update: int | None, reason: str = "enough") -> TrainerCallback:
-    """A callback that asks for a stop after an update."""
     return at_update(update, lambda trainer: trainer.request_stop(reason))
 
 
 def save_at_updates(folder: Path) -> TrainerCallback:
-    """A callback that asks for a state `update_{k}` after each update."""
     return callback(
         on_update_end=lambda trainer, **kwargs: trainer.request_save(folder / f"update_{trainer.progress.update}")
     )
@@ -312,12 +301,10 @@ def saving(folder: Path, **policy: Any) -> Checkpointing:
 
 
 def step(folder: Path, update: int) -> Path:
-    """The folder of the checkpoint after an update."""
     return folder / f"step-{update:010d}"
 
 
 def names_in(folder: Path) -> set[str]:
-    """The names of what a folder holds."""
     return {path.name for path in folder.iterdir()}
 
 

@@ -170,9 +170,6 @@ class _Ramp(TrainerCallback):
             set_learning_rate(group, self._rates[index] * ratio)
 
 
-# ----------------------------------------------------------------------------------------------------- the curve
-
-
 def rising_rates(start: float, end: float, num_updates: int) -> list[float]:
     """Return learning rates that rise by the same factor from update to update; ConfigError for impossible bounds."""
     bounds: dict[str, Any] = {"start": start, "end": end}
@@ -251,9 +248,6 @@ class _Smoothed:
         self._sum = SMOOTHING * self._sum + (1 - SMOOTHING) * value
         self._weight = SMOOTHING * self._weight + (1 - SMOOTHING)
         return self._sum / self._weight
-
-
-# ------------------------------------------------------------------------------------------------- putting back
 
 
 def _kept_module(module: nn.Module) -> Callable[[], None]:

@@ -26,8 +26,6 @@ from torch.optim.optimizer import ParamsT
 
 from loopwright.errors import ConfigError
 
-# ---------------------------------------------------------------------------------------------------- gradients
-
 
 def drop_gradients(optimizer: Any) -> None:
     """Drop the gradients of an optimizer's parameters, like `zero_grad`; an overridden `zero_grad` is called."""
@@ -39,8 +37,6 @@ def drop_gradients(optimizer: Any) -> None:
         for parameter in group["params"]:
             parameter.grad = None
 
-
-# ------------------------------------------------------------------------------------------------- weight decay
 
 # Matched against the whole lower-case parameter name: biases and the many spellings of a norm layer.
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:\.|$)|_norm(?:\.|$)")
@@ -79,9 +75,6 @@ def weight_decay_groups(
         {"params": [parameter for name, parameter in trainable if name in decays], "weight_decay": weight_decay},
         {"params": [parameter for name, parameter in trainable if name not in decays], "weight_decay": 0.0},
     ]
-
-
-# ---------------------------------------------------------------------------------------------------- adafactor
 
 
 class Adafactor(Optimizer):
@@ -194,8 +187,6 @@ def _root_mean_square(tensor: Tensor) -> Tensor:
     norm: Tensor = tensor.norm(2)
     return norm / math.sqrt(tensor.numel())
 
-
-# ------------------------------------------------------------------------------------------------------ by name
 
 _OWN_NAMES: Mapping[str, tuple[type[Optimizer], Mapping[str, Any]]] = {
     "adamw_torch": (torch.optim.AdamW, {}),

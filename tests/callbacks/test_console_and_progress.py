@@ -126,8 +126,6 @@ def test_an_evaluation_run_logs_its_metrics_also_under_the_other_name_of_the_cal
 
 
 class Bar:
-    """A bar that only takes notes."""
-
     def __init__(self, **kwargs):
         self.kwargs, self.count, self.is_closed = kwargs, 0, False
 

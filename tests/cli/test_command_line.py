@@ -29,7 +29,6 @@ def read_text(path):
 
 @pytest.fixture
 def copied(finished, tmp_path):
-    """Return a copy of the finished run, to be changed."""
     return shutil.copytree(finished.path, tmp_path / "copied")
 
 

@@ -23,7 +23,6 @@ FLAGS = ["--batch", "16", "--threads", "1", "--no_rehearsal"]
 
 
 def train(capsys, reviews, *words):
-    """Train on reviews, and return what was printed."""
     assert main(["train", "text-classification", "--data", str(reviews), *FLAGS, *words]) == 0
     return capsys.readouterr().out
 
@@ -54,8 +53,6 @@ def test_a_run_whose_reader_goes_away_trains_to_its_end_with_log_txt(reviews, tm
 
 
 def interrupted_by(error):
-    """Return a verb that is interrupted."""
-
     def train(words):
         raise error
 

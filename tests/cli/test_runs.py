@@ -19,7 +19,6 @@ from loopwright.run_folder.summaries import list_runs
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):
-    """Give the list room for all columns."""
     monkeypatch.setenv("COLUMNS", "200")
 
 
@@ -31,7 +30,6 @@ def write(path, value):
 def made(
     name, *, minutes_ago=5, state="done", value=None, metric="accuracy", direction="max", saved=True, task="a-task"
 ):
-    """Write the folder of a run, and its lines in the index."""
     folder = Path("runs") / name
     created = datetime.fromtimestamp(time.time() - 60 * minutes_ago, timezone.utc).isoformat(timespec="seconds")
     write(folder / "run.json", {"id": name, "task": task, "created": created})

@@ -26,12 +26,10 @@ FLAGS = ["--lr", "2e-3", "--batch", "16", "--threads", "1", "--no_rehearsal", "-
 
 
 def train(reviews, *words):
-    """Train by the command line, and return the exit code."""
     return main(["train", "text-classification", "--data", str(reviews), *FLAGS, *words])
 
 
 def content(folder, *names):
-    """Return the bytes of files of a run."""
     return [Path(folder, name).read_bytes() for name in names]
 
 

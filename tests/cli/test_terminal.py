@@ -28,7 +28,6 @@ END = ["best", "worst", "files", "next"]
 
 
 def drawn(text):
-    """Return the lines that a terminal shows in the end."""
     rows, column = [""], 0
     for piece in re.findall(r"\x1b\[K|\x1b\[A|\r|\n|[^\x1b\r\n]+", text):
         if piece == "\r":
@@ -84,7 +83,6 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shown(place):
-    """Return a demo that was seen on a terminal until Ctrl-C."""
     return Shown(place)
 
 

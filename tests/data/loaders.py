@@ -13,8 +13,6 @@ CPU = torch.device("cpu")
 
 
 class Indices:
-    """A dataset whose samples are their own indices."""
-
     def __init__(self, size: int = 48) -> None:
         self.size = size
 
@@ -73,7 +71,6 @@ class LazySampler(Sampler):
 
 
 def adopted(source, seed=7, rank=0, processes=1, accumulation=1, **kwargs):
-    """The loader that a trainer makes of a source."""
     return adopt(source, seed=seed, share=Share(rank, processes, accumulation), device=CPU, **kwargs)
 
 

@@ -42,8 +42,6 @@ class Unreliable(Noisy):
 
 
 class Given(Noisy):
-    """Samples that a function makes."""
-
     def __init__(self, size, make):
         super().__init__(size)
         self.make = make
@@ -53,8 +51,6 @@ class Given(Noisy):
 
 
 class ManyAtOnce(Unreliable):
-    """The same, fetched many at once."""
-
     def __getitems__(self, indices):
         return [self[index] for index in indices]
 
@@ -316,16 +312,12 @@ def test_one_in_a_hundred_of_a_large_dataset_may_be_skipped():
 
 
 class Pairs(Unreliable):
-    """Inputs and targets."""
-
     def __getitem__(self, index):
         sample = super().__getitem__(index).float()
         return sample / self.size, sample[:1].sin()
 
 
 class SkippingTrainer(Trainer):
-    """A trainer whose loader leaves bad samples out."""
-
     def create_train_dataloader(self, batch_size, train_dl_kwargs=None):
         accumulation = run_of(self).settings.gradient_accumulation_steps
         return adopted(self.train_dataset, batch_size, accumulation=accumulation, shuffle=True)

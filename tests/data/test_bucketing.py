@@ -39,8 +39,6 @@ from loopwright.errors import ConfigError, DataError
 
 
 class Pads:
-    """A tokenizer, as far as padding goes."""
-
     pad_token_id = 0
     mask_token_id = 1
     all_special_ids = (0, 1)
@@ -55,9 +53,6 @@ def orders(draw):
     size = draw(st.integers(1, 400))
     lengths = np.random.default_rng(draw(st.integers(0, 99))).integers(1, 60, size)
     return Bucketed(Shuffled(size, draw(st.integers(0, 2**32))), lengths, draw(st.integers(1, 40)))
-
-
-# ----------------------------------------------------------------------------------------------------- the order
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 5000))
@@ -195,12 +190,7 @@ def test_a_run_in_this_order_is_resumed_with_the_same_bits(tmp_path, stop_at):
     toys.assert_same_weights(fit(tmp_path), fit())
 
 
-# ------------------------------------------------------------------------------------------------------- lengths
-
-
 class Counting(list):
-    """A dataset that counts what is read."""
-
     num_read = 0
 
     def __getitem__(self, index):
@@ -243,9 +233,6 @@ def test_lengths_in_a_file_are_used_again_only_for_the_same_data(tmp_path):
     assert sample_lengths(other, cache=cache).tolist() == [index % 5 for index in range(201)]
     cache.write_bytes(b"no numbers")
     assert sample_lengths(rows, cache=cache).tolist() == expected
-
-
-# ------------------------------------------------------------------------------------------------ bucket lengths
 
 
 @given(st.integers(1, 200_000), st.integers(1, 20))
@@ -343,9 +330,6 @@ def test_padding_to_lengths_changes_no_loss_beyond_rounding_and_every_full_updat
     assert graphed.capturer.num_captures <= 5 + 1  # the lengths, and the optimizer
     # All full windows but the first: two batches and a step.
     assert graphed.capturer.num_replays == (2 * (50 // 8) - 1) * 3
-
-
-# ------------------------------------------------------------------------------------- arguments, hf and the tasks
 
 
 def bert_run(folder, **options):

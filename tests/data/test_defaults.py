@@ -26,8 +26,6 @@ TENSORS = TensorDataset(torch.arange(20.0))
 
 
 class Read(Indices):
-    """A dataset that has to be read from somewhere."""
-
     def __init__(self):
         super().__init__(20)
 

@@ -62,9 +62,6 @@ def docs() -> StdlibDocs:
     return stdlib_docs.load()
 
 
-# ------------------------------------------------------------------------------------------------------- the docs
-
-
 @pytest.mark.parametrize("name", ["textwrap", "json", "difflib", "tarfile", "statistics"])
 def test_docs_and_parameters_are_those_that_an_import_would_show(name):
     module = importlib.import_module(name)
@@ -147,9 +144,6 @@ def test_the_package_imports_neither_torch_nor_a_model_library():
     assert toys.imported_by(files) == {"loopwright"}
 
 
-# ------------------------------------------------------------------------------------------------------ the cache
-
-
 def cache_files(home: Path) -> list[Path]:
     return sorted((home / "loopwright").iterdir())
 
@@ -218,9 +212,6 @@ def test_a_cache_home_that_is_not_an_absolute_path_is_ignored(tmp_path, monkeypa
         assert stdlib_docs.cache_folder() == tmp_path / ".cache" / "loopwright"
     monkeypatch.setenv("HOME", "nowhere")
     assert stdlib_docs.cache_folder() is None
-
-
-# ------------------------------------------------------------------------------------------------------- the rows
 
 
 @pytest.mark.parametrize("task", sorted(SIZES))
@@ -384,8 +375,6 @@ def test_a_summary_says_the_last_day_of_the_notes_and_validation_has_other_days_
     assert min(map(len, days)) >= 150 and not days[0] & days[1]
 
 
-# ------------------------------------------------------------------------------------------------------ the dates
-
 FORMATS = ["%d %B %Y", "%B %d, %Y", "%A, %d %B %Y", "%b %d, %Y", "the %d of %B %Y", "%d.%m.%Y", "%m/%d/%Y", "%d-%b-%Y"]
 
 
@@ -408,9 +397,6 @@ def test_dates_are_endless_follow_from_their_seed_and_are_held_out_by_day():
     held_out = {row["target"] for row in islice(written_dates(1, True), 3000)}
     assert not held_out & {row["target"] for row in first + other}
     assert {row["target"][:3] for row in first} >= {"190", "195", "200", "209"}
-
-
-# ------------------------------------------------------------------------------------------------------ the files
 
 
 def read_rows(path):
@@ -479,9 +465,6 @@ def test_an_unknown_task_gets_the_nearest_name_and_no_folder(tmp_path, task, fix
         write_demo(task, tmp_path / "new")
     assert (error.value.code, error.value.fix) == ("args.task", fix)
     assert list(tmp_path.iterdir()) == []
-
-
-# ----------------------------------------------------------------------------------------------------- the weights
 
 
 def install(folder, files):

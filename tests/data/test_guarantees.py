@@ -29,7 +29,6 @@ UPDATES_PER_EPOCH = 3  # 6 micro-batches, 2 to an update
 
 
 def table():
-    """The rows of the page's table of guarantees, by input."""
     lines = PAGE.splitlines()
     first = next(i for i, line in enumerate(lines) if re.match(r"\| *input *\|", line))
     found = itertools.takewhile(lambda line: line.startswith("|"), lines[first:])
@@ -60,8 +59,6 @@ class AugmentedStream(loaders.NoisyStream):
 
 
 class OwnLoader(DataLoader):
-    """A DataLoader that changes every batch."""
-
     def __iter__(self):
         for x, *rest in super().__iter__():
             yield x + torch.rand(4), *rest
@@ -107,7 +104,6 @@ class SampleTrainer(Trainer):
 
 
 def given(dataset, **kwargs):
-    """What `train` is given for a dataset with loader arguments."""
     return {"train_dataset": dataset, "train_dataloader_kwargs": {"num_workers": 0, **kwargs}}
 
 

@@ -379,8 +379,6 @@ def test_living_workers_end_when_the_loader_is_closed_and_start_again_when_neede
 
 
 class OpensInWorker(Indices):
-    """A dataset that a worker_init_fn has to finish."""
-
     factor = 0
     offset = 0
 
@@ -431,8 +429,6 @@ def batch_of(samples) -> Batch:
 
 
 class Samples(Indices):
-    """Samples of the kind that a function makes of an index."""
-
     def __init__(self, make, size=10):
         super().__init__(size)
         self.make = make

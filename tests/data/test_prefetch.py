@@ -119,8 +119,6 @@ def test_batches_that_move_themselves_are_left_to_do_so():
 
 
 class CopyingAhead(Logbook):
-    """Takes the CPU for a device that copies ahead."""
-
     def timed(self, windows):
         copier = FakeCopier([])
         self.run.trainer.copiers.append(copier)
@@ -128,8 +126,6 @@ class CopyingAhead(Logbook):
 
 
 class Prefetching(Trainer):
-    """A trainer that copies ahead."""
-
     def create_logbook(self, run):
         self.copiers = []
         return CopyingAhead(run)

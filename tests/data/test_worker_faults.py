@@ -32,7 +32,6 @@ class Large(Noisy):
 
 
 def undisturbed(dataset=None, epoch=0, **kwargs):
-    """What is seen of an epoch without workers."""
     return seen(adopted(Noisy() if dataset is None else dataset, 0, **kwargs).windows(epoch))
 
 
@@ -72,7 +71,6 @@ def no_worker_is_left_behind():
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Look after the workers more often than once a second."""
     monkeypatch.setattr(workers, "_POLL_SECONDS", 0.1)
 
 
@@ -344,8 +342,6 @@ def is_alive(pid: int) -> bool:
 
 
 class Sleepy(Noisy):
-    """Samples of which one takes for ever."""
-
     def __getitem__(self, index):
         if index == 40:
             time.sleep(1000)

@@ -164,7 +164,6 @@ def _coded(function, args) -> None:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

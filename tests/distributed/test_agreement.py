@@ -20,9 +20,6 @@ from loopwright.training.run import run_of
 CHANNELS = ("page", "messages")
 
 
-# --- the page
-
-
 def test_a_board_tells_whether_anyone_has_something_to_say_also_when_one_is_a_turn_ahead():
     path = create_page(3)
     boards = [Board(path, rank, 3, timedelta(seconds=1)) for rank in range(3)]
@@ -46,9 +43,6 @@ def test_a_board_gives_up_on_a_process_that_never_posts():
     waiting.post(False)
     with pytest.raises(LoopwrightError, match=r"rank 0 timed out: it has waited 0\.05 s for rank 1"):
         waiting.read()
-
-
-# --- runs
 
 
 def asks(event, ask, update=2):

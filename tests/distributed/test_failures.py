@@ -27,8 +27,6 @@ KILLED_AT = 37
 
 
 class Interrupted(Trainer):
-    """Calls a function in the middle of an update."""
-
     def __init__(self, *args, at: int, function, **kwargs):
         self.at, self.function = at, function
         super().__init__(*args, **kwargs)
@@ -58,9 +56,6 @@ def raise_(error: BaseException) -> None:
 
 def rank() -> int:
     return int(os.environ["RANK"])
-
-
-# --- an exception
 
 
 def raise_on_one(results: Results) -> None:
@@ -204,9 +199,6 @@ def test_a_stop_in_a_function_that_one_process_runs_is_not_a_failure_of_the_othe
         assert process["stopped"] == [2, "seen by the first"]
 
 
-# --- signals
-
-
 def signal_to_one(results: Results) -> None:
     folder = results.path.parent / "run"
     with pytest.raises(Preempted, match="SIGTERM"):
@@ -271,9 +263,6 @@ def test_a_signal_to_one_process_in_an_evaluation_ends_all_at_the_same_batch_and
         assert process["resumed"] == process["whole"] == first["whole"]
 
 
-# --- a process that is stopped
-
-
 def stop_one(results: Results) -> None:
     def stop():
         if rank() == 1:
@@ -291,9 +280,6 @@ def test_a_process_that_waits_for_a_stopped_one_gives_up_after_the_timeout(tmp_p
     assert first.exit_code == 1 and second.exit_code is None
     assert "Rank 0 of 2 failed: RuntimeError" in first.output and "imed out" in first.output
     assert 1 < first["left at"] - first["waits since"] < 7
-
-
-# --- torchrun
 
 
 def agent(folder: str) -> None:

@@ -192,7 +192,6 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def first(folder):
-    """What two processes saw."""
     ranks = run(two, folder, 2, 100, FOLDER=str(folder))
     assert [rank.exit_code for rank in ranks] == [0, 0], ranks[0].output[-3000:] + ranks[1].output[-3000:]
     assert ranks[0].seen.keys() == ranks[1].seen.keys()

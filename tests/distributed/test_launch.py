@@ -127,9 +127,6 @@ def test_what_launch_cannot_start_is_refused_with_a_way_out(capsys):
     assert "torchrun" in capsys.readouterr().out
 
 
-# --- nothing unasked
-
-
 def test_one_process_never_spreads_its_model_over_several_devices():
     watch = toys.watch(on_train_step_end=lambda trainer, **kwargs: type(trainer.model))
     toys.trained([watch], toys.data(8), cls=Trainer)

@@ -57,8 +57,6 @@ def test_a_process_without_memory_runs_no_forward_pass_that_the_others_would_hav
 
 
 class Small(nn.Linear):
-    """A model with room for two rows."""
-
     largest = 0
 
     def forward(self, inputs):

@@ -40,9 +40,6 @@ def copied(folder: Path, to: Path) -> None:
     world_process_zero_only(shutil.copytree)(folder, to)
 
 
-# --- the command line
-
-
 def train_task(results) -> None:
     from loopwright.cli import main
 
@@ -96,9 +93,6 @@ def test_a_task_on_two_processes_is_stopped_on_both_and_reported_once(tmp_path):
     first, second = run(stop_task, tmp_path, 2, 60, FOLDER=str(tmp_path), HF_HUB_OFFLINE="1")
     assert first["code"] == second["code"] == 75
     assert "stopped and saved; continue with: lw resume stopped" in first.output and second.output == ""
-
-
-# --- hf
 
 
 def fit(folder: Path, is_begun: bool) -> dict:

@@ -106,7 +106,6 @@ def resumed(folder, measured) -> list[Rank]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """What one process makes of a run, by its name."""
     folder = tmp_path_factory.mktemp("alone")
     return cache(lambda name: fit(RUNS[name][0], 2 * RUNS[name][1], folder))
 

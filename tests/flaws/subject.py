@@ -22,7 +22,6 @@ torch.set_num_threads(1)  # the thread count changes the last bits of a sum
 
 
 def module(name: str = ""):
-    """The package's module of that name; the package itself without one."""
     return importlib.import_module(f"{PACKAGE}.{name}" if name else PACKAGE)
 
 

@@ -183,8 +183,6 @@ def test_flaw_18_the_users_seed_decides_the_order():
 
 
 class Augmented(Dataset):
-    """Samples with noise from all three generators."""
-
     def __len__(self):
         return 16
 

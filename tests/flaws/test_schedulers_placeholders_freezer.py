@@ -14,7 +14,6 @@ from . import subject
 
 
 def optimizer(*lrs: float) -> torch.optim.Optimizer:
-    """An optimizer with one parameter group for each learning rate."""
     return torch.optim.SGD([{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in lrs])
 
 

@@ -75,8 +75,6 @@ class FakeCapturer:
 
 
 class GraphedTrainer(Trainer):
-    """A trainer that takes the CPU for a device with graphs."""
-
     fails_with = ""
     capturer: FakeCapturer | None = None
 

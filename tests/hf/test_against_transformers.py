@@ -78,7 +78,6 @@ SCHEDULES = {
 
 
 def recorded(library, folder, **options):
-    """Train with a callback that records every event, and return them with the trainer."""
     seen = []
 
     def recording(event):

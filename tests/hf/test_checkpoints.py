@@ -35,7 +35,6 @@ def trained(folder, *callbacks, **options):
 
 
 def holds(trainer, saved):
-    """Whether a trainer's model has all of these weights."""
     return all(torch.equal(weights(trainer)[name], value) for name, value in saved.items())
 
 
@@ -52,7 +51,6 @@ def assert_same_run(one, other):
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
-    """An uninterrupted run over random data, and its options."""
     options = {"num_train_epochs": 2, "save_steps": 1, "save_strategy": "steps", "gradient_accumulation_steps": 2}
     options |= {"per_device_train_batch_size": 2, "eval_strategy": "steps", "eval_steps": 2, "data": tiny.NoisyRows()}
     return trained(tmp_path_factory.mktemp("whole"), **options), options

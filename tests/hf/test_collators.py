@@ -61,7 +61,6 @@ def assert_same_batch(ours, other):
 
 
 def listed(batch):
-    """Return the columns of a batch as lists."""
     return {name: column.tolist() for name, column in batch.items()}
 
 
@@ -301,8 +300,6 @@ def test_labels_that_are_not_per_token_are_refused():
 
 
 class ShiftingModel:
-    """A model that creates its decoder's inputs from labels."""
-
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         return torch.cat([torch.full_like(labels[:, :1], 9), labels[:, :-1]], dim=1).masked_fill(labels == -100, 0)
 

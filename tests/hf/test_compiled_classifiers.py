@@ -32,7 +32,6 @@ def albert(labels):
 
 
 def trained(model, label, folder, **options):
-    """Train two updates and return their losses."""
     rows = [{"input_ids": [1 + number % 9] * 6, "labels": label(number)} for number in range(8)]
     return losses(fit(folder, model=model, data=rows, use_cpu=True, learning_rate=5e-5, **options))
 

@@ -25,8 +25,6 @@ def one_update(folder, model, data, size, accumulation, **options):
 
 
 class OwnLoss(Trainer):
-    """Computes its loss as a plain mean."""
-
     def compute_loss(self, model, inputs, return_outputs=False):
         outputs = model(inputs["x"])
         loss = nn.functional.cross_entropy(outputs["logits"], inputs["labels"])
@@ -34,8 +32,6 @@ class OwnLoss(Trainer):
 
 
 class SummedLoss(Trainer):
-    """Computes its loss as a sum divided by the number of items."""
-
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(inputs["x"])
         loss = nn.functional.cross_entropy(outputs["logits"], inputs["labels"], reduction="sum") / num_items_in_batch

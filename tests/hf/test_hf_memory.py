@@ -15,8 +15,6 @@ EVENTS = ("step_begin", "step_end", "prediction_step")
 
 
 class Limited(Classifier):
-    """A classifier with room for so many rows."""
-
     def __init__(self, train_room: int = 1000, eval_room: int = 1000) -> None:
         super().__init__()
         self.rooms = (eval_room, train_room)
@@ -52,7 +50,6 @@ def limited(folder, train_room: int = 1000, eval_room: int = 1000, labels: int |
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run with enough memory."""
     return limited(tmp_path_factory.mktemp("whole"))
 
 

@@ -355,7 +355,6 @@ def test_the_draws_follow_the_poisson_distribution_of_mean_one():
 
 
 def bootstrapped(metric, columns, batches, seed=0):
-    """Return a bootstrap that was fed the samples in batches of positions."""
     bootstrap = metrics.Bootstrap(metric, seed=seed)
     for positions in batches:
         batch = {side: [values[each] for each in positions] for side, values in columns.items()}

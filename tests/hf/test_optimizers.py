@@ -26,8 +26,6 @@ SIX = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafact
 
 
 class Block(nn.Module):
-    """Names and kinds of layers that the rules of weight decay distinguish."""
-
     def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(3))
@@ -47,7 +45,6 @@ def a_model(dtype=torch.float32):
 
 
 def trained(optimizer, model, num_updates=12):
-    """Return the weights after updates with given gradients."""
     generator = torch.Generator().manual_seed(1)
     for _ in range(num_updates):
         for parameter in model.parameters():

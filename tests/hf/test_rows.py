@@ -30,7 +30,6 @@ COVERED: Counter[int] = Counter()
 
 
 def row(*numbers):
-    """Mark the test of some rows of the table."""
     COVERED.update(numbers)
     return lambda function: function
 
@@ -42,8 +41,6 @@ def test_every_mainstream_row_has_its_test():
 
 
 class Spy(Trainer):
-    """A trainer that records the samples of every micro-batch."""
-
     def training_step(self, model, inputs, num_items_in_batch=None):
         self.seen = [*getattr(self, "seen", []), inputs["x"].clone()]
         return super().training_step(model, inputs, num_items_in_batch)
@@ -51,7 +48,6 @@ class Spy(Trainer):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """A trained trainer without options."""
     return fit(tmp_path_factory.mktemp("plain"), kind=Spy)
 
 
@@ -713,8 +709,6 @@ class Color(Enum):
 
 @dataclass
 class Options:
-    """The options of a script."""
-
     name: str = field(default="a", metadata={"help": "A name."})
     is_fast: bool = True
     sizes: list[int] = field(default_factory=lambda: [1])

@@ -51,7 +51,6 @@ class GreedyKeywords(Classifier):
 
 
 def rows(count: int = 24, features: int = 4, classes: int = 3, seed: int = 0) -> list[dict[str, Any]]:
-    """Return labelled samples."""
     generator = torch.Generator().manual_seed(seed)
     return [
         {
@@ -75,7 +74,6 @@ def token_rows(count: int = 24, length: int = 10, seed: int = 0, ragged: bool = 
 
 
 def bert(labels: int = 3, **options: Any) -> Any:
-    """Return a tiny sequence classifier without dropout."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -86,7 +84,6 @@ def bert(labels: int = 3, **options: Any) -> Any:
 
 
 def llama() -> Any:
-    """Return a tiny causal language model."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 32}
@@ -104,7 +101,6 @@ def gpt2() -> Any:
 
 
 def t5() -> Any:
-    """Return a tiny encoder-decoder."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
@@ -212,31 +208,25 @@ def assert_refused(text: str, call: Callable[..., Any], *args: Any, error: Any =
 
 
 def folders(path: Path) -> list[str]:
-    """Return the names of the checkpoints in a folder, in the order of their steps."""
     return sorted((entry.name for entry in path.glob("checkpoint-*")), key=lambda name: int(name.split("-")[1]))
 
 
 def weights(trainer: Any) -> dict[str, torch.Tensor]:
-    """Return a copy of a trainer's weights."""
     return {name: value.detach().clone() for name, value in trainer.model.state_dict().items()}
 
 
 def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """Return the largest difference of two sets of weights of the same names."""
     assert one.keys() == other.keys()
     return max(float((one[name].float() - other[name].float()).abs().max()) for name in one)
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two trainers have the same losses and weights."""
     return losses(one) == losses(other) and largest_difference(weights(one), weights(other)) == 0
 
 
 def losses(trainer: Any) -> list[float]:
-    """Return the training losses that were logged."""
     return logged(trainer, "loss")
 
 
 def logged(trainer: Any, name: str) -> list[Any]:
-    """Return a value of every log of a training loss."""
     return [entry[name] for entry in trainer.state.log_history if "loss" in entry]

@@ -18,8 +18,6 @@ from toys import Stream, pairs, plain
 
 
 class Started(TrainerCallback):
-    """Notes whether a run began."""
-
     def __init__(self):
         self.events = []
 
@@ -286,8 +284,6 @@ def test_a_loss_of_one_element_and_a_missing_model_output_are_fine():
 
 
 class Rows(Dataset):
-    """Samples that are dicts."""
-
     def __init__(self, **columns):
         self.columns = columns
 
@@ -302,8 +298,6 @@ X, Y = pairs().tensors
 
 
 class Named(nn.Linear):
-    """A linear model whose input has a name."""
-
     def forward(self, x):
         return super().forward(x)
 
@@ -315,8 +309,6 @@ def test_a_mapping_batch_without_labels_is_refused_where_a_loss_function_needs_t
 
 
 class TwoInputs(nn.Module):
-    """A model that takes two inputs, and may fail by itself."""
-
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(4, 1)
@@ -328,8 +320,6 @@ class TwoInputs(nn.Module):
 
 
 class TwoInputsInTraining(Trainer):
-    """Overrides one of the three."""
-
     def calculate_train_batch_loss(self, batch):
         outputs = self.model(batch[0], batch[1])
         return {"loss": self.loss_func(outputs, batch[2]), "model_outputs": outputs, "batch_size": len(batch[0])}

@@ -89,8 +89,6 @@ def _written_down(event: str):
 
 
 class Journal(TrainerCallback):
-    """Implements every event."""
-
     def __init__(self):
         self.details = []
 
@@ -103,7 +101,6 @@ for _event in EVENTS:
 
 
 def recording(*callbacks: TrainerCallback, cls=Recording, **kwargs) -> Recording:
-    """A trainer with a journal as its last callback."""
     return toys.trainer_of([*callbacks, Journal()], nn.Linear(4, 1), 0.01, 0.0, cls, **kwargs)
 
 

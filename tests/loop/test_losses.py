@@ -32,8 +32,6 @@ def network() -> nn.Module:
 
 
 class Watching(Trainer):
-    """Keeps each update's gradient, and every log."""
-
     def __init__(self, *args, **kwargs):
         self.gradients = []
         super().__init__(*args, **kwargs)
@@ -148,8 +146,6 @@ class ReturningACount(Watching):
 
 
 class ReturningANumber(ReturningACount):
-    """The same key as a Python number."""
-
     def _with_count(self, output, batch):
         return {**output, "num_items_in_batch": int((batch["labels"] != IGNORED).sum())}
 
@@ -307,8 +303,6 @@ def test_backward_gets_a_lone_micro_batch_s_loss_itself_and_a_weighted_one_other
 
 
 class HostReads(TorchDispatchMode):
-    """Counts the operations that make the host wait for the device."""
-
     def __init__(self):
         super().__init__()
         self.count = 0

@@ -19,8 +19,6 @@ CORE = ("training", "stepping", "callbacks", "hf", "tasks")
 
 
 class Noting(Trainer):
-    """Keeps the messages instead of printing them."""
-
     def __init__(self, *args, **kwargs):
         self.notices = []
         super().__init__(*args, **kwargs)

@@ -50,8 +50,6 @@ def data(rows: int = ROWS) -> TensorDataset:
 
 
 class Quiet(Trainer):
-    """Keeps what it prints."""
-
     def __init__(self, *args, **kwargs):
         self.said: list[str] = []
         super().__init__(*args, **{"callbacks": (), **kwargs})
@@ -232,8 +230,6 @@ def test_what_the_failed_attempt_kept_is_gone_before_the_next():
 
 
 def poisoned(kind: type) -> type:
-    """Make the loss of update 3 nan."""
-
     class Poisoned(kind):
         def calculate_train_batch_loss(self, batch):
             output = super().calculate_train_batch_loss(batch)
@@ -450,8 +446,6 @@ def test_an_evaluation_in_parts_sees_each_sample_once(room, tmp_path):
 
 def test_the_bar_of_an_evaluation_counts_batches_also_where_they_are_run_in_parts():
     class Bar(ProgressBarCallback):
-        """Keeps where the bar of the evaluation ended."""
-
         def on_eval_epoch_end(self, trainer, **kwargs):
             self.ended_at, self.total = self.eval_pbar.n, self.eval_pbar.total
             super().on_eval_epoch_end(trainer, **kwargs)

@@ -348,8 +348,6 @@ Pair = namedtuple("Pair", ["double", "rows"])
 
 
 class Outputs(nn.Module):
-    """Returns what a function makes of its input."""
-
     def __init__(self, make=lambda x: x):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
@@ -778,8 +776,6 @@ def test_the_scheduler_hook_may_be_overridden_to_step_per_epoch():
 
 
 class TimmShaped:
-    """The interface of timm's schedulers."""
-
     def __init__(self, optimizer):
         self.optimizer = optimizer
         self.calls = []

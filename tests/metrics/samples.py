@@ -95,7 +95,6 @@ def columns_of(name, num_samples=40, seed=0):
 
 
 def create(name):
-    """Return a metric with the options that show all of it."""
     return metrics.load(name, **OPTIONS.get(name, {}))
 
 

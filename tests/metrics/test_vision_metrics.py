@@ -78,7 +78,6 @@ def test_mean_iou_has_the_numbers_of_scikit_learn_without_ignored_pixels():
 
 
 def average_precision(found, reference, **options):
-    """Return the result of one image."""
     return metrics.load("coco_ap", **options).compute(predictions=[found], references=[reference], positions=[3])
 
 

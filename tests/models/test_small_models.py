@@ -40,7 +40,6 @@ def objects(*boxes, classes=(0,), size=(16, 16)):
 
 
 def fit(model, batches, lr, max_lr=None):
-    """Train a model on batches of arguments, and return the losses."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr, total_steps=6 * 45) if max_lr else None
     losses = []

@@ -92,7 +92,6 @@ def data_plan(task: str, labels: list[str] | None = None, sha: str = "a1") -> di
 
 
 def classified(wrong_text: str = "a small cat") -> list[dict[str, Any]]:
-    """Return predictions of a text classification."""
     rows = []
     for position, (true, predicted, confidence) in enumerate(CLASSIFIED):
         row = {"position": position, "prediction": predicted, "reference": true, "confidence": confidence}
@@ -111,7 +110,6 @@ def make_run(
     config: dict[str, tuple[Any, str]] | None = None,
     state: str = "done",
 ) -> Path:
-    """Write a whole run folder, and return it."""
     path.mkdir(parents=True, exist_ok=True)
     write_json(path / "status.json", {"state": state, "update": 40, "epoch": 1, "last_checkpoint": "step-0000000040"})
     write_lines(path / "metrics.jsonl", records() if metrics is None else metrics)
@@ -145,13 +143,11 @@ def make_run(
 
 
 def finished_run(path: Path, **changes: Any) -> Path:
-    """Write a finished run of a text classification, and return its folder."""
     return make_run(path, **{"predictions": classified(), "labels": LABELS, "result": RESULT, **changes})
 
 
 @contextlib.contextmanager
 def served(run: Path) -> Iterator[ReportServer]:
-    """Serve a run's page in a thread."""
     with ReportServer(run, 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

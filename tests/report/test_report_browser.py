@@ -42,7 +42,6 @@ def browse(*argv: str) -> str:
 
 @pytest.fixture
 def run(tmp_path) -> Path:
-    """Return a run with every kind of panel."""
     return finished_run(tmp_path / "run-1", metrics=records(resumed_at=20))
 
 

@@ -68,7 +68,6 @@ class Outside(HTMLParser):
 
 @pytest.fixture
 def run(tmp_path) -> Path:
-    """Return a finished run of a text classification."""
     return finished_run(tmp_path / "run-1")
 
 

@@ -227,7 +227,6 @@ def test_lines_that_are_no_predictions_are_left_out_and_counted(tmp_path):
 
 
 def thing(label: str, left: float, score: float | None = None, **more) -> dict:
-    """Return an object of ten by ten pixels."""
     return {"label": label, "box": [left, 0.0, left + 10, 10.0], **({} if score is None else {"score": score}), **more}
 
 

@@ -21,7 +21,6 @@ from report.folders import LABELS, RESULT, finished_run, make_run, records, serv
 
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Path:
-    """Return a finished run, in the folder that ids are looked up in."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LOOPWRIGHT_RUNS", raising=False)
     return finished_run(tmp_path / "runs" / "1115-cats-1")

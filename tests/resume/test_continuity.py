@@ -661,8 +661,6 @@ def test_a_signal_in_an_evaluation_leaves_it_or_finishes_it_and_the_resumed_run_
 
 
 class Masked(nn.Module):
-    """A model with a mask of -inf, as a buffer or as a parameter that is not trained."""
-
     def __init__(self, kind: str) -> None:
         super().__init__()
         mask = torch.full((3, 3), -math.inf).triu(1)

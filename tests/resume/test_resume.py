@@ -139,7 +139,6 @@ def run(folder, callbacks=(), model=None, num_workers=0, seed=None, num_epochs=N
 
 
 def resume(folder, state, callbacks=(), **kwargs):
-    """Resume in a process that drew other random numbers before."""
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(99)
     return run(folder, callbacks, resume_from=state, **kwargs)

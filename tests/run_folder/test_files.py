@@ -34,7 +34,6 @@ def refuse(*args):
 
 @pytest.fixture
 def file(tmp_path):
-    """A file in a folder of its own, with the old content."""
     files.write_atomically(tmp_path / "file", OLD)
     return tmp_path / "file"
 

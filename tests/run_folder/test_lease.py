@@ -119,9 +119,6 @@ def is_alive(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
 
 
-# ---------------------------------------------------------------------------------------------------- one process
-
-
 def test_a_lease_says_who_holds_it_and_is_gone_afterwards(tmp_path):
     folder, incarnations = tmp_path / "runs" / "new", set()
     lease = Lease(folder)
@@ -191,9 +188,6 @@ def test_a_lease_is_released_when_its_block_fails(tmp_path):
         raise KeyError
     assert try_in_another_process(tmp_path) == "taken"
     assert issubclass(LeaseError, LoopwrightError)
-
-
-# -------------------------------------------------------------------------------------------------- two processes
 
 
 def test_a_second_process_is_refused_with_pid_and_host_until_the_first_is_done(tmp_path):
@@ -274,9 +268,6 @@ sys.stdin.read()
     owner.communicate()
 
 
-# ---------------------------------------------------------------------------------------------------------- forks
-
-
 def test_a_child_that_exits_closes_and_releases_takes_nothing_from_its_parent(tmp_path):
     code = f"""
 import os, subprocess, sys
@@ -306,9 +297,6 @@ def test_a_started_program_does_not_inherit_the_lock_file(tmp_path):
     with Lease(tmp_path):
         listing = subprocess.run(["ls", "-l", "/proc/self/fd"], capture_output=True, text=True, close_fds=False).stdout
     assert "fd" in listing and ".lock" not in listing
-
-
-# ------------------------------------------------------------------------------------------- owners that are gone
 
 
 @pytest.mark.parametrize(
@@ -357,9 +345,6 @@ def test_a_damaged_lease_is_refused_by_name_and_nothing_is_kept(tmp_path, text):
     assert (tmp_path / "lease.json").read_text() == text
     (tmp_path / "lease.json").unlink()
     assert_free(tmp_path)
-
-
-# ------------------------------------------------------------------------------------------- heartbeats and fences
 
 
 def test_a_heartbeat_is_cheap_and_written_only_when_it_is_time(tmp_path):
@@ -482,9 +467,6 @@ def test_a_planted_link_is_not_followed(tmp_path):
     with pytest.raises(OSError):
         Lease(tmp_path / "run").acquire()
     assert (tmp_path / "elsewhere").read_text() == "precious"
-
-
-# ------------------------------------------------------------------------------------- file systems without locks
 
 
 @pytest.fixture

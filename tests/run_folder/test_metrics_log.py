@@ -60,9 +60,6 @@ def updates_in(path):
     return [record["update"] for record in read(path)]
 
 
-# ------------------------------------------------------------------------------------------------------- records
-
-
 @settings(max_examples=60)
 @given(st.lists(records, max_size=8), st.data())
 def test_records_come_back_as_they_were_appended_and_a_file_cut_anywhere_is_repaired_to_its_whole_lines(written, data):
@@ -160,9 +157,6 @@ def test_appending_is_cheap(log):
     assert sorted(seconds)[len(seconds) // 2] < 20e-6
 
 
-# ------------------------------------------------------------------------------------------------------- reading
-
-
 def test_a_damaged_line_is_reported_by_its_number_after_the_lines_before_it(path):
     path.write_bytes(b'{"update":1}\n{"update":2}\n{"upd\x00te":3}\n{"update":4}\n')
     reader = read(path)
@@ -188,9 +182,6 @@ def test_a_missing_file_cannot_be_read_nor_one_written_in_a_missing_folder_or_th
     with pytest.raises(OSError):
         MetricsLog(path)
     assert (tmp_path / "elsewhere").read_text() == "precious"
-
-
-# ------------------------------------------------------------------------------------------------- torn last line
 
 
 @pytest.mark.parametrize("num_torn_bytes", [1, 65_535, 65_536, 65_537, 200_000])
@@ -242,9 +233,6 @@ while True:
         last = updates[-1]
 
 
-# ------------------------------------------------------------------------------------------------------- failures
-
-
 @pytest.mark.parametrize("action", ["raise:ENOSPC", "raise:EIO", "raise"])
 def test_a_failed_append_leaves_nothing_and_may_be_repeated(path, log, action):
     append_updates(log, 1)
@@ -290,9 +278,6 @@ def test_an_fsync_that_failed_is_never_tried_again_and_never_reported_as_success
     assert fsync.call_count == 1
     assert written_to(path) == path.stat().st_size
     assert updates_in(path) == [1, 2]
-
-
-# ------------------------------------------------------------------------------------------------- sync, cut back
 
 
 def test_sync_returns_the_length_and_reaches_the_disk(path, monkeypatch):

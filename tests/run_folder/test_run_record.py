@@ -17,7 +17,6 @@ from toys import contents, numbers, records
 
 @contextmanager
 def begun(folder, state=None, end="done"):
-    """A record that has begun and is closed at the end."""
     record = RunRecord(folder)
     record.open()
     record.begin(state)
@@ -27,7 +26,6 @@ def begun(folder, state=None, end="done"):
 
 @pytest.fixture
 def record(tmp_path):
-    """A record that has begun, and is closed after the test at the latest."""
     with begun(tmp_path) as record:
         yield record
 

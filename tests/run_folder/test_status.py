@@ -25,7 +25,6 @@ NEVER = 1e9
 
 @pytest.fixture
 def writes(monkeypatch) -> list[dict]:
-    """Return the contents that were written, one after the other."""
     contents, real_write_json = [], status_module.write_json
 
     def write_json(path, value):

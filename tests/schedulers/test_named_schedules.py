@@ -33,7 +33,6 @@ def factors(schedule, num_updates=10, **arguments):
 
 
 def trained(scheduler, num_updates):
-    """Return the lr that each update of a hand-written loop uses."""
     used = []
     for _ in range(num_updates):
         used += toys.lrs(scheduler)

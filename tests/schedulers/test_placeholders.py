@@ -47,7 +47,6 @@ UNARY = [operator.neg, operator.pos, abs, round, math.floor, math.ceil]
 
 
 def paired(symbolic, plain):
-    """Pair an expression with the number it stands for."""
     return SimpleNamespace(symbolic=symbolic, plain=plain)
 
 

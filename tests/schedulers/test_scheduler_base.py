@@ -11,8 +11,6 @@ from toys import lrs, stepped, two_groups
 
 
 class Returning(SchedulerBase):
-    """Returns whatever it was made with."""
-
     def __init__(self, optimizer, answer):
         super().__init__(optimizer)
         self.answer = answer
@@ -22,8 +20,6 @@ class Returning(SchedulerBase):
 
 
 class UpdateNumber(StatefulSchedulerBase):
-    """The lr is the number of the update."""
-
     def get_updated_values(self, num_updates):
         return num_updates
 

@@ -8,11 +8,9 @@ from tests.sources.refusing import write_csv, write_jsonl
 
 @pytest.fixture
 def jsonl(tmp_path):
-    """Return a function that writes rows to a file, one JSON object per line."""
     return partial(write_jsonl, tmp_path / "rows.jsonl")
 
 
 @pytest.fixture
 def table(tmp_path):
-    """Return a function that writes rows to a csv file, with a header."""
     return partial(write_csv, tmp_path / "rows.csv")

@@ -9,7 +9,6 @@ from PIL import Image
 
 
 def draw(path: Path, number: int = 0, size: tuple[int, int] = (8, 6), **options: Any) -> Path:
-    """Write an image of its own content for each number."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     Image.fromarray(pixels).save(path, **options)
@@ -24,14 +23,12 @@ def draw_turned(path: Path, number: int = 0, size: tuple[int, int] = (8, 6)) -> 
 
 
 def draw_ids(path: Path, ids: Any) -> Path:
-    """Write a mask with these class ids."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.asarray(ids, np.uint8)).save(path)
     return path
 
 
 def class_folders(folder: Path, num_each: int = 10, start: int = 0) -> Path:
-    """Write a folder of cats and one of dogs."""
     for place, name in enumerate(("cat", "dog")):
         for number in range(num_each):
             draw(folder / name / f"{number:03}.png", start + 1000 * place + number)
@@ -39,7 +36,6 @@ def class_folders(folder: Path, num_each: int = 10, start: int = 0) -> Path:
 
 
 def mask_folders(folder: Path, num_images: int = 10, num_classes: int = 3, start: int = 0) -> Path:
-    """Write images and masks in which every class occurs."""
     for number in range(num_images):
         draw(folder / "images" / f"{number:03}.jpg", start + number)
         ids = (np.arange(48).reshape(6, 8) + number) % num_classes
@@ -69,5 +65,4 @@ def coco(
 
 
 def annotation(image_id: int, category_id: int = 7, bbox: Any = (2, 3, 4, 5), **more: Any) -> dict[str, Any]:
-    """Return an annotation of COCO."""
     return {"image_id": image_id, "category_id": category_id, "bbox": list(bbox), "iscrowd": 0, "area": 20} | more

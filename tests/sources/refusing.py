@@ -73,7 +73,6 @@ def plan_of(schema: Schema, data: Path | str | None = None, **given: Any) -> Dat
 
 
 def lengths(plan: DataPlan) -> dict[str, int]:
-    """Return the number of rows by split."""
     return {name: len(split) for name, split in plan.splits.items()}
 
 
@@ -89,12 +88,10 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def write_csv(path: Path, rows: list[Any], header: Sequence[str] = ("text", "label")) -> Path:
-    """Write a csv file."""
     with open(path, "w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([header, *rows])
     return path
 
 
 def write_jsonl(path: Path, rows: list[Any]) -> Path:
-    """Write one object per line."""
     return write(path, "".join(json.dumps(row) + "\n" for row in rows))

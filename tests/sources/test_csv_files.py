@@ -31,7 +31,6 @@ def rows_by_index(text: str, dialect: Dialect, cut: int) -> list[list[str]]:
 
 
 def is_closed(text: str) -> bool:
-    """Whether no quote is open at the end of a text."""
     return list(csv.reader(io.StringIO(text + "\nx", newline="")))[-1] == ["x"]
 
 

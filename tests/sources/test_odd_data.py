@@ -22,7 +22,6 @@ EMBED = SCHEMAS["sentence-embedding"]
 
 
 def csv_file(path, labels, names=("text", "label")):
-    """Write a csv file of numbered texts with these labels."""
     rows = "".join(f"text number {place},{label}\n" for place, label in enumerate(labels))
     return write(path, ",".join(names) + "\n" + rows)
 

@@ -41,7 +41,6 @@ def coco(folder, number=12, **changed):
 
 
 def saved(folder, content):
-    """Write COCO's json."""
     return write(folder / "objects.json", json.dumps(content))
 
 
@@ -90,7 +89,6 @@ def test_one_folder_of_images_is_told_that_another_is_needed(tmp_path):
 
 
 def masks(folder, ids):
-    """Write images, and masks whose pixels have these ids in turn."""
     for number in range(10):
         picture(folder / "images" / f"{number}.png", number)
         pixels = np.resize(np.array(ids), (HEIGHT, WIDTH)).astype(np.uint16 if max(ids) > 255 else np.uint8)

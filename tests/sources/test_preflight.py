@@ -383,7 +383,6 @@ def test_lengths_are_counted_exactly(lengths, cut):
 
 
 def sides(plan):
-    """Return the side of each text."""
     return {row["text"]: split for split in plan.splits for row in all_rows(plan, split)}
 
 

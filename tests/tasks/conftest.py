@@ -23,7 +23,6 @@ def own_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def reviews(tmp_path):
-    """Return a csv file of reviews."""
     return write_csv(tmp_path / "reviews.csv", rows())
 
 
@@ -42,7 +41,6 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def copied(finished, tmp_path):
-    """Return a copy of the run that has ended."""
     return api.Run.find(shutil.copytree(finished.path, tmp_path / "copied"))
 
 

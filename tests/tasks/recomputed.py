@@ -116,7 +116,6 @@ def of_numbers(lines: Lines) -> Numbers:
 
 
 def spans(tags: list[str]) -> set[tuple[str, int, int]]:
-    """Return the entities of IOB2 tags."""
     found: list[list[Any]] = []
     for place, tag in enumerate(tags):
         if tag.startswith("I-") and found and found[-1][0] == tag[2:] and found[-1][2] == place:
@@ -232,7 +231,6 @@ def of_objects(lines: Lines, names: list[str], _settings: dict) -> Numbers:
 
 
 def pixels_of(each: dict[str, Any], kind: str) -> tuple[Any, float]:
-    """Return the mask or the box of an object, and its area."""
     if kind == "mask":
         pixels = masks.decode(each["mask"]).astype(bool)
         return pixels, float(pixels.sum())

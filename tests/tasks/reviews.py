@@ -23,7 +23,6 @@ def rows(count: int = 96, seed: int = 0) -> list[dict[str, str]]:
 
 
 def write_csv(path: Path, made: list[dict[str, str]]) -> Path:
-    """Write rows as csv and return the file."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(made[0]))
         writer.writeheader()
@@ -32,13 +31,11 @@ def write_csv(path: Path, made: list[dict[str, str]]) -> Path:
 
 
 def write_jsonl(path: Path, made: list[dict]) -> Path:
-    """Write rows as JSON lines and return the file."""
     path.write_text("".join(json.dumps(row) + "\n" for row in made), encoding="utf-8")
     return path
 
 
 def read_lines(path: Path) -> list[dict]:
-    """Return the objects of a file of JSON lines."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 

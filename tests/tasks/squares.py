@@ -34,11 +34,9 @@ def write_paths(path, images, labels=None):
 
 
 def images_in(folder: Path) -> list[Path]:
-    """Return the images of a folder of folders, in order."""
     return sorted(folder.rglob("*.png"))
 
 
 def pixels_of(path):
-    """Return the pixels of an image file in RGB, (height, width, 3)."""
     with Image.open(path) as image:
         return np.array(image.convert("RGB"))

@@ -28,7 +28,6 @@ SHORT = {**FLAGS, "max_steps": 3, "rehearsal": False, "image_size": 32}
 
 @pytest.fixture(scope="module")
 def boxes(tmp_path_factory):
-    """Return a data folder that is left as it is."""
     return write_boxes(tmp_path_factory.mktemp("boxes") / "boxes")
 
 

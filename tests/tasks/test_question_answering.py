@@ -60,7 +60,6 @@ def answered(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """Return a tokenizer of the made-up data."""
     return train_tokenizer([row["context"] for row in questions()] + ["which one is meant ?"], 400)
 
 
@@ -284,7 +283,6 @@ def test_spans_are_found_as_tokens_if_all_there_and_the_best_among_all_valid_one
 
 
 def window(number=0, spans=(), null_score=0.0, *, context="the red cat", position=0, num_windows=2, **more):
-    """Return what a model might say about a window."""
     described = {"position": position, "window": number, "num_windows": num_windows, "context": context}
     return {**described, "spans": list(spans), "null_score": null_score, "loss": 1.0, "reference": ["red"], **more}
 

@@ -20,7 +20,6 @@ from tasks.conftest import FLAGS
 
 
 def ready_run(folder, flags):
-    """Return a run that is ready to train."""
     task = get_task("text-classification")
     settings = settle(task, {name: value for name, value in flags.items() if name != "quiet"})
     data = RunData(task.preflight(settings.args))

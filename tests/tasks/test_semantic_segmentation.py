@@ -61,7 +61,6 @@ def write_shapes(folder: Path, first_id: int = 0, number: int = 32) -> Path:
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory) -> Path:
-    """Return a data folder that is left as it is."""
     return write_shapes(tmp_path_factory.mktemp("shapes") / "shapes")
 
 
@@ -204,7 +203,6 @@ def test_a_segformer_trains_on_its_own_loss_our_cross_entropy_and_transformers_o
 
 
 def batch_of(job, numbers: range) -> dict:
-    """Return some validation images of a run as a batch."""
     dataset = job.task.create_dataset(job, job.data.rows("validation"), is_labelled=True)
     return job.collate_fn([dataset[number] for number in numbers])
 

@@ -24,7 +24,6 @@ STSB = SAMPLES / "STS-B"
 
 
 def words(letters, seed):
-    """Return made-up words of these letters."""
     chosen = random.Random(seed)
     return ["".join(chosen.choices(letters, k=4)) for _ in range(24)]
 
@@ -34,7 +33,6 @@ FIRST, SECOND = words("abcdefghijklm", 1), words("nopqrstuvwxyz", 2)
 
 
 def first(*numbers):
-    """Return a text of the first kind."""
     return " ".join(FIRST[number] for number in numbers)
 
 

@@ -18,7 +18,6 @@ TEXTS = [text for row in articles() for text in row.values()]
 
 @pytest.fixture
 def news(tmp_path) -> Path:
-    """Return a file of articles."""
     return write_jsonl(tmp_path / "news.jsonl", articles())
 
 

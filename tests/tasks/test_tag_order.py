@@ -14,7 +14,6 @@ NAMES = ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
 
 
 def write_tags(folder, tags: list[str]):
-    """Write rows of these tags, with other words in each."""
     rows = [{"tokens": [f"word{number}", *"bcdefg"[: len(tags) - 1]], "ner_tags": tags} for number in range(20)]
     return write_jsonl(folder / "tags.jsonl", rows)
 

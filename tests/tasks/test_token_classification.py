@@ -70,7 +70,6 @@ def build(path, data, *, is_run=False, **flags):
 
 @pytest.fixture
 def data(tmp_path) -> Path:
-    """Return a file of sentences."""
     return write_jsonl(tmp_path / "names.jsonl", sentences())
 
 

@@ -20,7 +20,6 @@ WMT16 = SAMPLES / "wmt16" / "sample.json"
 
 @pytest.fixture
 def phrases(tmp_path) -> Path:
-    """Return a csv file of phrases."""
     return write_csv(tmp_path / "phrases.csv", pairs())
 
 

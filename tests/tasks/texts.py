@@ -20,7 +20,6 @@ def lines(count: int = 160, seed: int = 0) -> list[str]:
 
 
 def write_text(path: Path, made: list[str]) -> Path:
-    """Write lines and return the file."""
     path.write_text("".join(f"{line}\n" for line in made), encoding="utf-8")
     return path
 
@@ -64,7 +63,6 @@ def save_bert(folder: Path, kind: str, tokenizer: Any, **options: Any) -> Path:
 
 
 def tiny_bert(folder: Path) -> Path:
-    """Write a BERT that fills in tokens, and return its folder."""
     from loopwright.tasks.text.masked_lm import train_tokenizer
 
     tokenizer = train_tokenizer(lines(), 320)

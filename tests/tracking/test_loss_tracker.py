@@ -35,7 +35,6 @@ def bits(number):
 
 
 def tracked(*updates):
-    """A tracker after updates with these arguments."""
     tracker = LossTracker()
     for arguments in updates:
         tracker.update(*arguments)

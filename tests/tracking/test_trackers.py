@@ -45,7 +45,6 @@ class Recorded(Trainer):
 
 
 def crash(update):
-    """End the process, as far as the run can tell, after an update."""
     return toys.at_update(update, Mock(side_effect=RuntimeError("the machine is gone")))
 
 
@@ -93,7 +92,6 @@ def use(monkeypatch):
 
 @pytest.fixture(scope="module")
 def trackio(tmp_path_factory):
-    """Return trackio's folder in this module."""
     pytest.importorskip("trackio")
     with trackio_in(tmp_path_factory.mktemp("trackio")) as folder:
         yield folder

@@ -21,8 +21,6 @@ from toys import assert_same
 
 
 class Net(nn.Module):
-    """A small net with everything that a forward pass may move."""
-
     def __init__(self):
         super().__init__()
         self.first = nn.Linear(4, 8)
@@ -48,7 +46,6 @@ def trainer_of(optimizer_class=torch.optim.AdamW, callbacks=(), cls=Trainer, lr=
 
 
 def state_of(trainer):
-    """Everything that a trainer must have again."""
     return copy.deepcopy(
         {
             "weights": trainer.model.state_dict(),
@@ -233,8 +230,6 @@ def test_it_is_refused_inside_a_run_and_for_an_optimizer_without_a_rate():
 
 def test_a_loss_belongs_to_the_rate_of_its_update_also_after_updates_that_logged_none():
     class Masked(Trainer):
-        """Trains on samples of which some have no target."""
-
         def count_batch_items(self, batch):
             return float((batch[1] >= 0).sum())
 

@@ -9,7 +9,6 @@ from loopwright.runs.seeds import SeedRun, best_of, command_of_rest, next_comman
 
 
 def made(folder, seed, state="done", metric="loss", direction="min", **metrics):
-    """Return one of several runs, with a result."""
     run = RunFolder(folder / f"seed-{seed}")
     run.path.mkdir()
     write_json(run.path / "run.json", {"id": f"seed-{seed}"})

@@ -68,8 +68,6 @@ class ProfileCallback(TrainerCallback):
         self._range: Any = None
         self._is_over = False
 
-    # --- events -------------------------------------------------------------------------------------------------
-
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         self._forget()
         self._is_over = not trainer.run_config.is_world_process_zero
@@ -133,8 +131,6 @@ class ProfileCallback(TrainerCallback):
     def release(self) -> None:
         """Stop the profiler of a run that failed."""
         self._stop()
-
-    # --- profiling ----------------------------------------------------------------------------------------------
 
     def _begin_if_due(self, trainer: TrainerLike) -> None:
         if self._is_over or self._profiler is not None or trainer.progress.update != self._first:

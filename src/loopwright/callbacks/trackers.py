@@ -58,8 +58,6 @@ class TrackerCallback(TrainerCallback):
         self._written: dict[str, int] = {}
         self._counts: dict[str, int] | None = None  # of the reported values; None before the first tracker
 
-    # --- events -------------------------------------------------------------------------------------------------
-
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         self._counts = None
         if not self.trackers or not trainer.run_config.is_world_process_zero:
@@ -117,8 +115,6 @@ class TrackerCallback(TrainerCallback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._open is not None and "counts" in state:
             self._counts = dict(state["counts"])
-
-    # --- reporting ----------------------------------------------------------------------------------------------
 
     def _report_news(self, trainer: TrainerLike, kind: str) -> None:
         if self._open is None:

@@ -58,9 +58,6 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------- stacking
-
-
 def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -> Batch:
     """Return a batch of samples whose values have the same shapes; nothing is padded.
 
@@ -145,9 +142,6 @@ class DataCollatorWithFlattening(DefaultDataCollator):
                 batch[f"cu_seq_lens_{name}"] = torch.from_numpy(bounds) if kind == "pt" else bounds
                 batch[f"max_length_{name}"] = max(lengths)
         return batch
-
-
-# --------------------------------------------------------------------------------------------------- padding
 
 
 class PaddingCollator(BucketCollator):
@@ -306,9 +300,6 @@ class DataCollatorForMultipleChoice(PaddingCollator):
     def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
         """Return the padded dimension of each value of a batch, by name: the one after the choices."""
         return {name: dimension + 1 for name, dimension in super().padded_dimensions(batch).items()}
-
-
-# ------------------------------------------------------------------------------------------------ what they share
 
 
 def _check_aligned(labels: list[Any], ids: list[Any]) -> None:

@@ -219,8 +219,6 @@ class UpdateGraphs:
             self._gradients, self._rates = {}, []
             self._recorded_for = (options, trained)
 
-    # --- recording ----------------------------------------------------------------------------------------------
-
     def _record(self, value: Any, *, is_alone: bool) -> _Recorded:
         step = self.step
         inputs = StaticInputs(value, step.device)
@@ -292,8 +290,6 @@ class UpdateGraphs:
                 self._drop_gradients()
                 if self._gradients:
                     torch._foreach_zero_(list(self._gradients.values()))
-
-    # --- gradients and learning rates ---------------------------------------------------------------------------
 
     def _drop_gradients(self) -> None:
         for parameter in self.step.parameters:

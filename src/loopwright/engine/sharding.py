@@ -161,9 +161,6 @@ def _plugin(asked: Sharding | None) -> Any:
     return plugin
 
 
-# --- splitting ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Origin:
     """The model before sharding, and the options used."""
@@ -363,9 +360,6 @@ def _put_back(model: nn.Module, places: list[tuple[Any, list[Any], int, str, dic
         group[index] = parameter
         if kept:
             optimizer.state[parameter] = {key: split_like(value, parameter) for key, value in kept.items()}
-
-
-# --- parts and wholes -----------------------------------------------------------------------------------------------
 
 
 def local(tensor: Tensor) -> Tensor:

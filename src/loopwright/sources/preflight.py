@@ -142,8 +142,6 @@ class _Check:
         sha256 = joined(table.sha256, scenes.sha256) if scenes is not None else table.sha256
         return DataFile(path, table.kind, sha256, table.num_bytes, len(table), table.settings())
 
-    # ------------------------------------------------------------------------------------------ columns and values
-
     def _choose_columns(self) -> Columns:
         """Return the columns of the deciding file; a folder of images has fixed ones."""
         table = self.lead_table
@@ -227,8 +225,6 @@ class _Check:
             return None
         column = str(self.columns[role.name])
         return Scenes(role, column, self._scene_scans(), self.options, is_training=self.lead == "train")
-
-    # ------------------------------------------------------------------------------------------------------ labels
 
     def _label_kind(self) -> str | None:
         role = self.schema.label_role
@@ -345,8 +341,6 @@ class _Check:
         if rare and is_new and labels.kind == "class":
             what = "1 class has" if len(rare) == 1 else f"{len(rare):,} classes have"
             self.warnings.append(f"{what} fewer than 2 training rows: {label_checks.listing(rare)}")
-
-    # ------------------------------------------------------------------------------------------------ rows and numbers
 
     def _check_rows_left(self) -> None:
         for split, kept in self.kept.items():

@@ -113,8 +113,6 @@ class Task(ABC):
     demo_model: ClassVar[str] = ""  # "minilm", or a model from scratch
     demo_note: ClassVar[str] = ""  # what the demo shows, and how long it takes
 
-    # --- before torch is imported -------------------------------------------------------------------------------
-
     def schema(self, args: Any) -> Schema:
         """Return the schema of the rows, which flags may change; called before the files are opened."""
         return Schema(self.name, self.roles, self.split_by)
@@ -198,8 +196,6 @@ class Task(ABC):
         """Return the parts of a row, by role, to write beside its prediction: its inputs."""
         shown = [role for role in self.roles if role.is_input and role.name in row]
         return {role.name: row[role.name] for role in shown if role.is_required or row[role.name]}
-
-    # --- with torch ---------------------------------------------------------------------------------------------
 
     def check_model(self, name: str) -> None:
         """Refuse a model that cannot be opened; called with the result of `find_model`, before anything is created."""

@@ -67,7 +67,6 @@ def adopted(dataset, num_workers=0, bad_samples="raise", seed=3, accumulation=1)
 
 
 def seen(windows) -> list[tuple[list[int], bytes]]:
-    """Positions and pixels of each micro-batch."""
     pieces = [piece for window in windows for piece in window.pieces]
     return [(piece.batch["position"].tolist(), piece.batch["pixel_values"].numpy().tobytes()) for piece in pieces]
 
@@ -99,8 +98,6 @@ def test_every_epoch_sees_other_images(rows):
 
 
 class ImageTrainer(Trainer):
-    """Notes the pixels of each batch."""
-
     def calculate_train_batch_loss(self, batch):
         self.__dict__.setdefault("seen", []).append(batch["pixel_values"].numpy().tobytes())
         logits = self.model(batch["pixel_values"])

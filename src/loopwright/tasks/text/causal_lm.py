@@ -84,8 +84,6 @@ class CausalLanguageModel(language.LanguageTask):
         unigram = language.unigram(job, _encoder(job.processor), ("bits_per_byte",))
         return {"gzip": BaselineScores(gzip, rows), "unigram": unigram}
 
-    # --- model --------------------------------------------------------------------------------------------------
-
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         notes: list[str] = []
         if origin.path is None:
@@ -140,8 +138,6 @@ class CausalLanguageModel(language.LanguageTask):
         mask = block_diagonal_mask(batch["sequence_ids"], job.model.dtype)
         return {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"], "attention_mask": mask}
 
-    # --- scoring ------------------------------------------------------------------------------------------------
-
     def create_scorer(self, job: Job) -> Scorer:
         return MetricScorer(lambda: load_metric("bits_per_byte"), {"bits_per_byte": False, "perplexity": False})
 
@@ -163,8 +159,6 @@ class CausalLanguageModel(language.LanguageTask):
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
         added = _continued(job, model, batch, job.args.max_new_tokens, job.args.temperature)
         return [{"text": given + each, "continuation": each} for given, each in zip(batch["text"], added, strict=True)]
-
-    # --- for the report -----------------------------------------------------------------------------------------
 
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
         num_asked = int((batch["labels"][index] != text.IGNORED).sum())

@@ -112,8 +112,6 @@ class SentenceEmbedding(Task):
     demo_rows = ("function_rows", "pair_rows", "csv")
     demo_note = "the paragraph about a function among 500: recall@1 0.63, mrr 0.73 (untrained 0.53, 0.65), 105 s"
 
-    # --- data ---------------------------------------------------------------------------------------------------
-
     def schema(self, args: Any) -> Schema:
         roles: tuple[Role, ...] = self.roles
         if args.objective == "negatives":
@@ -160,8 +158,6 @@ class SentenceEmbedding(Task):
             return {**found, "untrained": _score_rows(data, args, untrained)}
         finally:
             model.train(was_training)
-
-    # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         notes = []
@@ -244,8 +240,6 @@ class SentenceEmbedding(Task):
     def _vectors(self, model: Any, batch: Mapping[str, Any]) -> Any:
         """Return the unit vectors of each sample's texts: (samples, texts, dimensions)."""
         return _pooled(model, self.model_inputs(batch)).unflatten(0, batch["is_text"].shape)
-
-    # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> scoring.Scorer:
         from torch import distributed
@@ -368,9 +362,6 @@ class WordVectors:
         return [_key(word.encode()) % _WORD_DIMENSIONS for word in tokenize(given)]
 
 
-# ------------------------------------------------------------------------------------------------------- vectors
-
-
 def _freeze_pooler(loaded: text.Loaded) -> None:
     """Freeze the pooler: the mean does not use it, and a part without gradients must not be trained."""
     for name, parameter in loaded.model.named_parameters():
@@ -410,9 +401,6 @@ def _kept(ids: list[int], mask: list[int]) -> list[int]:
 def _key(content: bytes) -> int:
     """Return a 63-bit hash of a text, the same in every process."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
-
-
-# ---------------------------------------------------------------------------------------------------------- rows
 
 
 def _pair(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -71,9 +71,6 @@ class LanguageTask(Task):
         return text.num_targets(batch)
 
 
-# -------------------------------------------------------------------------------------------------------- tokens
-
-
 class RowEncoder:
     """Tokenises texts, with an end token after each, or with a line break if there is no such token."""
 
@@ -164,9 +161,6 @@ class BlockRows:
         return {"text": self._tokenizer.decode(self._ids[start : start + self._size].tolist())}
 
 
-# ------------------------------------------------------------------------------------------------------- batches
-
-
 class PaddingCollator:
     """Collates samples of any lengths. No pad token is needed: padding is masked."""
 
@@ -228,9 +222,6 @@ def _padded(values: Sequence[Any], width: int, fill: int, is_left: bool) -> Numb
     return padded
 
 
-# --------------------------------------------------------------------------------------------------------- models
-
-
 def load_tokenizer(path: str) -> Any:
     """Return the tokenizer of a folder or a Hub id, with or without a pad token."""
     return text.load_tokenizer(path, needs_pad=False)
@@ -273,9 +264,6 @@ def choose_block(
 def small_largest(args: Any) -> int:
     """Return the largest default block of a model from scratch."""
     return int(args.block_size or (_LONGEST_SMALL_LINE if args.line_by_line else _SMALL_BLOCK))
-
-
-# -------------------------------------------------------------------------------------------------------- scoring
 
 
 def training_loss(logits: Any, labels: Any) -> Any:
@@ -322,9 +310,6 @@ def sample_sums(batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[di
         {"position": position, "sum": total, "count": count, "loss": total / count if count else None}
         for position, total, count in zip(positions, sums, counts, strict=True)
     ]
-
-
-# ------------------------------------------------------------------------------------------------------------ baselines
 
 
 def unigram(job: Job, encode: RowEncoder, metrics: Sequence[str], skipped: Sequence[int] = ()) -> BaselineScores:

@@ -50,9 +50,6 @@ SPECIAL_TOKENS = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------- finding
-
-
 def find_model(name: str) -> str:
     """Resolve `--model` to a folder or a Hub id; imports neither torch nor transformers."""
     folder = Path(name).expanduser()
@@ -165,9 +162,6 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if has_bars:
             logging.enable_progress_bar()
-
-
-# ------------------------------------------------------------------------------------------------------- loading
 
 
 @dataclass
@@ -294,9 +288,6 @@ def match_pad_token(model: Any, tokenizer: Any) -> None:
         model.config.pad_token_id = tokenizer.pad_token_id
 
 
-# -------------------------------------------------------------------------------------------------- from scratch
-
-
 def train_byte_pairs(
     texts: Iterable[str], vocabulary: int, special: Iterable[str], *, prefix_space: bool = True, lowercase: bool = False
 ) -> Any:
@@ -353,9 +344,6 @@ def small_encoder(auto_class: str, tokenizer: Any, **changes: Any) -> Loaded:
         **changes,
     )
     return Loaded(getattr(transformers, auto_class).from_config(config, trust_remote_code=False))
-
-
-# ------------------------------------------------------------------------------------------------------- lengths
 
 
 @dataclass(frozen=True)
@@ -422,9 +410,6 @@ def settle_length(args: Any, loaded: Loaded, rows: Any, count_tokens: Callable[[
     lengths = choose_length(args.max_length, count_tokens, rows, limit)
     args.max_length = lengths.max_length
     return lengths.note
-
-
-# ------------------------------------------------------------------------------------------------------ batches
 
 
 def token_losses(logits: Any, labels: Any) -> Any:

@@ -96,8 +96,6 @@ class QuestionAnswering(Task):
     demo_rows = ("function_rows", "question_rows", "jsonl")
     demo_note = "default values of parameters, asked about signatures: exact match 90 (frequent answer 26), 125 s"
 
-    # --- data ---------------------------------------------------------------------------------------------------
-
     def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return {name: row[name] for name in ("id", "question", "context") if row.get(name)}
 
@@ -120,8 +118,6 @@ class QuestionAnswering(Task):
             rival: BaselineScores({name: scores[name] for name in names if name in scores}, scores.rows)
             for rival, scores in found.items()
         }
-
-    # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         if args.answer_by is None:
@@ -186,8 +182,6 @@ class QuestionAnswering(Task):
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
         return text.num_targets(batch) if "labels" in batch else None
-
-    # --- scoring ------------------------------------------------------------------------------------------------
 
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
         if features.TARGETS[0] not in batch:
@@ -269,9 +263,6 @@ class QuestionAnswering(Task):
                 yield predicted_row(windows, job.args.rules)
 
 
-# --------------------------------------------------------------------------------------------- what the model says
-
-
 def best_spans(start: Any, end: Any, is_allowed: Any, longest: int, count: int) -> tuple[Any, Any, Any]:
     """Return the best spans by the sum of two scores, (features, tokens), over all spans within the length limit.
 
@@ -345,9 +336,6 @@ def _generate(job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, 
     return [{"answer": group[0]["text"], "score": group[0]["score"], "n_best": group} for group in groups]
 
 
-# ------------------------------------------------------------------------------------------------------- checks
-
-
 def _way_of_answering(origin: Origin) -> str:
     """Return "generation" for an encoder-decoder without a span head."""
     if origin.path is None:
@@ -380,9 +368,6 @@ def _check_rows(rows: Rows, *, is_labelled: bool, is_unanswered_allowed: bool) -
             saw=[place(index) for index in bare[:3]],
             fix="--version_2_with_negative with a new run, or remove these rows",
         )
-
-
-# --------------------------------------------------------------------------------------------------- small tools
 
 
 def _has_unanswered(data: RunData) -> bool:

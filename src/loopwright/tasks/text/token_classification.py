@@ -75,8 +75,6 @@ class TokenClassification(Task):
     demo_rows = ("tag_rows", "tag_rows", "jsonl")
     demo_note = "which words of a docstring are parameters, exceptions, values: F1 0.72 (usual tag 0.49), 115 s"
 
-    # --- data ---------------------------------------------------------------------------------------------------
-
     def preflight(self, args: Any, say: Callable[[Any], None] | None = None) -> DataPlan:
         plan = super().preflight(args, say)
         _create_metric(_names(plan))
@@ -94,8 +92,6 @@ class TokenClassification(Task):
             constant = {f"always {best}": CopyInput()}
             scores |= scoring.score_baselines(job.data, constant, lambda row: [best] * len(row["tokens"]), tags, create)
         return scores | scoring.score_baselines(job.data, {"usual-tag": MostFrequentTags()}, "tokens", tags, create)
-
-    # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         names = _names(data.plan)
@@ -140,8 +136,6 @@ class TokenClassification(Task):
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
         return text.num_targets(batch)
 
-    # --- scoring ------------------------------------------------------------------------------------------------
-
     def create_scorer(self, job: Job) -> scoring.Scorer:
         names = _names(job.plan)
         results = ("f1", "precision", "recall", "accuracy") if _has_entities(names) else ("token_accuracy",)
@@ -182,8 +176,6 @@ class TokenClassification(Task):
             for name, column in (("entities", "prediction"), ("expected", "reference"))
         }
         return {**sample, **spans}
-
-    # --- predicting ---------------------------------------------------------------------------------------------
 
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
         names = _names(job.plan)
@@ -227,9 +219,6 @@ class TokenClassification(Task):
                 found[number][1].extend([*part["scores"], *[0.0] * missing])
             for words, (tags, shares) in zip(sentences, found, strict=True):
                 yield _prediction(words, tags, shares, _has_entities(names))
-
-
-# ------------------------------------------------------------------------------------------------------ features
 
 
 class Encoder:
@@ -349,9 +338,6 @@ def _match_head(model: Any, config: Any, names: list[str]) -> list[str]:
     return ["the model was trained on the same tags: its head is kept, in our order"]
 
 
-# ------------------------------------------------------------------------------------------------------- scoring
-
-
 def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     """Return the label, the first word and the word after the last of each entity, as the metric reads tags."""
     found: list[tuple[str, int, int]] = []
@@ -410,9 +396,6 @@ def _tags_of_words(
             row_tags[numbers[place]], row_shares[numbers[place]] = names[tag], float(row[place, tag])
         found.append((row_tags, row_shares))
     return found
-
-
-# ---------------------------------------------------------------------------------------------------- predicting
 
 
 def _words(row: Mapping[str, Any]) -> list[str]:

@@ -68,8 +68,6 @@ class DetectionTask(VisionTask):
     sheet_columns = 3
     sheet_size = 576
 
-    # --- data ---------------------------------------------------------------------------------------------------
-
     def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> DemoFiles:
         from loopwright.demos.images.image_files import coco_files
 
@@ -105,8 +103,6 @@ class DetectionTask(VisionTask):
     def full_size_features(self, transform: Transform, features: Features, is_labelled: bool) -> Features:
         return FullSizeObjects(transform, features, is_labelled)
 
-    # --- model --------------------------------------------------------------------------------------------------
-
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         from loopwright.models import SmallModel
 
@@ -125,8 +121,6 @@ class DetectionTask(VisionTask):
             inputs["mask_labels"] = [each["masks"] for each in labels]
             inputs["class_labels"] = [each["class_labels"] for each in labels]
         return inputs
-
-    # --- scoring ------------------------------------------------------------------------------------------------
 
     def _directions(self) -> dict[str, bool]:
         prefix = "mask_" if self.has_masks else ""
@@ -195,8 +189,6 @@ class DetectionTask(VisionTask):
             for found in self.found(job, outputs, batch, job.args.threshold)
         ]
 
-    # --- pictures -----------------------------------------------------------------------------------------------
-
     def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
         from loopwright.data.images import load_scene
         from loopwright.data.pictures import side_by_side
@@ -232,9 +224,6 @@ class DetectionScorer(MetricScorer):
         first = next(iter(self.directions))
         shown = {*self.directions, *(f"{first}_{size}" for size in _SIZES)}
         return {name: value for name, value in super().compute().items() if name in shown}
-
-
-# -------------------------------------------------------------------------------------------------------- features
 
 
 @dataclass(frozen=True)
@@ -287,9 +276,6 @@ class FullSizeObjects:
         if self.is_labelled:
             features["reference"] = results.objects_of(scene)
         return features
-
-
-# --------------------------------------------------------------------------------------------------------- models
 
 
 def forward_parameters(model: Any) -> Mapping[str, inspect.Parameter]:

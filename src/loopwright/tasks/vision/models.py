@@ -42,9 +42,6 @@ _LEAST_WHOLE_SIDE = 384  # ConvNeXt's processor squeezes larger images instead o
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
-# ---------------------------------------------------------------------------------------------- the form of images
-
-
 @dataclass(frozen=True)
 class ImageForm:
     """The format of a model's images; saved beside a model without a transformers processor."""
@@ -128,9 +125,6 @@ def _with_side(processor: Any, side: int) -> Any:
         if values.get(name):
             values[name] = {key: sides.get(key, side) for key, value in dict(values[name]).items() if value}
     return type(processor).from_dict(values)
-
-
-# ------------------------------------------------------------------------------------------------------- loading
 
 
 @dataclass
@@ -249,9 +243,6 @@ def _load_fitting(model: nn.Module, folder: Path, keeps_head: bool = True) -> li
     return sorted(set(own) - set(fitting))
 
 
-# ------------------------------------------------------------------------------------------------------- modules
-
-
 class ModuleAdapter(nn.Module):
     """Any PyTorch module with the interface of the other models.
 
@@ -331,9 +322,6 @@ def _call(make: Any, labels: Sequence[str] | None) -> Any:
     wanted = inspect.signature(make).parameters
     known = {} if labels is None else {"num_labels": len(labels), "num_classes": len(labels), "labels": list(labels)}
     return make(**{name: value for name, value in known.items() if name in wanted})
-
-
-# ------------------------------------------------------------------------------------------------- using and saving
 
 
 def forward_options(model: Any, form: ImageForm) -> dict[str, Any]:

@@ -95,8 +95,6 @@ class SemanticSegmentation(VisionTask):
     sheet_columns = 4
     sheet_size = 320
 
-    # --- data ---------------------------------------------------------------------------------------------------
-
     def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> DemoFiles:
         from loopwright.demos.images.image_files import mask_folders
 
@@ -142,8 +140,6 @@ class SemanticSegmentation(VisionTask):
     def full_size_features(self, transform: Transform, features: Features, is_labelled: bool) -> Features:
         return FullSizeFeatures(transform, features)
 
-    # --- model --------------------------------------------------------------------------------------------------
-
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         from loopwright.models import SmallModel
 
@@ -181,8 +177,6 @@ class SemanticSegmentation(VisionTask):
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
         return float(batch["num_items"].sum())
-
-    # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
         directions = {"mean_iou": True, "mean_accuracy": True, "overall_accuracy": True}
@@ -229,8 +223,6 @@ class SemanticSegmentation(VisionTask):
                 shown["mask"] = str(_mask_beside(Path(shown["overlay"])))
             yield shown
 
-    # --- pictures -----------------------------------------------------------------------------------------------
-
     def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
         from loopwright.data.images import decode_image
 
@@ -266,9 +258,6 @@ class SemanticSegmentation(VisionTask):
         written.append(run.evaluation / "classes.json")
         write_json(written[-1], _filled_metric(job, matrix).table())
         return [*written, *write_confusion(run, names, matrix.tolist())]
-
-
-# -------------------------------------------------------------------------------------------------------- features
 
 
 @dataclass(frozen=True)
@@ -333,9 +322,6 @@ class FullSizeFeatures:
 def _as_bytes(classes: NDArray[np.int32]) -> ClassMap:
     """Return the same numbers as bytes if they fit: batches of whole masks are large."""
     return classes.astype(np.uint8) if classes.size and classes.min() >= 0 and classes.max() < 256 else classes
-
-
-# ---------------------------------------------------------------------------------------------- losses and classes
 
 
 @dataclass(frozen=True)
@@ -424,9 +410,6 @@ def _filled_metric(job: Job, matrix: NDArray[np.int64]) -> Any:
     return metric
 
 
-# --------------------------------------------------------------------------------------------------- class weights
-
-
 def _settle_weights(args: Any, data: RunData) -> list[str]:
     """Return the class weights; balanced ones are proportional to 1 / sqrt(share of the training pixels), mean 1."""
     assert data.plan.labels is not None, "the schema has a mask"
@@ -481,9 +464,6 @@ def _is_weight(word: str) -> bool:
         return 0 <= float(word) < math.inf
     except ValueError:
         return False
-
-
-# -------------------------------------------------------------------------------------------------------- pictures
 
 
 def mask_file(classes: ClassMap) -> bytes:
