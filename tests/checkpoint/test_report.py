@@ -1,14 +1,12 @@
 """Listing what a folder of checkpoints holds."""
 
-from functools import partial
 from pathlib import Path
 
 import torch
 
 import toys
 from loopwright.checkpoint import verify_all, write
-
-run = partial(toys.python, "-m", "loopwright.checkpoint")
+from loopwright.checkpoint.__main__ import main
 
 
 def folder_of_three(folder: Path) -> Path:
@@ -31,12 +29,12 @@ def test_every_checkpoint_is_listed_in_order_of_updates_with_what_is_wrong_and_o
     assert finding.update == 30 and finding.problem is None
 
 
-def test_the_command_says_valid_or_what_is_wrong_and_its_exit_code_tells(tmp_path):
-    listed = run("verify", folder_of_three(tmp_path))
+def test_the_command_says_valid_or_what_is_wrong_and_its_exit_code_tells(tmp_path, capsys):
+    listed = toys.python("-m", "loopwright.checkpoint", "verify", folder_of_three(tmp_path))
     assert listed.returncode == 65
     first, *others = listed.stdout.splitlines()
     assert first.startswith("step-2  update 2  ") and "model.safetensors is damaged" in first
     assert [line.split()[-1] for line in others] == ["valid", "valid"]
-    assert run("verify", tmp_path / "step-10").returncode == 0
-    assert run("verify", tmp_path / "nowhere").returncode == 2
-    assert run("look").stderr.startswith("usage: python -m loopwright.checkpoint verify DIR")
+    assert main(["verify", str(tmp_path / "step-10")]) == 0
+    assert main(["verify", str(tmp_path / "nowhere")]) == main(["look"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("usage: python -m loopwright.checkpoint verify DIR")

@@ -20,7 +20,6 @@ HEAVY = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "peft"
 
 
 def lw(*words, failpoint=None, **options):
-    """Run a command line to its end."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", **({"LW_FAILPOINT": failpoint} if failpoint else {})}
     line = [*COMMAND, *map(str, words)]
     return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=100, **options)
@@ -86,9 +85,8 @@ def test_a_killed_run_goes_on_to_the_same_model_and_metrics_where_it_was_moved_t
     capsys.readouterr()
     assert main(["predict", "moved", "great lovely film"]) == 0
     assert "label" in json.loads(capsys.readouterr().out)
-    resumed = lw("resume", "moved")
-    assert resumed.returncode == 0, resumed.stderr
-    assert "Resumed training state" in resumed.stdout
+    assert main(["resume", "moved"]) == 0
+    assert "Resumed training state" in capsys.readouterr().out
     for name in ("model/model.safetensors", "eval/predictions.jsonl"):
         assert (moved / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert events(moved) == events(tmp_path / "whole")

@@ -24,7 +24,6 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def name_of(page: Path) -> str:
-    """Return what a page is called in the output of the tests."""
     return str(page.relative_to(ROOT))
 
 
@@ -39,7 +38,6 @@ def python_blocks(page: Path) -> list[tuple[int, str]]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the names that a link can use for the headings of a page."""
     outside = FENCE.sub("", page.read_text(encoding="utf-8"))
     titles = re.findall(r"^#+ (.+)$", outside, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

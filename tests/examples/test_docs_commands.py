@@ -151,7 +151,6 @@ def is_about_a_task(verb: str) -> bool:
 
 @cache
 def flags_in_help(verb: str) -> set[str]:
-    """Return the flags that `lw VERB --help` names."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         main([verb, "--help"])
