@@ -3,8 +3,11 @@
 import json
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -15,7 +18,7 @@ from loopwright.api import Run
 from loopwright.cli import VERBS, main
 from loopwright.errors import InputError
 from loopwright.report import ReportServer
-from loopwright.report.server import HOST, next_free
+from loopwright.report.server import HOST, MOST_CONNECTIONS, next_free
 from report.folders import LABELS, RESULT, finished_run, make_run, records, served, write_lines
 
 
@@ -119,6 +122,35 @@ def test_watch_renders_the_page_again_when_the_run_changes_and_answers_no_other_
         with pytest.raises(urllib.error.HTTPError, match="404"):
             get(f"{server.url}../run.json")
         assert "<h2>Curves</h2>" in get(server.url)
+
+
+def test_idle_slow_and_broken_connections_are_bounded_and_silent(run, capfd):
+    with served(run) as server:
+        server.most_seconds, threads, address = 1.0, threading.active_count(), server.server_address
+        idle = [socket.create_connection(address) for _ in range(3 * MOST_CONNECTIONS)]
+        time.sleep(0.1)
+        assert threading.active_count() - threads <= MOST_CONNECTIONS
+        begun = time.monotonic()
+        for each in idle:
+            each.settimeout(5)
+            while time.monotonic() - begun < 5:
+                try:
+                    each.sendall(b"G")  # a byte now and then does not keep it open
+                    each.settimeout(0.05)
+                    assert each.recv(1) == b""
+                except TimeoutError:
+                    continue
+                except OSError:
+                    pass
+                break
+        assert 0.5 < time.monotonic() - begun < 4
+        for sent in (b"\x00\xff\r\n\r\n", b"GET / HTTP/1.1\r\nHost: localhost:1\r\n\r\n", b"A" * 70_000):
+            with socket.create_connection(address) as gone:
+                gone.sendall(sent)
+                gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset it
+        assert "<h2>Curves</h2>" in get(server.url)
+        [each.close() for each in idle]
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_port_that_is_in_use_is_refused_and_a_free_one_named(run, capsys):

@@ -1,13 +1,16 @@
 """What a run leaves for people who did not see it: the model card, and what a notebook shows."""
 
+import csv
 import json
 import re
 from html.parser import HTMLParser
 
 from loopwright import api
+from loopwright.cli import main
 from loopwright.report.run_view import view
 from loopwright.report.summary import card_of
 from loopwright.run_folder import RunFolder
+from loopwright.tasks.scoring import without_formula
 
 
 class Checked(HTMLParser):
@@ -117,3 +120,42 @@ def test_the_card_of_a_resumed_run_describes_its_newer_weights(copied, tmp_path)
     later = json.loads((copied.path / "status.json").read_text())["update"] + 5
     change(copied.path / "status.json", update=later)
     assert f"of {later}, and the run is not finished" in exported_card(copied, tmp_path)
+
+
+HOSTILE = (
+    "<script>x</script>",
+    "[a](http://evil.example)",
+    "![](x)",
+    "\x1b[31mred",
+    "a|b",
+    "`rm`",
+    "\u202egnp",
+    "@all",
+    "=1+1",
+)
+
+
+def test_names_from_the_data_are_plain_text_in_the_card_on_the_terminal_and_on_request_in_csv(tmp_path, capsys):
+    column = "=cmd<img src=x>\x1b[2J"
+    rows = [[f"{HOSTILE[n % 9]} {n}", HOSTILE[n % 2 * 8 if n % 20 else 3]] for n in range(90)]
+    with (tmp_path / "d.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([[column, "label"], *rows])
+    words = ["train", "text-classification", "--data", "d.csv", "--text_column", column, "--max_steps", "2"]
+    assert main([*words, "--out", "kept", "--threads", "1", "--safe_csv", "--plain"]) == 0
+    printed = "".join(capsys.readouterr())
+    card, log = ((tmp_path / "kept" / name).read_text(encoding="utf-8") for name in ("model/README.md", "log.txt"))
+    assert "&#60;script&#62;x&#60;/script&#62;" in card and "=cmd&#60;img src=x&#62;" in card
+    assert not re.search(r"<[a-z/]|\]\(|\x1b|\u202e|@", card)
+    assert "\\x1b" in printed and not re.search(r"[\x1b\u202e]", printed + log)
+    assert main(["predict", "kept", "d.csv", "--out", "p.csv", "--safe_csv"]) == 0
+    assert main(["predict", "kept", "d.csv", "--out", "exact.csv"]) == 0
+    safe, exact = (list(csv.reader((tmp_path / name).read_text().splitlines())) for name in ("p.csv", "exact.csv"))
+    assert not any(cell[:1] in tuple("=+-@") for row in safe for cell in row)
+    assert [row for row in safe if row[0] == "'=1+1"] and [row for row in exact if row[0] == "=1+1"]
+
+
+def test_formulas_are_quoted_and_numbers_are_not():
+    formulas = ("=1", "+a", "-a", "@a", "\t=1", "\r=1", " =1", "＝1", "-2+3+cmd|' /C calc'!A0", "-1.5.2")
+    assert [without_formula(each) for each in formulas] == [f"'{each}" for each in formulas]
+    harmless = ("-1", "+1.5e-3", "a=b", "", "-.5")
+    assert tuple(map(without_formula, harmless)) == harmless

@@ -18,6 +18,8 @@ from loopwright.errors import InputError
 from loopwright.report import missing_intervals
 from loopwright.run_folder import RunFolder, find_run
 
+# Characters that a terminal obeys, as JSON writes them; json.dumps escapes the others.
+_ESCAPES = {code: f"\\u{code:04x}" for code in (*range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 _MORE = " With a run before --help, the flags of its task are listed too."
 
 
@@ -40,7 +42,7 @@ def evaluate(argv: list[str]) -> int:
             events.lines({**api.as_json(metrics, tokens), **api.intervals_as_json(intervals)})
         else:
             notes = [] if asked.quiet else missing_intervals(intervals.missing)
-            sys.stdout.write("\n".join([api.metrics_text(metrics, intervals, tokens), *notes]) + "\n")
+            sys.stdout.write(api.visible("\n".join([api.metrics_text(metrics, intervals, tokens), *notes])) + "\n")
     return DONE
 
 
@@ -127,7 +129,7 @@ def _other_bytes(what: str, seen: str) -> InputError:
 
 def _write_lines(predictions: Iterable[dict[str, Any]], file: TextIO) -> None:
     for prediction in predictions:
-        file.write(json.dumps(prediction, ensure_ascii=False) + "\n")
+        file.write(json.dumps(prediction, ensure_ascii=False).translate(_ESCAPES) + "\n")
 
 
 def _write_table(predictions: Iterable[dict[str, Any]], file: TextIO, is_safe: bool) -> None:

@@ -12,6 +12,12 @@ from typing import Any
 
 from loopwright.errors import ConfigError
 
+MOST_CHARACTERS = 1 << 20
+MOST_VALUES = 50_000
+MOST_DEPTH = 100
+# Raised by the parsers and constructors of JSON and YAML, besides yaml.YAMLError.
+UNREADABLE_YAML = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+
 
 def read_mapping(path: str | os.PathLike[str], form: str | None = None) -> dict[str, Any]:
     """Return the contents of a file: JSON if its name ends in .json, else YAML, unless `form` names one of them."""
@@ -21,16 +27,61 @@ def read_mapping(path: str | os.PathLike[str], form: str | None = None) -> dict[
     form = form or ("JSON" if path.suffix == ".json" else "YAML")
     try:
         text = path.read_text(encoding="utf-8")
-        read = json.loads(text) if form == "JSON" else yaml.load(text, Loader=_yaml_loader())
+        read = json.loads(text) if form == "JSON" else load_yaml(text, _yaml_loader())
+        check_depth(read)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror or error}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
+    except (*UNREADABLE_YAML, yaml.YAMLError) as error:
         raise ConfigError(f"the configuration file {path} is not {form}: {error}") from error
     if read is None:
         return {}
     if not isinstance(read, dict):
         raise ConfigError(f"the configuration file {path} must hold names and values, not a {type(read).__name__}")
     return {str(name): value for name, value in read.items()}
+
+
+def load_yaml(text: str, loader: Any = None) -> Any:
+    """Return a YAML document; raise a ValueError with the limit that it exceeds before anything is built from it."""
+    import yaml
+
+    fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"it has {len(text):,} characters, the limit is {MOST_CHARACTERS:,}")
+    sizes: dict[str, int] = {}  # the values under each anchor, with its aliases expanded
+    opened: list[tuple[str | None, int]] = [(None, 0)]
+    for event in yaml.parse(text, Loader=fast):
+        anchor, size = getattr(event, "anchor", None), 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            opened.append((anchor, 1))
+            if len(opened) > MOST_DEPTH:
+                raise ValueError(f"it is nested more than {MOST_DEPTH} levels deep, which is the limit")
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = opened.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            size = sizes.get(str(anchor), MOST_VALUES + 1)  # an alias inside its own anchor never ends
+        elif not isinstance(event, yaml.ScalarEvent):
+            continue
+        if anchor is not None and not isinstance(event, yaml.AliasEvent):
+            sizes[anchor] = size
+        opened[-1] = (opened[-1][0], opened[-1][1] + size)
+        if opened[-1][1] > MOST_VALUES:
+            raise ValueError(f"it has more than {MOST_VALUES:,} values with its aliases expanded, which is the limit")
+    return yaml.load(text, Loader=loader or fast)
+
+
+def check_depth(value: Any) -> None:
+    """Raise a ValueError for lists and dicts that are nested too deeply for the code that walks over them."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        level = [child for each in level if isinstance(each, (list, dict)) for child in _children(each)]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {MOST_DEPTH} levels deep, which is the limit")
+
+
+def _children(value: Any) -> Any:
+    return value.values() if isinstance(value, dict) else value
 
 
 def _yaml_loader() -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from loopwright.report.blocks import Picture
+from loopwright.sources.images.image_file import FORMATS
 
 _KINDS: Final = {".png": "image/png", ".webp": "image/webp", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"}
 # File names that tasks use, most informative first; confusion.png is drawn better from the counts.
@@ -59,9 +60,9 @@ def _fitted(path: Path, most: int) -> tuple[bytes | None, str, str]:
         return None, kind, "is too large for the page, and scaling it down needs Pillow"
     image_module: Any = import_module("PIL.Image")
     try:
-        with image_module.open(io.BytesIO(content)) as opened:
+        with image_module.open(io.BytesIO(content), formats=FORMATS) as opened:
             image = opened.convert("RGB")
-    except (OSError, ValueError, SyntaxError):
+    except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError):
         return None, kind, "cannot be opened as an image"
     full = image.size
     side = min(max(full), _MOST_SIDE)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import yaml
 
+from loopwright.config.files import UNREADABLE_YAML, load_yaml
 from loopwright.errors import InputError
 from loopwright.report.metrics import Metrics
 from loopwright.run_folder import METRICS, DamagedFileError, RunFolder, find_run, read_json
@@ -193,8 +194,8 @@ def _read_config(found: RunView) -> None:
     if text and is_cut_off(found.folder.config):
         found.notes.append("config.yaml was cut off: what its end said is missing here; lw resume puts it back")
     try:
-        content = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
-    except yaml.YAMLError:
+        content = load_yaml(text) or {}
+    except (*UNREADABLE_YAML, yaml.YAMLError):
         found.notes.append("config.yaml cannot be read and is left out")
         return
     found.config = content if isinstance(content, dict) else {}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import socket
+import sys
 import threading
+import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,6 +21,8 @@ HOST: Final = "127.0.0.1"
 PORT: Final = 8642
 _MOST_TRIED: Final = 100
 _POLL_SECONDS: Final = 0.1  # how long it takes to notice a shutdown
+MOST_CONNECTIONS: Final = 16
+MOST_SECONDS: Final = 10.0  # of one connection, however slowly it sends or reads
 
 
 class ReportServer(ThreadingHTTPServer):
@@ -33,11 +38,14 @@ class ReportServer(ThreadingHTTPServer):
 
     daemon_threads = True
     allow_reuse_address = False
+    request_queue_size = 64  # a full queue makes browsers wait for seconds
+    most_seconds = MOST_SECONDS
 
     def __init__(self, run_folder: str | Path, port: int = PORT, option: str = "--port ") -> None:
         self._report = LiveReport(run_folder)
         self._lock = threading.Lock()
         self._page: tuple[Stamp, bytes] | None = None
+        self._connections: dict[socket.socket, float] = {}  # when each began
         try:
             super().__init__((HOST, port), _Handler)
         except OverflowError:
@@ -48,6 +56,28 @@ class ReportServer(ThreadingHTTPServer):
                 raise
             why = "is in use" if error.errno == errno.EADDRINUSE else "needs more privileges"
             raise InputError("watch.port", f"port {port} {why}", fix=f"{option}{next_free(port + 1)}") from None
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self._connections) >= MOST_CONNECTIONS:
+            self.shutdown_request(request)
+            return
+        self._connections[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._connections.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End connections that take too long; called several times a second."""
+        for request, began in list(self._connections.items()):
+            if time.monotonic() - began > self.most_seconds:
+                with contextlib.suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # a browser that went away is no error
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
@@ -110,6 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
     """Answers requests whose Host header names this machine."""
 
     server: ReportServer
+    timeout = MOST_SECONDS
 
     def do_GET(self) -> None:
         host = self.headers.get("Host", "").rpartition(":")[0]

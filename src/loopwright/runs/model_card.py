@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,29 +12,36 @@ from loopwright.models import SmallModel
 from loopwright.report import missing_intervals, of_both_splits
 from loopwright.report.summary import verdict_text
 from loopwright.run_folder import METRICS, RunFolder, read_json, read_metrics
-from loopwright.runs.console.screen import eval_metrics, metric_text
+from loopwright.runs.console.screen import counted, eval_metrics, metric_text, visible
 from loopwright.runs.data import used_rows
 from loopwright.runs.weights import best_checkpoint
 from loopwright.tasks.base import Job
 
 _MOST_LABELS = 50
+# HTML, links, images, mentions, emphasis, code, mathematics and table cells.
+_MARKUP = re.compile(r"[&<>\[\]|`*~@$]|(?<![^\W_])_|_(?![^\W_])|\\(?!\w)|:(?=//)|(?<=www)\.")
+
+
+def inert(text: Any) -> str:
+    """Return data as text that neither a Markdown renderer nor a terminal obeys."""
+    return _MARKUP.sub(lambda found: f"&#{ord(found[0])};", visible(" ".join(str(text).split())))
 
 
 def model_card(job: Job, run: RunFolder, result: Mapping[str, Any]) -> str:
     num_parameters = sum(parameter.numel() for parameter in job.model.parameters())
     table = _table("validation", result, "", result["baselines"])
     lines = [
-        f"# {job.task.name}: {run.id}",
+        f"# {job.task.name}: {inert(run.id)}",
         "",
-        f"Trained with loopwright, from {job.args.model or 'random weights'}; {num_parameters:,} parameters. "
+        f"Trained with loopwright, from {inert(job.args.model or 'random weights')}; {num_parameters:,} parameters. "
         f"{_chosen(result)}",
         *(["", *table] if result["metrics"] else []),
-        *(["", verdict_text(result["verdict"], result["metric"])] if "baseline" in result.get("verdict", {}) else []),
+        *(["", _verdict(result)] if "baseline" in result.get("verdict", {}) else []),
     ]
     if "test_metrics" in result:
         lines += ["", *_table("test", result, "test_", {})]
     if missing := missing_intervals(of_both_splits(result, "no_intervals")):
-        lines += ["", *missing]
+        lines += ["", *map(inert, missing)]
     lines += ["", "## How to open it", "", *_how_to_open(job)]
     lines += ["", "## Data", "", *_data(job), "", "## Limits", "", *_limits(job, result), "", "## How it was made", ""]
     lines += [
@@ -88,7 +96,12 @@ def _chosen(result: Mapping[str, Any]) -> str:
     if not result["metric"]:
         return f"The model {place}; it was not evaluated."
     direction = "more is better" if result["direction"] == "max" else "less is better"
-    return f"The best model by {result['metric']} ({direction}) on the validation data, {place}."
+    return f"The best model by {inert(result['metric'])} ({direction}) on the validation data, {place}."
+
+
+def _verdict(result: Mapping[str, Any]) -> str:
+    texts = {name: inert(value) if isinstance(value, str) else value for name, value in result["verdict"].items()}
+    return verdict_text(texts, inert(result["metric"]))
 
 
 def _several(count: float, noun: str) -> str:
@@ -129,13 +142,13 @@ def _how_to_open(job: Job) -> list[str]:
 
 def _table(split: str, result: Mapping[str, Any], prefix: str, baselines: Any) -> list[str]:
     metrics, intervals, tokens = (result.get(f"{prefix}{name}", {}) for name in ("metrics", "intervals", "tokens"))
-    names = {name: f"{name} ({tokens[name]})" if name in tokens else name for name in metrics}
+    names = {name: inert(f"{name} ({tokens[name]})" if name in tokens else name) for name in metrics}
     rows = [
         f"| {names[name]} | {metric_text(value, intervals.get(name))} | {_interval(intervals.get(name))} |"
         for name, value in metrics.items()
     ]
     rows += [
-        f"| {name} (baseline): {metric} | {value:.4f} | |"
+        f"| {inert(name)} (baseline): {inert(metric)} | {value:.4f} | |"
         for name, values in baselines.items()
         for metric, value in values.items()
         if not metric.startswith("test_")
@@ -145,17 +158,19 @@ def _table(split: str, result: Mapping[str, Any], prefix: str, baselines: Any) -
 
 def _data(job: Job) -> list[str]:
     lines = [
-        f"- {Path(file.path).name}, {file.num_rows:,} row{'s' if file.num_rows != 1 else ''}, sha256 {file.sha256}"
+        f"- {inert(Path(file.path).name)}, {counted(file.num_rows, 'row')}, sha256 {file.sha256}"
         for file in job.plan.files
     ]
     lines.append(f"- rows: {', '.join(f'{name} {len(split):,}' for name, split in job.plan.splits.items())}")
     if used := used_rows(job.plan, job.args):
         lines.append(f"- {used}")
-    lines.append(f"- columns: {', '.join(f'{role} = {column}' for role, column in job.plan.columns.items())}")
+    lines.append(
+        f"- columns: {', '.join(f'{inert(role)} = {inert(column)}' for role, column in job.plan.columns.items())}"
+    )
     names = list(job.plan.labels.names) if job.plan.labels is not None and job.plan.labels.names else []
     if names:
         more = f" and {len(names) - _MOST_LABELS} more" if len(names) > _MOST_LABELS else ""
-        lines.append(f"- labels: {', '.join(map(str, names[:_MOST_LABELS]))}{more}")
+        lines.append(f"- labels: {', '.join(map(inert, names[:_MOST_LABELS]))}{more}")
     return lines
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,12 +21,13 @@ import numpy.typing as npt
 from loopwright.errors import InputError
 from loopwright.sources.fields import cut_columns
 from loopwright.sources.files import FileBytes, RowSplitter, Say, blank_lines, index_rows
-from loopwright.sources.tables import Block, IndexedTable, Row, Table
+from loopwright.sources.tables import Block, IndexedTable, Row, Table, check_columns
 
 DELIMITERS = {"comma": ",", "tab": "\t", "semicolon": ";", "pipe": "|"}
 HEAD_BYTES = 256 << 10
 HEAD_ROWS = 200
 MOST_ROWS_NAMED = 5
+MOST_HEADER_BYTES = 16 << 20
 _QUOTE = 34
 _SEPARATOR_LINE = re.compile(rb'"?sep=([^"\r\n])"?\r?\n')
 
@@ -178,6 +180,10 @@ class DelimitedTable(IndexedTable):
             head = head[stated.end() :]
         _refuse_json(head, source.path)
         self.dialect = sniff(head, kind, delimiter, quoting)
+        if self.dialect.row_end.encode() not in head:
+            head = source.read(source.start, MOST_HEADER_BYTES)
+        first = head.partition(self.dialect.row_end.encode())[0]
+        check_columns(self.path, first.count(self.dialect.delimiter.encode()) + 1 if b'"' not in first else 1)
         index = index_rows(source, DelimitedSplitter(self.dialect), say)
         header = self._decode(source.read_row(int(index[0]), int(index[1])))
         self.columns = _column_names(split_fields(header, self.dialect), self.path)
@@ -187,7 +193,7 @@ class DelimitedTable(IndexedTable):
             raise InputError(
                 "data.no_rows",
                 f"{self.path} has a header and no rows",
-                saw=[f"columns: {', '.join(self.columns)}"],
+                saw=[f"columns: {', '.join(self.columns)[:500]}"],
                 fix="add rows; or, if the first line is a row, put a line with column names above it",
             )
 
@@ -206,7 +212,8 @@ class DelimitedTable(IndexedTable):
 
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
         num_columns = len(self.columns)
-        places = {name: self.columns.index(name) for name in columns}
+        numbers = {name: number for number, name in enumerate(self.columns)}
+        places = {name: numbers[name] for name in columns}
         delimiter, has_quotes, _ = self.dialect
         for start, data, ends in self.stretches(say):
             cut = cut_columns(data, ends, delimiter, has_quotes, num_columns, list(places.values()))
@@ -237,7 +244,7 @@ class DelimitedTable(IndexedTable):
 
     def _refuse_ragged(self, wrong: list[tuple[int, int]]) -> None:
         expected = len(self.columns)
-        saw = [f"columns: {', '.join(self.columns)}"]
+        saw = [f"columns: {', '.join(self.columns)[:500]}"]
         for index, found in wrong:
             text = self._decode(self.source.read_row(int(self.index[index]), int(self.index[index + 1])))
             breaks = text.count("\n")
@@ -276,7 +283,8 @@ def _refuse_json(head: bytes, path: Path) -> None:
 def _column_names(fields: list[str], path: str) -> tuple[str, ...]:
     names = [field.strip().strip("\ufeff").strip() for field in fields]
     names = [name or f"unnamed_{place}" for place, name in enumerate(names)]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    check_columns(path, len(names))
+    twice = sorted(name for name, number in Counter(names).items() if number > 1)[:MOST_ROWS_NAMED]
     if twice:
         places = {name: [str(k + 1) for k, other in enumerate(names) if other == name] for name in twice}
         raise InputError(

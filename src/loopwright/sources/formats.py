@@ -15,7 +15,7 @@ from loopwright.sources.images.image_file import IMAGE_ENDINGS
 from loopwright.sources.images.tables import TableOfImages
 from loopwright.sources.images.yolo import YoloTable
 from loopwright.sources.json_files import JsonLinesTable, open_json
-from loopwright.sources.tables import Table
+from loopwright.sources.tables import Table, check_columns
 from loopwright.sources.text_files import ConllTable, TextTable
 
 _ENDINGS = {
@@ -86,6 +86,7 @@ def open_table(
         raise InputError("data.folder", what, saw=folder_listing(local), fix=fix)
     else:
         table = _open_file(local, kind or kind_of(local, flag), delimiter, quoting, text_unit, say)
+    check_columns(table.path, len(table.columns))
     return table if image_dir is None else TableOfImages(table, image_dir, names_file)
 
 

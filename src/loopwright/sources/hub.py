@@ -12,7 +12,7 @@ from typing import Any
 
 from loopwright.errors import InputError
 from loopwright.sources.files import Progress, Say, sha256_of
-from loopwright.sources.tables import Block, Row, Table, as_block
+from loopwright.sources.tables import Block, Row, Table, as_block, check_columns
 
 IMAGES_PER_BLOCK = 32
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -93,6 +93,7 @@ def open_parquet(path: Path) -> DatasetTable:
     columns: list[str] = []
     try:
         columns, num_rows = _parquet_head(path)
+        check_columns(str(path), len(columns))
         if not num_rows:
             raise InputError("data.no_rows", f"{path} has no rows", fix="give a file with rows")
         twice = sorted({name for name in columns if columns.count(name) > 1})

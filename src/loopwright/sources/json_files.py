@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator
 from shlex import quote
 from typing import Any
 
+from loopwright.config.files import MOST_DEPTH, check_depth
 from loopwright.errors import InputError
 from loopwright.sources.files import FileBytes, Places, RowSplitter, Say, index_rows, line_starts
-from loopwright.sources.tables import IndexedTable, Row, Table
+from loopwright.sources.tables import MOST_COLUMNS, IndexedTable, Row, Table
 
 MAX_JSON_BYTES = 512 << 20
 LIST_NAMES = ("data", "rows", "examples", "instances", "items", "records", "train", "validation", "test")
@@ -45,6 +46,8 @@ class JsonLinesTable(IndexedTable):
         text = data.decode("utf-8")
         try:
             row = json.loads(text)
+            if data.count(b"[") + data.count(b"{") > MOST_DEPTH:
+                check_depth(row)
         except (ValueError, RecursionError) as error:
             message, place = _explain(error)
             fix = "write one JSON object per line, for instance with json.dumps"
@@ -102,7 +105,12 @@ class JsonTable(Table):
         for number, item in enumerate(items):
             if not isinstance(item, dict):
                 raise _not_an_object(self.path, f"item {number + 1:,} of the list", item)
-            rows += _questions(item, f"{self.path}: item {number + 1:,} of the list")
+            place = f"{self.path}: item {number + 1:,} of the list"
+            try:
+                check_depth(item)
+            except ValueError as error:
+                raise InputError("data.json", f"{place}: {error}", fix="write its values as text or numbers") from error
+            rows += _questions(item, place)
         if _SURROGATE.search(self.source.read(0, self.num_bytes)) is not None:
             broken = [number for number, row in enumerate(rows) if not is_encodable(row)]
             for number in broken:
@@ -221,7 +229,12 @@ def _surrogate_note(table: Table, index: int) -> str:
 
 
 def columns_of(rows: Iterable[Row]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for row in rows for name in row))
+    found: dict[str, None] = {}
+    for row in rows:
+        found |= dict.fromkeys(row)
+        if len(found) > MOST_COLUMNS:  # refused by open_table
+            break
+    return tuple(found)
 
 
 def _not_an_object(path: str, place: str, value: Any) -> InputError:

@@ -12,9 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from loopwright.errors import InputError
 from loopwright.sources.files import BLOCK_BYTES, FileBytes, Offsets, Progress, Say
 
 Row = dict[str, Any]
+MOST_COLUMNS = 10_000
+
+
+def check_columns(path: str, number: int) -> None:
+    """Refuse a file with too many columns to look at each of them."""
+    if number > MOST_COLUMNS:
+        what = f"{path} has {number:,} columns, and the limit is {MOST_COLUMNS:,}"
+        raise InputError("data.column", what, fix="write it again with the columns that the task needs")
 
 
 class Block(NamedTuple):

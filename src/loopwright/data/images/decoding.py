@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from loopwright.data.vision_extra import pillow
 from loopwright.errors import DataError
+from loopwright.sources.images.image_file import FORMATS
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes"
 PillowImage: TypeAlias = Any  # a PIL.Image.Image: Pillow is an extra, so its types are not imported
@@ -83,9 +84,9 @@ def decode_mask(source: Source | PillowImage) -> NDArray[np.int32]:
 def _read(source: Source | PillowImage) -> PillowImage:
     try:
         if isinstance(source, bytes):
-            return _upright(pillow().open(io.BytesIO(source)))
+            return _upright(pillow().open(io.BytesIO(source), formats=FORMATS))
         if isinstance(source, (str, os.PathLike)):
-            with pillow().open(source) as image:
+            with pillow().open(source, formats=FORMATS) as image:
                 return _upright(image)
         if hasattr(source, "getexif"):
             return _upright(source)

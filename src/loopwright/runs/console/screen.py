@@ -74,7 +74,7 @@ class Screen:
                     self._line.refresh()
             except BrokenPipeError:
                 self._fall_silent()
-        self.log(line if logged is None else logged)
+        self.log(line if logged is None else visible(logged))
 
     def remark(self, kind: str, text: str) -> None:
         self.print(f"{kind}: {text}")

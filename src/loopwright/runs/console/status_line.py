@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from tqdm.auto import tqdm as automatic
 from tqdm.std import tqdm
 
-from loopwright.runs.console.screen import columns_of
+from loopwright.runs.console.screen import columns_of, visible
 
 # Called with the count and the available columns; None means no limit and a separate bar.
 Compose = Callable[[int, int | None], str]
@@ -32,7 +32,7 @@ class TerminalLine(tqdm):  # type: ignore[type-arg]
         )
 
     def __str__(self) -> str:
-        return self._compose(int(self.n), columns_of(self.fp) - _SPARE_COLUMNS)
+        return visible(self._compose(int(self.n), columns_of(self.fp) - _SPARE_COLUMNS))
 
     def clear(self, nolock: bool = False) -> None:
         """Erase the line, with anything the terminal echoed after it, until it is drawn again."""

@@ -16,10 +16,24 @@ from typing import Any, NamedTuple
 from loopwright.errors import InputError
 from loopwright.sources.values import UnusableValueError
 
-IMAGE_ENDINGS = (
-    *(".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".jp2"),
+IMAGE_ENDINGS = (*(".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"),)
+# The only readers of Pillow that are used, whatever the name of a file: others start programs, such as Ghostscript.
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+UNREAD_ENDINGS = (
+    ".heic",
+    ".heif",
+    ".avif",
+    ".jp2",
+    ".svg",
+    ".psd",
+    ".dng",
+    ".cr2",
+    ".nef",
+    ".arw",
+    ".raw",
+    ".exr",
+    ".dcm",
 )
-UNREAD_ENDINGS = (".heic", ".heif", ".avif", ".svg", ".psd", ".dng", ".cr2", ".nef", ".arw", ".raw", ".exr", ".dcm")
 _URL = re.compile(r"(https?|ftp|s3|gs)://")
 _ORIENTATION = 274  # the EXIF tag
 _TURNED = (5, 6, 7, 8)  # orientations with width and height swapped
@@ -98,7 +112,7 @@ def open_image(data: bytes) -> Iterator[Any]:
     """Open an image with Pillow; raise a BadImageError for all that Pillow raises about it."""
     pillow = import_pillow()
     try:
-        with pillow.open(io.BytesIO(data)) as image:
+        with pillow.open(io.BytesIO(data), formats=FORMATS) as image:
             yield image
     except (OSError, ValueError, SyntaxError, EOFError, pillow.DecompressionBombError) as error:
         what = f"is truncated or damaged: {error}"
@@ -113,7 +127,7 @@ def upright_size(source: Source) -> tuple[int, int]:
     """Return the upright (width, height) of an image from its header; raise a BadImageError if there is none."""
     pillow = import_pillow()
     try:
-        with pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        with pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
             width, height = image.size
             is_turned = _is_turned(image, read_bytes(source) if image.format == "PNG" else b"")
             return (height, width) if is_turned else (width, height)
@@ -141,7 +155,7 @@ def _has_end(kind: str | None, data: bytes) -> bool:
         return len(data) >= int.from_bytes(data[4:8], "little") + 8
     if kind == "BMP":
         return len(data) >= int.from_bytes(data[2:6], "little")
-    return kind not in ("PPM", "TIFF", "JPEG2000")
+    return kind not in ("PPM", "TIFF")
 
 
 def path_of(folder: str, name: str) -> str:

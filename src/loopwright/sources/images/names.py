@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from loopwright.config.files import UNREADABLE_YAML, load_yaml
 from loopwright.errors import InputError
 
 NAMES_FILES = ("id2label.json", "label2id.json", "classes.json", "labels.json", "data.yaml", "data.yml", "dataset.yaml")
@@ -53,7 +54,7 @@ def read_names(path: Path) -> Names:
     else:
         try:
             names = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError("data.json", f"{path} is not JSON: {error}", fix=f"write {_FORMAT}") from error
     found = _as_names(names)
     twice = sorted(name for name, number in Counter(found.values()).items() if number > 1)
@@ -67,8 +68,8 @@ def read_names(path: Path) -> Names:
 def read_yaml(path: Path) -> dict[str, Any]:
     yaml = importlib.import_module("yaml")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = load_yaml(path.read_text(encoding="utf-8-sig"))
+    except (OSError, *UNREADABLE_YAML, yaml.YAMLError) as error:
         what, saw = f"{path} cannot be read", str(error).splitlines()[:3]
         raise InputError("data.file", what, saw=saw, fix="write it as YAML: names: [cat, dog]") from error
     return content if isinstance(content, dict) else {}
