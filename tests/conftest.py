@@ -1,14 +1,19 @@
 """What every test gets: one thread, seeded generators, fixed hypothesis examples, and no hollow tests."""
 
 import os
+import tempfile
 
 # Read by OpenMP and MKL when torch is first imported, so set before it.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
+# What a user allows is remembered in the home folder: not in that of whoever runs the tests.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="loopwright-state-")
 
 import ast
+import atexit
 import logging
 import random
+import shutil
 import signal
 from functools import cache
 from pathlib import Path
@@ -21,6 +26,7 @@ import torch
 from loopwright import failpoints
 
 torch.set_num_threads(1)
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 # A shell starts what runs in its background with SIGINT ignored, and every process of a test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -154,10 +154,13 @@ def _kept_codes(is_verb: bool) -> Iterator[Path | None]:
         return
     with tempfile.TemporaryDirectory(prefix="loopwright-launch-") as folder:
         os.environ[_CODES_VARIABLE] = folder
+        if not {"", os.getcwd()} & set(sys.path):  # as here, python -m finds no modules in the current folder
+            os.environ["PYTHONSAFEPATH"] = "1"
         try:
             yield Path(folder)
         finally:
             del os.environ[_CODES_VARIABLE]
+            os.environ.pop("PYTHONSAFEPATH", None)
 
 
 def _left_code(folder: Path | None) -> int | None:

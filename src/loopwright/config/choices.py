@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any, TypeVar
 
+from loopwright.config.secrets import is_secret
 from loopwright.errors import ConfigError
 
 Kind = TypeVar("Kind", bound=Enum)
@@ -71,7 +72,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 def shown(name: str, value: Any) -> str:
     """Return the value of a field for a message: a token only by its name."""
-    return f"<{name.upper()}>" if name.endswith("_token") else repr(value)
+    return f"<{name.upper()}>" if is_secret(name) else repr(value)
 
 
 def choose(kind: type[Kind], name: str, value: Any) -> Kind:

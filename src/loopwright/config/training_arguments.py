@@ -30,6 +30,7 @@ from loopwright.config.conversion import build
 from loopwright.config.fields import TrainingFields, honoured, refused
 from loopwright.config.files import plain, read_mapping
 from loopwright.config.old_names import OldNameWarning
+from loopwright.config.secrets import is_secret
 from loopwright.config.validation import check_refused, check_whole, settle
 from loopwright.errors import ConfigError
 
@@ -192,7 +193,7 @@ class TrainingArguments(TrainingFields):
         """Return all fields as JSON and YAML can hold them; a token is replaced by its name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
         return {
-            name: f"<{name.upper()}>" if name.endswith("_token") and value is not None else plain(value)
+            name: f"<{name.upper()}>" if is_secret(name) and value is not None else plain(value)
             for name, value in values.items()
         }
 

@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _MOST_SECONDS = 10.0
 _MOST_BYTES = 4_000_000  # of a difference
@@ -37,27 +37,21 @@ class CodeState(NamedTuple):
 def code_state(place: Path) -> CodeState | None:
     """Return the state of the repository that a folder is in; None if there is none, or no commit in it."""
     try:
-        root = next((each for each in (place, *place.parents) if os.path.lexists(each / ".git")), None)
-        git_dir, common = (None, None) if root is None else _git_folders(root)
-        commit = None if git_dir is None or common is None else _commit(git_dir, common)
-        if root is None or git_dir is None or common is None or commit is None:
-            return None
-        with tempfile.TemporaryDirectory(prefix="loopwright-git-") as own, contextlib.suppress(OSError):
-            difference = _difference(root, git_dir, common, commit, Path(own))
-            return CodeState(commit, None if difference is None else difference.decode(errors="replace"))
-        return CodeState(commit, None)
-    except (OSError, ValueError):  # ValueError: a name with a null byte
+        root = next(each for each in (place, *place.parents) if os.path.lexists(each / ".git"))
+        git_dir = common = root / ".git"
+        if not git_dir.is_dir():  # a linked worktree or a submodule
+            git_dir = common = root / os.fsdecode(_read(git_dir).removeprefix(b"gitdir:").strip())
+        if (git_dir / "commondir").exists():
+            common = git_dir / os.fsdecode(_read(git_dir / "commondir").strip())
+        commit = _commit(git_dir, common)
+    except (StopIteration, OSError, ValueError):  # ValueError: a name with a null byte
         return None
-
-
-def _git_folders(root: Path) -> tuple[Path, Path]:
-    """Return the folder of HEAD and the index, and that of refs and objects; they differ in a linked worktree."""
-    git_dir = root / ".git"
-    if not git_dir.is_dir():
-        git_dir = root / os.fsdecode(_read(git_dir).removeprefix(b"gitdir:").strip())
-    with contextlib.suppress(FileNotFoundError):
-        return git_dir, git_dir / os.fsdecode(_read(git_dir / "commondir").strip())
-    return git_dir, git_dir
+    if commit is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="loopwright-git-") as own, contextlib.suppress(OSError):
+        difference = _difference(root, git_dir, common, commit, Path(own))
+        return CodeState(commit, None if difference is None else difference.decode(errors="replace"))
+    return CodeState(commit, None)
 
 
 def _commit(git_dir: Path, common: Path) -> str | None:
@@ -67,14 +61,11 @@ def _commit(git_dir: Path, common: Path) -> str | None:
         if not content.startswith(b"ref: refs/"):
             return content.decode() if _HASH.fullmatch(content) else None
         name = content.removeprefix(b"ref: ")
-        places = [folder / os.fsdecode(name) for folder in (git_dir, common)]
-        loose = next((file for file in places if b".." not in name and file.is_file()), None)
-        if loose is None:
-            packed = _read(common / "packed-refs", _MOST_INDEX_BYTES) if (common / "packed-refs").exists() else b""
-            found = (line.partition(b" ") for line in packed.splitlines())
-            content = next((commit for commit, _, each in found if each == name), b"")
-        else:
-            content = _read(loose).strip()
+        places = [folder / os.fsdecode(name) for folder in (git_dir, common) if b".." not in name]
+        loose = next((file for file in places if file.is_file()), None)
+        packed = _read(common / "packed-refs", _MOST_INDEX_BYTES) if (common / "packed-refs").exists() else b""
+        found = dict(line.split(b" ", 1)[::-1] for line in packed.splitlines() if b" " in line)
+        content = _read(loose).strip() if loose is not None else found.get(name, b"")
     return None
 
 
@@ -100,10 +91,9 @@ def _difference(root: Path, git_dir: Path, common: Path, commit: str, own: Path)
     (own / "refs").mkdir()
     for file in [git_dir / "index", *git_dir.glob("sharedindex.*")]:
         (own / file.name).write_bytes(_read(file, _MOST_INDEX_BYTES))
-    fixed = {"NOSYSTEM": "1", "GLOBAL": os.devnull, "SYSTEM": os.devnull}
     environment = {
-        **{f"GIT_CONFIG_{name}": value for name, value in fixed.items()},
-        **dict.fromkeys(("GIT_ATTR_NOSYSTEM", "GIT_NO_LAZY_FETCH", "GIT_NO_REPLACE_OBJECTS"), "1"),
+        **dict.fromkeys(("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"), os.devnull),
+        **dict.fromkeys(("GIT_CONFIG_NOSYSTEM", "GIT_ATTR_NOSYSTEM", "GIT_NO_LAZY_FETCH"), "1"),
         **dict.fromkeys(("GIT_OPTIONAL_LOCKS", "GIT_TERMINAL_PROMPT"), "0"),
         **{"PATH": path, "HOME": str(own), "LC_ALL": "C", "GIT_OBJECT_DIRECTORY": str((common / "objects").absolute())},
     }
@@ -112,30 +102,21 @@ def _difference(root: Path, git_dir: Path, common: Path, commit: str, own: Path)
 
 def _output(command: list[str], place: Path, environment: dict[str, str]) -> bytes | None:
     """Return the output of a command; None if it fails, is slow or prints too much. It and its children are ended."""
-    with subprocess.Popen(
-        command,
-        cwd=place,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as process:
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    output, deadline = bytearray(), time.monotonic() + _MOST_SECONDS
+    with subprocess.Popen(command, cwd=place, env=environment, start_new_session=True, **pipes) as process:
         assert process.stdout is not None
-        output, deadline = bytearray(), time.monotonic() + _MOST_SECONDS
         try:
-            while len(output) <= _MOST_BYTES:
-                left = max(0.0, deadline - time.monotonic())
-                if not select.select([process.stdout], [], [], left)[0]:
-                    return None
+            while select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 part = os.read(process.stdout.fileno(), 65_536)
                 output += part
                 if not part:
-                    left = max(0.0, deadline - time.monotonic())
-                    return bytes(output) if process.wait(left) == 0 else None
-            return None
+                    return bytes(output) if process.wait(max(0.1, deadline - time.monotonic())) == 0 else None
+                if len(output) > _MOST_BYTES:
+                    break
         except subprocess.TimeoutExpired:
-            return None
+            pass
         finally:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
+    return None

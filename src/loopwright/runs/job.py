@@ -14,6 +14,7 @@ import torch
 
 from loopwright.callbacks import EarlyStoppingCallback, ProfileCallback, TrackerCallback
 from loopwright.checkpoint import Checkpointing
+from loopwright.config.secrets import is_secret
 from loopwright.data.buckets import LengthGroupedSampler, chosen_lengths, may_be_graphs, sample_lengths, with_buckets
 from loopwright.engine.seeding import seed_generators, use_deterministic_algorithms
 from loopwright.engine.trackers import resolve_trackers
@@ -260,6 +261,7 @@ class RunJob:
         if training.report_to:
             project = {} if training.project == type(training).project else {"project": training.project}
             name, values = training.run_name or self.folder.id, {**vars(args), **training.to_dict()}
+            values = {name: value for name, value in values.items() if not is_secret(name)}
             found.append(TrackerCallback(training.report_to, self.path / "trackers", name, values, **project))
         if args.profile is not None:
             found.append(ProfileCallback(args.profile, self.path / "profile"))

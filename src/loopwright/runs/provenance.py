@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loopwright.config.secrets import command_without_secrets, without_secrets
 from loopwright.run_folder import RunFolder, write_atomically
 from loopwright.runs.code_state import code_state
 from loopwright.sources import DataPlan
@@ -80,7 +81,7 @@ def path_facts(run: RunFolder) -> dict[str, str]:
 def command_facts(command: Sequence[str] | None) -> dict[str, str]:
     """Return how a run was started, where, and with which versions; `command` is None for a user's script."""
     facts = {
-        "command": shlex.join(command if command is not None else sys.argv),
+        "command": shlex.join(command_without_secrets(command if command is not None else sys.argv)),
         "folder": str(Path.cwd()),
         "python": f"{platform.python_version()} on {platform.platform()}",
     }
@@ -94,7 +95,7 @@ def command_facts(command: Sequence[str] | None) -> dict[str, str]:
 
 def write_command(run: RunFolder, command: Sequence[str] | None) -> None:
     facts, state = command_facts(command), code_state(Path.cwd())
-    difference = "" if state is None else state.difference
+    difference = "" if state is None else state.difference and without_secrets(state.difference)
     if state is not None:
         facts["git commit"] = state.commit
     if difference is None:

@@ -6,17 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from loopwright.config.secrets import command_without_secrets
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder, write_atomically
 from loopwright.runs.console.screen import Screen
 from loopwright.runs.data import ReadingProgress, describe
 from loopwright.runs.kept_config import config_of
-from loopwright.runs.settings import Settings, settle
-from loopwright.runs.start import DATA_FLAGS, Outcome
+from loopwright.runs.settings import Settings, remember_trackers, settle
+from loopwright.runs.start import DATA_FLAGS, Outcome, print_left_out
 from loopwright.sources import DataPlan, check_unchanged
 from loopwright.tasks import get_task
 from loopwright.tasks.base import Task
 from loopwright.tasks.data import RunData
+from loopwright.tasks.pretrained import CONSENTS
 
 
 def resume_run(
@@ -29,7 +31,9 @@ def resume_run(
     _check_changes(settings, folder)
     screen.attach(folder)
     shown = [f"{name}={value}" for name, value in changes.items()] if isinstance(changes, Mapping) else changes
-    screen.print(f"resume {folder.id}  {' '.join(shown)}")
+    screen.print(f"resume {folder.id}  {' '.join(command_without_secrets(shown))}")
+    print_left_out(settings, screen)
+    remember_trackers(settings, folder)
     if config != folder.config:
         copy = config.parent.relative_to(folder.path)
         screen.remark("note", f"config.yaml was truncated; it is restored from {copy}")
@@ -65,8 +69,8 @@ def _check_changes(settings: Settings, folder: RunFolder) -> None:
 def _is_changed(settings: Settings, task: Task, folder: RunFolder) -> bool:
     """Whether the settings differ from the run's; epochs are ignored if max_steps sets the length."""
     then, now = settle(task, config=folder.config).values(), settings.values()
-    epochs = {"num_train_epochs": None} if settings.training.max_steps > 0 else {}
-    return {**then, **epochs} != {**now, **epochs}
+    ignored = [*CONSENTS, *(["num_train_epochs"] if settings.training.max_steps > 0 else [])]
+    return {**then, **dict.fromkeys(ignored)} != {**now, **dict.fromkeys(ignored)}
 
 
 def _same_plan(task: Task, settings: Settings, folder: RunFolder, progress: ReadingProgress) -> DataPlan:

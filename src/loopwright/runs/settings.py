@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from loopwright.config import HfArgumentParser
 from loopwright.config.files import plain, read_mapping
+from loopwright.config.secrets import is_secret, without_secrets
 from loopwright.errors import ConfigError, InputError, LoopwrightError
 from loopwright.run_folder import RunFolder, write_atomically
 from loopwright.run_folder.config_file import check_end, marked
 from loopwright.tasks import arguments
+from loopwright.tasks.consent import is_remembered, remember
 from loopwright.tasks.pretrained import CONSENTS
 
 if TYPE_CHECKING:
@@ -48,13 +50,14 @@ class Settings:
     training: arguments.TaskTrainingArguments
     sources: dict[str, str]
     given: frozenset[str] = frozenset()  # the names of the settings that this call gives, by a flag or a keyword
+    left_out: tuple[str, ...] = ()  # trackers of a run that the user has not allowed here
     module: Any = None  # the model, if a module was passed in Python; it is not written to any file
 
     def values(self) -> dict[str, Any]:
         found = {}
         for owner in (self.args, self.training):
             for field in dataclasses.fields(owner):
-                if field.init and not field.metadata.get("is_hidden"):
+                if field.init and not field.metadata.get("is_hidden") and not is_secret(field.name):
                     found[field.name] = plain(getattr(owner, field.name))
         return {**found, **dict.fromkeys(self.args.auto, _AUTO)}
 
@@ -75,7 +78,7 @@ class Settings:
     def lines(self) -> list[str]:
         values = {"task": self.args.task, **self.values()}
         return [
-            f"{name}: {json.dumps(value)}  # {self.sources.get(name, 'flag')}"
+            without_secrets(f"{name}: {json.dumps(value)}  # {self.sources.get(name, 'flag')}")
             for name, value in values.items()
             if name not in _NOT_KEPT or name == "task"
         ]
@@ -281,7 +284,22 @@ def settle(
         value = getattr(args, name)
         if value is not None and str(value).strip() and os.path.exists(Path(value).expanduser()):
             setattr(args, name, str(Path(value).expanduser().absolute()))
-    return Settings(args, training, sources, frozenset(names))
+    given_values = [getattr(args, name, None) for name in names]
+    args.typed = [value for value in given_values if isinstance(value, str)]
+    runs = [run for run in map(_run_of, map(Path, parser.config_files)) if run is not None]
+    left_out: tuple[str, ...] = ()
+    if "report_to" not in names and any(not is_remembered(*_trackers_of(run, training)) for run in runs):
+        left_out, training.report_to = tuple(training.report_to or ()), []
+    return Settings(args, training, sources, frozenset(names), left_out)
+
+
+def _trackers_of(run: RunFolder, training: Any) -> tuple[str, ...]:
+    return ("report_to", run.id, *sorted(training.report_to or ()))
+
+
+def remember_trackers(settings: Settings, run: RunFolder) -> None:
+    if settings.training.report_to:
+        remember(*_trackers_of(run, settings.training))
 
 
 def _recorded_sources(config: Path, args: arguments.TaskArguments) -> dict[str, str]:
@@ -289,12 +307,18 @@ def _recorded_sources(config: Path, args: arguments.TaskArguments) -> dict[str, 
 
     A run that has recorded none is from an earlier version: if it has a time, its length came from that.
     """
-    folders = (folder for folder in (config.parent, *config.absolute().parents[1:3]) if (folder / "run.json").is_file())
-    run = next(folders, None)
-    if run is None or config.name != RunFolder(run).config.name:
+    run = _run_of(config)
+    if run is None or config.name != run.config.name:
         return {}
     earlier = {} if args.time is None else dict.fromkeys(LENGTHS, _AUTO)
-    return RunFolder(run).metadata.get("sources") or earlier
+    return run.metadata.get("sources") or earlier
+
+
+def _run_of(config: Path) -> RunFolder | None:
+    """Return the run that a settings file belongs to: config.yaml in its folder, or a copy in a checkpoint."""
+    folders = (folder for folder in (config.parent, *config.absolute().parents[1:3]) if (folder / "run.json").is_file())
+    found = next(folders, None)
+    return None if found is None else RunFolder(found)
 
 
 def _settle_length(parser: TaskParser, task: Task, args: Any, training: Any, sources: dict[str, str]) -> None:

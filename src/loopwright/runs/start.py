@@ -17,7 +17,7 @@ from loopwright.run_folder import RunFolder, check_new_folder, create_run, runs_
 from loopwright.runs.console.screen import Screen
 from loopwright.runs.data import ReadingProgress, describe
 from loopwright.runs.provenance import write_command
-from loopwright.runs.settings import Settings, check_trackers, settle
+from loopwright.runs.settings import Settings, check_trackers, remember_trackers, settle
 from loopwright.sources import DataPlan
 from loopwright.tasks import get_task
 from loopwright.tasks.base import Task
@@ -62,6 +62,7 @@ def start(
         run = create_run(label, metadata, folder, word=word)
         write_atomically(run.data, plan.to_json())
         write_command(run, command)
+        remember_trackers(settings, run)
         return run
 
     return train(RunJob(task, settings, RunData(plan), screen), create_folder)
@@ -80,12 +81,20 @@ def check_files(task: Task, settings: Settings, screen: Screen, known: DataPlan 
             fix=f"--data FILE   or   lw demo {task.name}",
         )
     screen.print(f"loopwright {package_version()} · {task.name}")
+    print_left_out(settings, screen)
     with ReadingProgress(screen) as progress:
         plan = task.preflight(settings.args, progress) if known is None else known
     screen.block("data", *describe(plan, settings.args))
     for warning in plan.warnings:
         screen.emit("warning", message=warning)
     return plan
+
+
+def print_left_out(settings: Settings, screen: Screen) -> None:
+    if settings.left_out:
+        names = " ".join(settings.left_out)
+        what = f"the run's trackers ({names}) are not started: you have not allowed them here"
+        screen.remark("note", f"{what}; --report_to {names} starts them")
 
 
 def check_settings(settings: Settings, screen: Screen) -> DataPlan:

@@ -13,6 +13,7 @@ CODES: dict[str, str] = {
     "args.value": "An option does not accept the given value, or two options exclude each other.",
     "checkpoint.none": "A run has no checkpoint, or none that can be trusted.",
     "checkpoint.write": "A checkpoint could not be written, or differs from what was saved.",
+    "code.allow": "A file names Python code that you have not allowed yet.",
     "data.annotations": "Annotations do not match their images: unknown or duplicate ids, missing entries, no objects.",
     "data.answers": "An answer is not at its stated position in the context, or has an invalid format.",
     "data.boxes": "A box or an outline of an object has an invalid format.",

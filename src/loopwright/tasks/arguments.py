@@ -131,6 +131,9 @@ class TaskArguments(metaclass=AcceptsOldNames):
     allow_pickle: bool = flag(
         False, "Load --model also from pickles (pytorch_model.bin), which can hold code; torch checks them."
     )
+    allow_code: bool = flag(
+        False, "Import the package.module:function that a settings file, a run or a model folder names; remembered."
+    )
     data: str | None = flag(None, "Data: a file, a folder with train and validation files, or a Hub id.")
     train_file: str | None = flag(None, "File of the training data, instead of --data.")
     validation_file: str | None = flag(None, "File of the validation data; the training data is split if unset.")
@@ -185,6 +188,8 @@ class TaskArguments(metaclass=AcceptsOldNames):
     safe_csv: bool = flag(False, "Put ' before csv cells that a spreadsheet would run as a formula (= + - @ first).")
     threads: int | None = flag(None, "CPU threads; a resumed run uses as many as before.", at_least=1)
     auto: list[str] = field(default_factory=list, init=False)  # arguments given as "auto" and not yet chosen; no flag
+
+    typed: list[str] = field(default_factory=list, init=False)  # the words of this call; no flag
 
     model_name_or_path = ShortName("model", str)
     dataset_name = ShortName("data", str)

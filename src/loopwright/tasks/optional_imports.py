@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.errors import InputError
+from loopwright.tasks.consent import check_code
 
 
 def is_object_name(name: str) -> bool:
@@ -17,8 +18,8 @@ def is_object_name(name: str) -> bool:
     return bool(colon) and attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
-def import_object(name: str, flag: str) -> Any:
-    """Import "package.module:function"; modules in the current folder are found too."""
+def import_object(name: str, flag: str, args: Any) -> Any:
+    """Import "package.module:function" if the user allows it; modules in the current folder are found too."""
     module_name, _, attribute = name.partition(":")
     if not is_object_name(name):
         raise InputError(
@@ -27,6 +28,7 @@ def import_object(name: str, flag: str) -> Any:
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
+        check_code(name, flag, args)
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise InputError(

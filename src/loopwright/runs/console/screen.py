@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
+from loopwright.config.secrets import without_secrets
 from loopwright.run_folder import RunFolder
 from loopwright.runs.console.json_events import EventLines
 
@@ -105,6 +106,7 @@ class Screen:
     def log(self, line: str) -> None:
         if not self._is_main:
             return
+        line = without_secrets(line)
         if self.run is None:
             self._earlier.append(line)
         else:

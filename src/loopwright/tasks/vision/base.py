@@ -94,8 +94,7 @@ class VisionTask(Task):
 
     def check_model(self, name: str) -> None:
         if is_object_name(name):
-            import_object(name, "model")
-            return
+            return  # `build` imports it
         from loopwright.tasks.vision.models import is_ours
 
         if not is_ours(name):
@@ -156,7 +155,7 @@ class VisionTask(Task):
 
         transform = self.eval_transform(job)
         if is_training and job.args.augment_with is not None:
-            own = as_transform(import_object(job.args.augment_with, "augment_with"))
+            own = as_transform(import_object(job.args.augment_with, "augment_with", job.args))
             transform = Compose([own, transform])
         elif is_training:
             transform = self.train_transform(job)

@@ -298,7 +298,7 @@ def _load_module(
     if module is None:
         if name is None:
             raise handed_over(str(args.model))
-        module = _call(import_object(name, "model"), labels)
+        module = _call(import_object(name, "model", args), labels)
     else:
         args.model = f"{HANDED_OVER}{type(module).__name__}"
     if not isinstance(module, nn.Module):

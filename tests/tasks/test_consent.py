@@ -1,0 +1,142 @@
+"""Code and trackers that a folder names start only with the user's word; secrets are in no file of a run."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from loopwright import api
+from loopwright.cli import main
+from loopwright.config.secrets import is_secret
+from loopwright.errors import InputError
+from loopwright.runs.settings import settle
+from loopwright.tasks import get_task
+from loopwright.tasks.consent import allowed_file, remember
+
+TASK = "image-classification"
+SHORT = {"batch": 8, "threads": 1, "max_steps": 2, "rehearsal": False, "quiet": True}
+FLAGS = ["--batch", "8", "--threads", "1", "--max_steps", "2", "--no_rehearsal", "--quiet"]
+CODE = """
+import pathlib
+pathlib.Path("imported").touch()
+import torch
+
+def same(image):
+    return image
+
+def net(num_labels):
+    return torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(12, num_labels))
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    yield
+    forget_modules()
+
+
+def forget_modules():
+    for name in [name for name in sys.modules if name.partition(".")[0] == "own_code"]:
+        del sys.modules[name]
+
+
+def refused(call, tmp_path):
+    forget_modules()
+    (tmp_path / "imported").unlink(missing_ok=True)
+    with pytest.raises(InputError) as caught:
+        call()
+    assert caught.value.code == "code.allow" and str(tmp_path / "own_code") in caught.value.saw[0]
+    assert ": own_code" in caught.value.what and "--allow_code" in caught.value.fix
+    assert not (tmp_path / "imported").exists(), "it was imported"
+
+
+def test_code_of_a_folder_needs_the_users_word_once(squares, tmp_path, monkeypatch):
+    file, module = tmp_path / "own_code" / "inner.py", "own_code.inner"
+    file.parent.mkdir()
+    file.write_text(CODE)
+    (tmp_path / "own_code" / "__init__.py").write_text("")
+    names = {"model": f"{module}:net", "augment_with": f"{module}:same"}
+    run = api.train(TASK, data=squares, output_dir=tmp_path / "run", **names, **SHORT)
+    assert allowed_file().stat().st_mode & 0o777 == 0o600
+    forget_modules()
+    assert run.resume(max_steps=3, quiet=True).status == "done"  # what the user named is remembered
+    settings = tmp_path / "cfg.yaml"
+    settings.write_text(f"task: {TASK}\ndata: {squares}\naugment_with: {module}:same\n")
+    image = str(next(squares.rglob("*.png")))
+    calls = [
+        lambda: run.resume(max_steps=4, quiet=True),
+        lambda: run.predict([image]),
+        lambda: run.evaluate(),
+        lambda: run.export(tmp_path / "out"),
+        lambda: api.train(TASK, data=squares, model=str(run.path / "model"), **SHORT),
+        lambda: api.train(TASK, config=settings, **SHORT),
+    ]
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))  # of a user who was sent all of it
+    for call in calls:
+        refused(call, tmp_path)
+    assert main(["predict", str(run.path), image]) == main(["train", str(settings), *FLAGS]) == 2
+    settings.write_text(settings.read_text() + "allow_code: true\n")
+    with pytest.raises(InputError, match="only a flag of the call itself"):
+        api.train(TASK, config=settings, **SHORT)
+    assert run.predict([image], allow_code=True) == run.predict([image])
+    with pytest.raises(InputError, match="augment_with: own_code.inner:same"):
+        run.resume(max_steps=4, quiet=True)  # only :net is allowed
+    assert run.resume(max_steps=4, quiet=True, allow_code=True).status == "done"
+    (tmp_path / "own_code" / "__init__.py").write_text("# changed")
+    refused(calls[1], tmp_path)
+    assert main(["export", str(run.path), "--to", "out", "--allow_code"]) == 0
+    shutil.copytree(tmp_path / "own_code", tmp_path / "elsewhere" / "own_code")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    refused(calls[1], tmp_path / "elsewhere")
+
+
+def test_trackers_of_a_foreign_run_are_left_out(squares, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    run = api.train(TASK, data=squares, output_dir=tmp_path / "run", report_to="tensorboard", **SHORT)
+    boards = tmp_path / "run" / "trackers"
+    task, config = get_task(TASK), run.folder.config
+    assert settle(task, config=config).training.report_to == ["tensorboard"]
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
+    shutil.rmtree(boards)
+    assert run.resume(max_steps=3, quiet=True).status == "done" and not boards.exists()
+    assert "--report_to tensorboard starts them" in (run.path / "log.txt").read_text()
+    assert settle(task, ["--report_to", "tensorboard"], config).training.report_to == ["tensorboard"]
+    run.resume(report_to="tensorboard", quiet=True)
+    settings = settle(task, ["--report_to", "tensorboard"], config)
+    settings.write(run.folder)
+    assert settle(task, config=config).training.report_to == ["tensorboard"]
+
+
+def test_nothing_breaks_without_a_state_folder(tmp_path, monkeypatch):
+    (tmp_path / "state").write_text("")
+    remember("code", "a:b")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "state"))
+    remember("code", "a:b")
+    assert (tmp_path / "state").read_text() == ""
+
+
+def test_secrets_are_in_no_file_of_a_run(squares, tmp_path, monkeypatch):
+    secrets = {name: f"s3cr3t-{name}-0123456789" for name in ("flag", "joined", "variable", "password", "diff")}
+    secrets["form"] = "hf_" + "Ab1" * 8
+    (tmp_path / "script.py").write_text("TOKEN = None\n")
+    for words in (
+        ["init", "-q"],
+        ["add", "script.py"],
+        ["-c", "user.name=a", "-c", "user.email=b", "commit", "-qm", "x"],
+    ):
+        subprocess.run(["git", *words], check=True, cwd=tmp_path)
+    (tmp_path / "script.py").write_text(f"API_TOKEN = '{secrets['diff']}'\nprint('{secrets['form']}')\n")
+    monkeypatch.setenv("WANDB_API_KEY", secrets["variable"])
+    argv = ["script.py", "--hub_token", secrets["flag"], f"--api-key={secrets['joined']}", secrets["variable"]]
+    monkeypatch.setattr(sys, "argv", [*argv, f"https://me:{secrets['password']}@host/data", "--epochs", "3"])
+    run = api.train(TASK, data=squares, output_dir=tmp_path / "run", run_name=secrets["variable"], **SHORT)
+    assert "--epochs 3" in run.folder.command.read_text() and "+API_TOKEN" in run.folder.command.read_text()
+    for path in run.path.rglob("*"):
+        found = path.read_bytes() if path.is_file() else b""
+        assert not [name for name, value in secrets.items() if value.encode() in found], path
+    assert all(map(is_secret, ("hub_token", "WANDB_API_KEY", "password", "aws_secret_access_key", "token")))
+    assert not any(map(is_secret, ("pad_token", "max_new_tokens", "eos_token", "tokens", "num_keys", "key")))
