@@ -341,6 +341,16 @@ def test_pruning_keeps_the_newest(tmp_path):
     assert names_in(tmp_path) == {"step-15", "step-20"}
 
 
+def test_spare_checkpoints_do_not_push_out_others_and_only_the_newest_stay(tmp_path):
+    for update in range(1, 8):
+        write(tmp_path / f"step-{update}", weights(1.0), state(1.0), update, about={store.SPARE: update not in (1, 3)})
+        prune(tmp_path, keep_last=2)
+    assert names_in(tmp_path) == {"step-1", "step-3", "step-6", "step-7"}
+    checkpoint(tmp_path / "step-8", 8)
+    prune(tmp_path, keep_last=2)
+    assert names_in(tmp_path) == {"step-3", "step-7", "step-8"}
+
+
 def test_pruning_never_removes_the_protected_one_or_the_last(tmp_path, monkeypatch):
     checkpoints(tmp_path, 1, 2, 3)
     prune(tmp_path, keep_last=1, protected=[tmp_path / "step-1"])

@@ -3,6 +3,8 @@
 import ast
 import os
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from torch import nn
 import loopwright
 import toys
 from distributed.launcher import run as run_ranks
+from distributed.test_failures import is_alive, wait_until
 from loopwright import Trainer, utils
 from loopwright.cli import launch as launching
 from loopwright.cli import main
@@ -152,3 +155,23 @@ def test_the_launcher_for_notebooks_is_the_one_of_accelerate():
     with pytest.raises(AttributeError, match="no attribute 'absent'"):
         utils.absent  # noqa: B018
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "seconds"), [("script.py", 1.0), ("train text-classification --data a.csv", 0.0)])
+def test_no_process_outlives_a_launcher_that_is_killed_before_the_first_update(tmp_path, target, seconds):
+    (tmp_path / "script.py").write_text("import time\nend = time.time() + 30\nwhile time.time() < end: pass")
+    write_csv(tmp_path / "a.csv", rows(16))
+    command = [sys.executable, "-m", "loopwright", "launch", "-n", "2", "--", *target.split()]
+    launcher = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    listed = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
+    try:
+        assert wait_until(lambda: len(listed.read_text().split()) == 2, 60)
+        ranks = [int(word) for word in listed.read_text().split()]
+        time.sleep(seconds)
+        assert all(map(is_alive, ranks))
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert wait_until(lambda: not any(map(is_alive, ranks)), 2), "orphans live on"

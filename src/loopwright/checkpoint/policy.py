@@ -18,6 +18,7 @@ _NUMBERS: tuple[tuple[str, Any, int, str], ...] = (
     ("keep_last", Integral, 1, "a whole number"),
     ("every_seconds", Real, 0, "a number"),
     ("max_stall_seconds", Real, 0, "a number"),
+    ("spare_seconds", Real, 0, "a number"),
 )
 
 
@@ -42,6 +43,8 @@ class Checkpointing:
         is_open: others may add files to a checkpoint's folder; they are never read. Otherwise an unknown file
             invalidates it.
         require_exact: refuse to resume if the result might differ from an uninterrupted run.
+        spare_seconds: also save when N seconds have passed since the last save, or ten times as long as a save takes.
+            Of these checkpoints only the newest two are kept; they do not count as `keep_last`.
     """
 
     directory: str | Path
@@ -57,12 +60,13 @@ class Checkpointing:
     name: str = "step-{update:010d}"
     is_open: bool = False
     require_exact: bool = False
+    spare_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name, kind, least, what in _NUMBERS:
             value = getattr(self, name)
             is_number = isinstance(value, kind) and not isinstance(value, bool) and value >= least
-            if not is_number and not (value is None and name.startswith("every_")):
+            if not is_number and not (value is None and name.startswith(("every_", "spare_"))):
                 raise ConfigError(f"Checkpointing: {name} must be {what} of at least {least}, got {value!r}")
         if not _NAME.fullmatch(self.name):
             raise ConfigError(

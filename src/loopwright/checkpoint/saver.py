@@ -28,6 +28,7 @@ from loopwright.run_folder.files import DamagedFileError, make_folder, read_json
 from loopwright.run_folder.lease import LeaseError
 
 _BEST = "best.json"
+_MOST_TIME_FOR_SPARES = 0.1  # share of the time in which a spare checkpoint is being written
 _EVALUATED = "eval_loss_epoch"  # in the metrics of every run of the Trainer that was evaluated after an epoch
 _logger = logging.getLogger("loopwright")
 Captured = tuple[Mapping[str, torch.Tensor], dict[str, Any], Mapping[str, bytes]]
@@ -68,7 +69,8 @@ class Saver:
         self._committed: list[Path] = []
         self._failures_in_a_row = 0
         self._commits = 0
-        self._last_save = time.monotonic()
+        self._last_save, self._save_seconds = time.monotonic(), 0.0
+        self._is_spare = False  # the save that is due is one by `spare_seconds` alone
         self._position: Mapping[str, Any] | None = None
         self._best = self._read_best()
         if self._is_writer:
@@ -129,8 +131,12 @@ class Saver:
     def is_due_after_update(self, update: int) -> bool:
         """Whether to save after this update: by its number, or by the clock."""
         seconds = self._policy.every_seconds
-        is_time = seconds is not None and time.monotonic() - self._last_save >= seconds
-        return is_time or self._policy.is_due_after_update(update)
+        passed, spare = time.monotonic() - self._last_save, self._policy.spare_seconds
+        is_due = (seconds is not None and passed >= seconds) or self._policy.is_due_after_update(update)
+        self._is_spare = (
+            not is_due and spare is not None and passed >= max(spare, self._save_seconds / _MOST_TIME_FOR_SPARES)
+        )
+        return is_due or self._is_spare
 
     def is_due_after_epoch(self, epoch: int, metrics: Mapping[str, Any]) -> bool:
         """Whether to save after this epoch: by its number, or because it is the best so far."""
@@ -141,8 +147,9 @@ class Saver:
                 f"keep_best: the evaluation recorded no {wanted}, so no checkpoint is kept as the best one; there are "
                 f"{', '.join(metrics)}"
             )
-        is_best = self.best_with(metrics, self.directory) is not None
-        return is_best or self._policy.is_due_after_epoch(epoch)
+        is_due = self.best_with(metrics, self.directory) is not None or self._policy.is_due_after_epoch(epoch)
+        self._is_spare = self._is_spare and not is_due
+        return is_due
 
     def warm_up(self, capture: Callable[[], Captured]) -> None:
         """Reserve memory for snapshots in the background, once the first update has created the optimizer's state."""
@@ -192,7 +199,9 @@ class Saver:
             )
             return
         self._settle()
-        self._last_save, self._position = time.monotonic(), None
+        begin = self._last_save = time.monotonic()
+        self._position, is_spare, self._is_spare = None, self._is_spare and not must_happen, False
+        metadata = {**(metadata or {}), store.SPARE: True} if is_spare else metadata
         path = self._policy.path(update)
         if self._is_sharded:
             self._save_shards(capture, path, update, metrics, metadata, position)
@@ -223,6 +232,7 @@ class Saver:
                 store.commit(snapshot, path, self._label(metadata, best))
                 self._tidy(best)
                 self._outcome, self._position = path, position
+                self._save_seconds = time.monotonic() - begin
             except (KeyboardInterrupt, Preempted):  # a second signal, while training waits for the save
                 raise
             except BaseException as error:  # noqa: BLE001 - a thread's error is raised by the loop, in `poll`

@@ -54,6 +54,8 @@ MODEL = "model/"  # prefix of weight names among other tensors
 _FILES = ("model.safetensors", "state.safetensors", "state.json")
 _SHARDED_FILES = ("state.safetensors", "state.json", shards.TABLE)
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
+SPARE = "is_spare"  # of a manifest's metadata: saved by `spare_seconds`
+_NUM_SPARE = 2
 _LARGEST_MANIFEST_BYTES = 1_000_000
 _LARGEST_STATE_BYTES = 200_000_000
 
@@ -405,11 +407,17 @@ def has_checkpoints(directory: str | Path) -> bool:
 
 
 def prune(directory: str | Path, keep_last: int, protected: Iterable[Path] = (), pattern: str = "step-*") -> None:
-    """Remove all but the newest `keep_last` checkpoints (at least one) whose names match, never a protected one."""
+    """Remove all but the newest `keep_last` checkpoints (at least one) whose names match, never a protected one.
+
+    Spare ones are not counted: they are kept while they are one of the newest two.
+    """
     kept = {Path(path).resolve() for path in protected}
     found, _ = _by_update(Path(directory).glob(pattern))  # a damaged one stays: it may be the only evidence
-    for _, path in found[: -max(keep_last, 1)]:
-        if path.resolve() not in kept:
+    spare = [path for _, path in found if read_manifest(path).get("about", {}).get(SPARE)]
+    regular = [path for _, path in found if path not in spare]
+    newest = [path for _, path in found[-_NUM_SPARE:]]
+    for path in (*regular[: -max(keep_last, 1)], *spare):
+        if path.resolve() not in kept and not (path in spare and path in newest):
             doomed = path.with_name(f".del-{path.name}-{uuid.uuid4().hex[:8]}")
             os.rename(path, doomed)
             failpoint("mid_prune")

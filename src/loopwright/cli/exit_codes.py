@@ -46,6 +46,8 @@ _BUG, _OTHER = "bug", "other"  # codes of errors that have none
 _REPORT_BUG = "this is a bug of loopwright or of a library that it uses: please report it with the traceback above"
 _VERIFY = "lw verify RUN lists what is wrong with each checkpoint"
 NO_CHECKPOINT, CANNOT_WRITE, PREEMPTED, INTERRUPTED = 65, 74, 75, 130
+# Exit codes shared by all processes of a verb: a restart would not help, or was not requested.
+TOGETHER = (INPUT, DIVERGED, NO_CHECKPOINT, PREEMPTED, INTERRUPTED)
 
 
 @dataclass(frozen=True)

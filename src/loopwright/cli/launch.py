@@ -15,11 +15,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from loopwright.cli.exit_codes import BUG, DIVERGED, DONE, INPUT, INTERRUPTED, NO_CHECKPOINT, OWN, PREEMPTED, is_first
+from loopwright.cli.exit_codes import BUG, DONE, INPUT, INTERRUPTED, OWN, PREEMPTED, TOGETHER, is_first
 from loopwright.config.parser import split_off
 from loopwright.errors import InputError
 from loopwright.run_folder import find_run, runs_root
 from loopwright.run_folder.layout import new_run_id
+from loopwright.run_folder.parent import end_with_parent
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -44,8 +45,7 @@ _ALONE = (
 )
 _WORKER = "loopwright.cli.launch"
 _TOGETHER_SECONDS = 3.0
-# Exit codes shared by all processes of a verb: a restart would not help, or was not requested.
-_TOGETHER = (INPUT, DIVERGED, NO_CHECKPOINT, PREEMPTED, INTERRUPTED)
+_LAUNCHER_VARIABLE = "LOOPWRIGHT_LAUNCHER"  # the launcher's process id; its processes end with it
 _CODES_VARIABLE = "LOOPWRIGHT_LAUNCH_CODES"  # the folder in which processes leave their exit codes; set by the launcher
 _PAUSE_SECONDS = 0.05
 
@@ -82,10 +82,12 @@ def launch(argv: list[str]) -> int:
     parser = torchrun.get_args_parser()
     parser.add_argument("-n", dest="nproc_per_node", help=argparse.SUPPRESS)
     parser.error = _refuse  # type: ignore[method-assign]
+    known = parser.parse_args([*options, "script"])
     if not is_script:
-        target = _with_folder(target, parser.parse_args([*options, "script"]))
-    settled = parser.parse_args([*_defaults(options), *options, *([] if is_script else ["-m", _WORKER]), *target])
-    return _run(torchrun, settled)
+        target = _with_folder(target, known)
+    is_ours = not is_script or (sys.platform == "linux" and not known.no_python and not known.run_path)
+    settled = parser.parse_args([*_defaults(options), *options, *(["-m", _WORKER] if is_ours else []), *target])
+    return _run(torchrun, settled, is_verb=not is_script)
 
 
 def _refuse(message: str) -> NoReturn:
@@ -104,7 +106,7 @@ def _defaults(options: Sequence[str]) -> list[str]:
 
 def _with_folder(target: list[str], options: Any) -> list[str]:
     """Return the command of a run with an explicit folder, so that a restart finds it again."""
-    if target[0] not in _TRAINING or int(options.max_restarts) == 0 or _folder_in(target) is not None:
+    if target[0] not in _TRAINING or int(options.max_restarts) == 0 or folder_in(target) is not None:
         return target
     if options.nnodes not in ("1", "1:1"):
         raise InputError(
@@ -115,12 +117,12 @@ def _with_folder(target: list[str], options: Any) -> list[str]:
     return [*target, "--output_dir", str(runs_root() / new_run_id("launch"))]
 
 
-def _folder_in(argv: Sequence[str]) -> Path | None:
+def folder_in(argv: Sequence[str]) -> Path | None:
     folders = [folder for folder in split_off(argv, "--out", "--output_dir")[0] if folder is not None]
     return Path(folders[-1]) if folders else None
 
 
-def _run(torchrun: Any, settled: Any) -> int:
+def _run(torchrun: Any, settled: Any, *, is_verb: bool) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -136,7 +138,8 @@ def _run(torchrun: Any, settled: Any) -> int:
     if fewest != most:
         # When machines join or leave, workers restart without a new run number: they then need a separate store.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    with _kept_codes(settled.training_script == _WORKER) as codes:
+    os.environ[_LAUNCHER_VARIABLE] = str(os.getpid())
+    with _kept_codes(is_verb) as codes:
         try:
             torchrun.run(settled)
         except SignalException as error:
@@ -225,14 +228,14 @@ def work(argv: list[str]) -> int:
     if held is not None:
         sys.stderr = held
     is_restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    folder = _folder_in(argv) if is_restarted and argv[0] in _TRAINING else None
+    folder = folder_in(argv) if is_restarted and argv[0] in _TRAINING else None
     if folder is not None:
         with contextlib.suppress(InputError):  # lost before it had a folder
             argv = ["resume", str(find_run(folder).path), *(word for word in argv if word in OWN)]
     # Only rank 0 prints.
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if is_first() else nowhere):
         code = main(argv)
-    is_together = code in _TOGETHER and _all_end_with(code)
+    is_together = code in TOGETHER and _all_end_with(code)
     if held is not None and not is_together:  # otherwise the first process prints the same
         held.release()
     return DONE if is_together else code
@@ -253,4 +256,8 @@ def _all_end_with(code: int) -> bool:
 
 
 if __name__ == "__main__":
+    if _LAUNCHER_VARIABLE in os.environ:
+        end_with_parent(int(os.environ.pop(_LAUNCHER_VARIABLE)))
+    if sys.argv[1].endswith(".py"):  # replaces this process, which still ends with the launcher
+        os.execv(sys.executable, [sys.executable, "-u", *sys.argv[1:]])
     sys.exit(work(sys.argv[1:]))

@@ -10,13 +10,17 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from loopwright import api
-from loopwright.cli.exit_codes import DONE, INPUT, code_of_run, is_first
+from loopwright.cli.exit_codes import DONE, INPUT, OWN, code_of_run, is_first
 from loopwright.cli.help_text import hanging
 from loopwright.cli.json_output import json_events, train_with_events
+from loopwright.cli.launch import folder_in
 from loopwright.cli.parser import VerbParser, add_json
 from loopwright.cli.seeds import train_seeds
+from loopwright.cli.supervise import SUPERVISE_FLAGS, add_supervise, supervise
 from loopwright.errors import InputError
-from loopwright.run_folder import find_run
+from loopwright.run_folder import find_run, runs_root
+from loopwright.run_folder.layout import new_run_id
+from loopwright.run_folder.parent import SUPERVISED_VARIABLE
 
 _DESCRIPTIONS = {
     "train": "Train a model. --check stops before the first update, --print_config prints all settings and stops.",
@@ -31,6 +35,9 @@ _OUTPUT = (
     "--quiet prints errors and, at the end, the run folder; log.txt there has everything.\n"
     "--plain prints whole lines on a terminal too, as for a pipe: nothing is redrawn or wrapped.\n"
     "--json prints one JSON object per line for scripts, and nothing else: records of metrics.jsonl, errors, the end."
+)
+_SUPERVISE = (
+    "--supervise restarts the run when its process dies; --no_standby saves the memory that fast restarts take."
 )
 _FILES = (".yaml", ".yml", ".json")
 
@@ -47,7 +54,13 @@ class TaskVerb(VerbParser):
 
 
 def train(argv: list[str]) -> int:
-    asked, rest = _train_parser("train").parse_known_args(argv)
+    parser = _train_parser("train")
+    add_supervise(parser)
+    asked, rest = parser.parse_known_args(argv)
+    if asked.supervise and not (asked.help or asked.check or asked.files or asked.print_config):
+        settings = settings_of("train", asked, rest)
+        given = settings is not None and settings.is_given("output_dir") and settings.training.output_dir
+        return _supervise("train", asked, argv, Path(given) if given else None)
     with json_events(asked.json) as events:
         settings = settings_of("train", asked, rest, events)
         if settings is None:
@@ -86,15 +99,21 @@ def _check(settings: api.Settings, asked: Namespace, events: api.EventLines | No
 
 
 def resume(argv: list[str]) -> int:
-    asked, rest = TaskVerb("resume").parse_known_args(argv)
+    parser = TaskVerb("resume")
+    add_supervise(parser)
+    asked, rest = parser.parse_known_args(argv)
     if asked.help or not argv:
-        usage = "lw resume RUN [--quiet] [--plain] [--json] [--flags of its task]"
-        sys.stdout.write(f"usage: {usage}\n\n{_DESCRIPTIONS['resume']}\n{_OUTPUT}\n\n")
+        usage = "lw resume RUN [--quiet] [--plain] [--json] [--supervise] [--flags of its task]"
+        sys.stdout.write(f"usage: {usage}\n\n{_DESCRIPTIONS['resume']}\n{_OUTPUT}\n{_SUPERVISE}\n\n")
         sys.stdout.write("example: lw resume last --epochs 5\n")
         return DONE if argv else INPUT
+    if not rest:
+        raise InputError("args.value", "lw resume needs a run", fix="lw resume last")
+    if asked.supervise:
+        folder = find_run(rest[0]).path  # "last" may be another one later
+        again = ["resume", str(folder), *rest[1:], *(word for word in argv if word in OWN)]
+        return supervise(asked, folder, again, again)
     with json_events(asked.json) as events:
-        if not rest:
-            raise InputError("args.value", "lw resume needs a run", fix="lw resume last")
         screen, run = screen_of(asked, events), find_run(rest[0])
         with _ended_by_signals():
             if events is not None:
@@ -105,10 +124,13 @@ def resume(argv: list[str]) -> int:
 def demo(argv: list[str]) -> int:
     parser = TaskVerb("demo")
     parser.add_argument("--variant")
+    add_supervise(parser)
     asked, rest = parser.parse_known_args(argv)
+    if asked.supervise and rest and not asked.help:
+        return _supervise("demo", asked, argv, folder_in(rest))
     if asked.help:
-        usage = "lw demo [TASK] [--variant NAME] [--quiet] [--plain] [--json] [--flags of the task]"
-        sys.stdout.write(f"usage: {usage}\n\n{_DESCRIPTIONS['demo']}\n{_OUTPUT}\n\n")
+        usage = "lw demo [TASK] [--variant NAME] [--quiet] [--plain] [--json] [--supervise] [--flags of the task]"
+        sys.stdout.write(f"usage: {usage}\n\n{_DESCRIPTIONS['demo']}\n{_OUTPUT}\n{_SUPERVISE}\n\n")
         sys.stdout.write("example: lw demo text-classification\n")
         return DONE
     with json_events(asked.json) as events:
@@ -130,12 +152,24 @@ def screen_of(asked: Namespace, events: api.EventLines | None = None) -> api.Scr
 def _code_of(settings: api.Settings, command: list[str], asked: Namespace, events: api.EventLines | None) -> int:
     """Train, and return the exit code; a quiet run prints only its folder."""
     screen = screen_of(asked, events)
+    if settings.args.seeds > 1 and SUPERVISED_VARIABLE in os.environ:
+        fix = "--seeds 1   or   leave out --supervise"
+        raise InputError("args.value", "--supervise is for a single run", fix=fix, flag="--seeds")
     with _ended_by_signals():
         if settings.args.seeds > 1:
             return train_seeds(settings, command, functools.partial(screen_of, asked, events), events, asked.quiet)
         if events is not None:
             return train_with_events(functools.partial(api.start, settings, screen, command), screen, events)[0]
         return _code_of_outcome(api.start(settings, screen, command), asked)
+
+
+def _supervise(verb: str, asked: Namespace, argv: list[str], folder: Path | None) -> int:
+    """Supervise a new run; its folder is known from the start, so that a restart finds it."""
+    words = [word for word in argv if word not in SUPERVISE_FLAGS]
+    if folder is None:
+        folder = runs_root() / new_run_id("supervised")
+        words += ["--output_dir", str(folder)]
+    return supervise(asked, folder, [verb, *words])
 
 
 def _ended_by_signals() -> AbstractContextManager[None]:
@@ -178,7 +212,10 @@ def _print_help(verb: str) -> None:
     lines = [
         f"usage: lw {verb} TASK --data FILE [--flags]",
         f"       lw {verb} cfg.yaml [--flags]   |   lw {verb} RUN [--flags]\n",
-        _DESCRIPTIONS[verb] + ("" if verb == "find-lr" else f"\n{_OUTPUT}") + "\n\ntasks:",
+        _DESCRIPTIONS[verb]
+        + ("" if verb == "find-lr" else f"\n{_OUTPUT}")
+        + (f"\n{_SUPERVISE}" if verb == "train" else "")
+        + "\n\ntasks:",
         *(hanging(f"  {name:<22} ", summary) for name, summary in api.summaries().items()),
         f"\nexample: lw {verb} text-classification --data reviews.csv --epochs 3",
         f"lw {verb} TASK --help lists the flags of a task, lw explain TASK describes its data.\n",

@@ -7,7 +7,6 @@ lost ones. Undelivered batches are read again.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import logging
 import multiprocessing
@@ -31,12 +30,12 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from loopwright.engine.signals import STOP_SIGNALS
 from loopwright.errors import DataError
+from loopwright.run_folder.parent import end_with_parent
 
 T = TypeVar("T")
 
 _logger = logging.getLogger("loopwright")
 
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 _POLL_SECONDS = 1.0
 _GRACE_SECONDS = 2.0  # for workers to exit once nobody wants their batches
 _PATIENCE_SECONDS = 600.0  # without a batch, unless the loader has its own timeout
@@ -63,9 +62,7 @@ def init_worker(worker_init_fn: Callable[[int], None] | None, is_of_main_thread:
     parent = multiprocessing.parent_process()
     # The kernel sends it when the parent's *thread* ends, and a fork server's child has another parent.
     if parent is not None and sys.platform == "linux" and is_of_main_thread and os.getppid() == parent.pid:
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != parent.pid:  # it ended just before
-            os.kill(os.getpid(), signal.SIGKILL)
+        end_with_parent(parent.pid)
     elif parent is not None and sys.platform != "win32":
         threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
     if worker_init_fn is not None:

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import faulthandler
 import functools
 import itertools
 import os
-import signal
 import sys
 import threading
 import time
@@ -23,6 +21,7 @@ import torch.distributed as dist
 
 from loopwright.engine.processes import Agreement, is_distributed
 from loopwright.errors import AnotherProcessError, Preempted
+from loopwright.run_folder.parent import end_with_parent
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,7 +34,6 @@ _LEFT_SECONDS = 0.3  # for them to leave on their own
 _HEAD_START_SECONDS = 5.0  # for the failed process to exit before the others
 _PAUSE_SECONDS = 0.02
 _LONGEST = 500  # characters of an error sent to the others
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 _LAUNCHED_VARIABLE = "TORCHELASTIC_RUN_ID"  # set by torchrun and accelerate launch
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")  # gloo's message
 
@@ -62,7 +60,7 @@ class FailureWatch:
 
     Failures are posted in the rendezvous store, which a thread of every process polls twice a second. If the main
     thread does not leave by itself after a failure, that thread aborts its collective, and finally exits the process.
-    It also exits when the launcher is gone.
+    The process also ends when the launcher is gone.
     """
 
     _numbers = itertools.count()
@@ -79,8 +77,8 @@ class FailureWatch:
         self._launcher = os.getppid() if _LAUNCHED_VARIABLE in os.environ else None
 
     def __enter__(self) -> FailureWatch:
-        if self._launcher is not None and sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if self._launcher is not None:
+            end_with_parent(self._launcher)
         threading.Thread(target=self._watch, name="loopwright-failures", daemon=True).start()
         return self
 
@@ -149,8 +147,6 @@ class FailureWatch:
 
     def _watch(self) -> None:
         while not self._is_over.wait(_POLL_SECONDS):
-            if self._launcher is not None and os.getppid() != self._launcher:
-                self._leave("the launcher has ended")
             try:
                 failure = self._failure_of_another()
             except dist.DistError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from loopwright.lr_finder import print_nothing
 from loopwright.metrics.paired import RowScores
 from loopwright.optimizers import create_optimizer
 from loopwright.run_folder import RunFolder
+from loopwright.run_folder.parent import SUPERVISED_VARIABLE
 from loopwright.runs.clock import RunLength
 from loopwright.runs.console.screen import Screen
 from loopwright.runs.console.start import print_model, print_notice
@@ -39,6 +41,7 @@ from loopwright.tasks.scoring import finite
 from loopwright.training.resume import stored_window
 
 _LENGTHS = "lengths.bin"
+_SPARE_SECONDS = 1.0  # between saves of a supervised run, if they are fast
 
 
 class BestMetric(NamedTuple):
@@ -221,6 +224,7 @@ class RunJob:
                 keep_best=(self.best.name, self.best.direction),
                 run_folder=self.path,
                 allow_changed_data=self.args.allow_changed_data,
+                spare_seconds=_SPARE_SECONDS if SUPERVISED_VARIABLE in os.environ else None,
             ),
             "log_every": logs if training.logging_strategy == "steps" else sys.maxsize,
             "evaluate_every": length.evaluate_every,

@@ -186,7 +186,8 @@ class Boundary:
     def late_requesters(self) -> list[str]:
         """Return the names of whatever may request something on one process alone after gradients are shared."""
         trainer, policy = self.run.trainer, self.run.settings.checkpoints
-        found = ["every_seconds"] if policy is not None and policy.every_seconds is not None else []
+        clocks = [] if policy is None else ["every_seconds", "spare_seconds"]
+        found = [name for name in clocks if getattr(policy, name) is not None]
         found += [name for name in LATE_HOOKS if is_foreign(type(trainer), name)]
         for callback in trainer.callback_handler:
             found += [f"{type(callback).__name__}.{name}" for name in LATE_EVENTS if requests_alone(callback, name)]

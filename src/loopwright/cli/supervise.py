@@ -1,0 +1,187 @@
+"""`--supervise`: train in a child process, and restart it from its last checkpoint when it dies.
+
+The supervisor is its own standby: once the run trains, it imports what the run has imported, and a restart is a fork.
+It creates no tensor and starts no thread, so a fork is safe. What it costs is the memory of the imports, which the
+process that trains shares with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from loopwright.api import EventLines
+from loopwright.cli.exit_codes import DONE, INTERRUPTED, OWN, PREEMPTED, TOGETHER
+from loopwright.cli.parser import VerbParser
+from loopwright.errors import InputError, LoopwrightError
+from loopwright.run_folder import find_run
+from loopwright.run_folder.parent import SUPERVISED_VARIABLE, end_with_parent
+
+_MOST_RESTARTS = 5  # without a new update
+_LOOK_SECONDS = 0.25
+_FORWARDED = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
+
+
+SUPERVISE_FLAGS = ("--supervise", "--no_standby", "--no-standby")
+
+
+def add_supervise(parser: VerbParser) -> None:
+    parser.add_argument("--supervise", action="store_true")
+    parser.add_argument("--no_standby", "--no-standby", action="store_true")
+
+
+def supervise(asked: Namespace, folder: Path, first: Sequence[str], again: Sequence[str] | None = None) -> int:
+    """Run a command line that trains in a folder; after a death run `again`, by default one that resumes the run."""
+    if "WORLD_SIZE" in os.environ or not hasattr(os, "fork"):
+        fix = "lw launch -n N --max-restarts 3 -- train ..." if "WORLD_SIZE" in os.environ else "leave it out"
+        raise InputError("args.value", "--supervise is for one process on Linux or macOS", fix=fix, flag="--supervise")
+    own = [word for word in first if word in OWN]
+    return _Supervisor(asked, folder).run(first, again or ["resume", str(folder), *own])
+
+
+class _Supervisor:
+    def __init__(self, asked: Namespace, folder: Path) -> None:
+        self._folder = folder
+        self._asked = asked
+        self._wants_imports = (
+            sys.platform == "linux" and not asked.no_standby
+        )  # elsewhere libraries do not survive forks
+        self._child: int | None = None
+        self._signal: int | None = None
+
+    def run(self, first: Sequence[str], again: Sequence[str]) -> int:
+        """Return the exit code of the last process; in a process that trains, its own."""
+        furthest, failures, argv = self._update(), 0, first
+        while self._signal is None:
+            with self._forwarding():
+                code = self._train(argv, furthest)
+            if self._child is None or code == DONE or code in TOGETHER or self._signal is not None:
+                return code if code >= 0 else 128 - code
+            reached = self._update()
+            failures = 0 if reached > furthest else failures + 1
+            furthest = max(reached, furthest)
+            # An error in words, before anything new was done, would only be repeated.
+            if failures > (_MOST_RESTARTS if code < 0 else 0):
+                if code < 0:
+                    self._note(f"gave up: {_end_of(code)}, {failures} times without a new update", code, furthest)
+                return code if code >= 0 else 128 - code
+            self._note(f"{_end_of(code)} after step {reached:,}; restarting from the last checkpoint", code, reached)
+            with contextlib.suppress(InputError):  # it died before it had a folder
+                find_run(self._folder)
+                argv = again
+        return INTERRUPTED if self._signal == signal.SIGINT else PREEMPTED
+
+    def _train(self, argv: Sequence[str], furthest: int) -> int:
+        """Run a command line in a new process, and return its exit code."""
+        parent, (reading, writing) = os.getpid(), os.pipe()
+        sys.stdout.flush()
+        self._child = os.fork() or None
+        if self._child is None:
+            os.close(reading)
+            return self._run_child(argv, furthest, parent, writing)
+        os.close(writing)
+        if self._signal is not None:  # received just before
+            os.kill(self._child, self._signal)
+        with open(reading, "rb") as pipe:
+            self._import(pipe.readline())  # empty if the process ends before it has trained
+        return os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+
+    def _run_child(self, argv: Sequence[str], furthest: int, parent: int, pipe: int) -> int:
+        for name in (*_FORWARDED, "SIGTSTP"):
+            signal.signal(getattr(signal, name), signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
+        end_with_parent(parent)
+        os.setpgid(0, 0)  # a signal to the group of the supervisor arrives once, from the supervisor
+        os.environ[SUPERVISED_VARIABLE] = str(parent)
+        if threading.active_count() > 1:  # one of the imports started it: such a process cannot be forked
+            os.execv(sys.executable, [sys.executable, "-m", "loopwright", *argv])
+        if self._wants_imports:
+            threading.Thread(target=self._send_imports, args=(pipe, furthest), daemon=True).start()
+        else:
+            os.close(pipe)
+        from loopwright.cli.main import main
+
+        return main(argv)
+
+    def _send_imports(self, pipe: int, furthest: int) -> None:
+        """Send the names of all imported modules to the supervisor, once the run trains."""
+        while self._update() <= furthest:
+            time.sleep(_LOOK_SECONDS)
+        with open(pipe, "w", encoding="utf-8") as file:
+            file.write(json.dumps(list(sys.modules)) + "\n")
+
+    def _import(self, line: bytes) -> None:
+        """Import what the process has imported, as long as it runs."""
+        assert self._child is not None
+        with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+            warnings.simplefilter("ignore")
+            for name in json.loads(line or b"[]"):
+                if os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                    return
+                if name not in sys.modules and not name.startswith("__"):
+                    with contextlib.suppress(Exception):
+                        importlib.import_module(name)
+        if line:
+            self._wants_imports = False
+            gc.collect()
+            gc.freeze()  # so that collections in the children copy no pages
+
+    def _update(self) -> int:
+        """Return the update that the run has reached."""
+        with contextlib.suppress(LoopwrightError, OSError):
+            return int(find_run(self._folder).status.get("update", 0))
+        return 0
+
+    def _note(self, text: str, code: int, update: int) -> None:
+        with contextlib.suppress(LoopwrightError, OSError):
+            find_run(self._folder).append_log(text)
+        if self._asked.json:
+            EventLines(sys.stdout).emit("restart", message=text, exit_code=code, update=update)
+        else:
+            start = "\n" if sys.stderr.isatty() else ""  # below a line that is redrawn
+            sys.stderr.write(f"{start}{text}\n")
+            sys.stderr.flush()
+
+    @contextlib.contextmanager
+    def _forwarding(self) -> Iterator[None]:
+        """Pass signals on to the process while the block runs; Ctrl-Z pauses both."""
+        handlers: dict[str, Callable[[int, FrameType | None], Any]] = {
+            **dict.fromkeys(_FORWARDED, self._forward),
+            "SIGTSTP": self._pause,
+        }
+        before = {name: signal.signal(getattr(signal, name), handler) for name, handler in handlers.items()}
+        try:
+            yield
+        finally:
+            for name, handler in before.items():
+                signal.signal(getattr(signal, name), handler)
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        self._signal = number
+        self._send(number)
+
+    def _pause(self, number: int, frame: FrameType | None) -> None:
+        self._send(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: int) -> None:
+        if self._child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child, number)
+
+
+def _end_of(code: int) -> str:
+    return f"the process was ended by {signal.Signals(-code).name}" if code < 0 else f"the process ended with {code}"

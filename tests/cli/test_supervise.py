@@ -1,0 +1,77 @@
+"""`--supervise`: a run whose process dies is restarted, and ends like one that was never disturbed."""
+
+import json
+
+import pytest
+
+import toys
+from distributed.test_failures import is_alive, wait_until
+from loopwright.cli import main
+from tasks.reviews import events
+
+WORDS = ["train", "text-classification", "--data", "reviews.csv", "--batch", "8", "--threads", "1", "--lr", "2e-3"]
+ENDS = """
+import os, signal, sys, time
+from pathlib import Path
+from loopwright.cli.supervise import supervise
+from argparse import Namespace
+
+def child(argv):
+    count = len(Path("starts").read_text()) if Path("starts").exists() else 0
+    Path("starts").write_text("x" * (count + 1))
+    end = ends[min(count, len(ends) - 1)]
+    if end < 0:
+        os.kill(os.getpid(), -end)
+    if end > 200:  # a signal to the supervisor
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
+        Path("pid").write_text(str(os.getpid()))
+        os.kill(os.getppid(), end - 200)
+        time.sleep(9)
+    return end
+
+sys.modules["loopwright.cli.main"].main = child
+supervisor = os.getpid()
+for ends in ([-9, 0], [-9], [-11, 2], [1], [-9, 74], [75], [130], [215], [209]):
+    Path("starts").unlink(missing_ok=True)
+    code = supervise(Namespace(json=False, no_standby=True), Path("run"), ["train"])
+    if os.getpid() != supervisor:
+        os._exit(code)
+    print(ends, code, len(Path("starts").read_text()))
+"""
+
+
+def test_a_restart_is_for_deaths_only_and_signals_are_passed_on(tmp_path):
+    done = toys.python("-uc", ENDS, cwd=tmp_path)
+    told = [
+        "[-9, 0] 0 2",
+        "[-9] 137 6",
+        "[-11, 2] 2 2",
+        "[1] 1 1",
+        "[-9, 74] 74 2",
+        "[75] 75 1",
+        "[130] 130 1",
+        "[215] 75 1",
+    ]
+    assert done.stdout.splitlines() == told, done.stderr
+    assert done.returncode == -9 and wait_until(lambda: not is_alive(int((tmp_path / "pid").read_text())), 2)
+    assert "gave up: the process was ended by SIGKILL, 6 times without a new update" in done.stderr
+
+
+def test_what_cannot_be_supervised_is_refused(capsys, monkeypatch, reviews):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main([*WORDS, "--supervise"]) == 2
+    assert "--max-restarts" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_twice_ends_with_the_same_model_and_metrics(reviews, tmp_path):
+    words = [*WORDS, "--max_steps", "120"]
+    assert main([*words, "--out", "whole"]) == 0
+    kills = "after_optimizer_step:60:kill"  # counted by each process
+    done = toys.python("-m", "loopwright", *words, "--out", "killed", "--supervise", "--json", LW_FAILPOINT=kills)
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == told[-1]["exit_code"] == 0 and told[-1]["event"] == "end", done.stderr
+    assert [each["exit_code"] for each in told if each["event"] == "restart"] == [-9, -9]
+    for name in ("model/model.safetensors", "eval/predictions.jsonl"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert events(tmp_path / "killed") == events(tmp_path / "whole")
