@@ -64,14 +64,14 @@ def test_what_cannot_be_supervised_is_refused(capsys, monkeypatch, reviews):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_twice_ends_with_the_same_model_and_metrics(reviews, tmp_path):
-    words = [*WORDS, "--max_steps", "120"]
+def test_a_run_that_is_killed_ends_with_the_same_model_and_metrics(reviews, tmp_path):
+    words = [*WORDS, "--max_steps", "48", "--no_rehearsal"]
     assert main([*words, "--out", "whole"]) == 0
-    kills = "after_optimizer_step:60:kill"  # counted by each process
+    kills = "after_optimizer_step:30:kill"  # counted by each process
     done = toys.python("-m", "loopwright", *words, "--out", "killed", "--supervise", "--json", LW_FAILPOINT=kills)
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == told[-1]["exit_code"] == 0 and told[-1]["event"] == "end", done.stderr
-    assert [each["exit_code"] for each in told if each["event"] == "restart"] == [-9, -9]
+    assert {each["exit_code"] for each in told if each["event"] == "restart"} == {-9}
     for name in ("model/model.safetensors", "eval/predictions.jsonl"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert events(tmp_path / "killed") == events(tmp_path / "whole")
