@@ -10,13 +10,12 @@ from loopwright import api
 from loopwright.cli import main
 from loopwright.config.secrets import is_secret
 from loopwright.errors import InputError
-from loopwright.runs.settings import settle
+from loopwright.runs.settings import remember_trackers, settle
 from loopwright.tasks import get_task
 from loopwright.tasks.consent import allowed_file, remember
 
 TASK = "image-classification"
 SHORT = {"batch": 8, "threads": 1, "max_steps": 2, "rehearsal": False, "quiet": True}
-FLAGS = ["--batch", "8", "--threads", "1", "--max_steps", "2", "--no_rehearsal", "--quiet"]
 CODE = """
 import pathlib
 pathlib.Path("imported").touch()
@@ -77,14 +76,20 @@ def test_code_of_a_folder_needs_the_users_word_once(squares, tmp_path, monkeypat
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))  # of a user who was sent all of it
     for call in calls:
         refused(call, tmp_path)
-    assert main(["predict", str(run.path), image]) == main(["train", str(settings), *FLAGS]) == 2
+    assert main(["predict", str(run.path), image]) == 2
     settings.write_text(settings.read_text() + "allow_code: true\n")
     with pytest.raises(InputError, match="only a flag of the call itself"):
         api.train(TASK, config=settings, **SHORT)
     assert run.predict([image], allow_code=True) == run.predict([image])
     with pytest.raises(InputError, match="augment_with: own_code.inner:same"):
         run.resume(max_steps=4, quiet=True)  # only :net is allowed
-    assert run.resume(max_steps=4, quiet=True, allow_code=True).status == "done"
+    config = run.path / "model" / "config.json"
+    kept = config.read_text()
+    for odd in ("5", '["own_code.inner:net"]', '"own_code.inner"', '"no_such_module:net"', '"own_code.inner.deep:net"'):
+        config.write_text(kept.replace('"own_code.inner:net"', odd))
+        with pytest.raises(InputError):
+            run.predict([image], allow_code=True)
+    config.write_text(kept)
     (tmp_path / "own_code" / "__init__.py").write_text("# changed")
     refused(calls[1], tmp_path)
     assert main(["export", str(run.path), "--to", "out", "--allow_code"]) == 0
@@ -104,9 +109,9 @@ def test_trackers_of_a_foreign_run_are_left_out(squares, tmp_path, monkeypatch):
     assert run.resume(max_steps=3, quiet=True).status == "done" and not boards.exists()
     assert "--report_to tensorboard starts them" in (run.path / "log.txt").read_text()
     assert settle(task, ["--report_to", "tensorboard"], config).training.report_to == ["tensorboard"]
-    run.resume(report_to="tensorboard", quiet=True)
     settings = settle(task, ["--report_to", "tensorboard"], config)
     settings.write(run.folder)
+    remember_trackers(settings, run.folder)
     assert settle(task, config=config).training.report_to == ["tensorboard"]
 
 

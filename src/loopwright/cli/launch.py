@@ -231,7 +231,8 @@ def work(argv: list[str]) -> int:
     folder = folder_in(argv) if is_restarted and argv[0] in _TRAINING else None
     if folder is not None:
         with contextlib.suppress(InputError):  # lost before it had a folder
-            argv = ["resume", str(find_run(folder).path), *(word for word in argv if word in OWN)]
+            words = [word for word in argv if word in OWN]  # the user started this code already
+            argv = ["resume", str(find_run(folder).path), "--allow_code", *words]
     # Only rank 0 prints.
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if is_first() else nowhere):
         code = main(argv)

@@ -265,7 +265,7 @@ class RunJob:
         if training.report_to:
             project = {} if training.project == type(training).project else {"project": training.project}
             name, values = training.run_name or self.folder.id, {**vars(args), **training.to_dict()}
-            values = {name: value for name, value in values.items() if not is_secret(name)}
+            values = {each: value for each, value in values.items() if each != "typed" and not is_secret(each)}
             found.append(TrackerCallback(training.report_to, self.path / "trackers", name, values, **project))
         if args.profile is not None:
             found.append(ProfileCallback(args.profile, self.path / "profile"))

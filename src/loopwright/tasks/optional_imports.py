@@ -20,11 +20,11 @@ def is_object_name(name: str) -> bool:
 
 def import_object(name: str, flag: str, args: Any) -> Any:
     """Import "package.module:function" if the user allows it; modules in the current folder are found too."""
-    module_name, _, attribute = name.partition(":")
-    if not is_object_name(name):
+    if not is_object_name(name := str(name)):  # a file may have anything here
         raise InputError(
             "args.value", f"--{flag} {name} does not name a function", fix=f"--{flag} package.module:function"
         )
+    module_name, _, attribute = name.partition(":")
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
