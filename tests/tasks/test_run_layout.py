@@ -7,11 +7,17 @@ from datetime import datetime
 import pytest
 
 from loopwright.errors import InputError
-from loopwright.run_folder import RunFolder, create_run, find_run, note_in_index, read_index, runs_root
+from loopwright.run_folder import RunFolder, find_run, note_in_index, read_index, runs_root
+from loopwright.runs.creation import create_run
+
+
+def fill(run):
+    run.config.touch()
+    run.data.touch()
 
 
 def make(label="reviews", folder=None):
-    run = create_run(label, {"task": "text-classification"}, folder)
+    run = create_run(label, {"task": "text-classification"}, folder, fill=fill)
     note_in_index(run, task="text-classification", state="running")
     return run
 

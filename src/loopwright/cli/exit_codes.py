@@ -193,7 +193,8 @@ def code_of_run(outcome: Outcome) -> int:
         return failure.exit_code
     if outcome.state == "stopped":
         if is_first():
-            _print(f"stopped and saved; continue with: {resume_command(outcome.run)}")
+            what = "stopped and saved" if outcome.result is not None else "stopped before the first update"
+            _print(f"{what}; continue with: {resume_command(outcome.run)}")
         return PREEMPTED
     return DONE
 

@@ -15,8 +15,15 @@ from loopwright.cli.exit_codes import DONE, NO_CHECKPOINT, failed, print_failure
 from loopwright.cli.help_text import columns
 from loopwright.cli.json_output import print_line, print_objects
 from loopwright.cli.parser import VerbParser, add_json, add_run
-from loopwright.run_folder import find_run, runs_root
-from loopwright.run_folder.summaries import RunSummary, is_owned, list_runs
+from loopwright.run_folder import find_run, live_owner, runs_root
+from loopwright.run_folder.summaries import RunSummary, list_runs
+
+# When a request to stop takes effect, by the phase of the run.
+_STOPS = {
+    "start": "it is starting, and stops before its first update",
+    "": "it stops after its current update, evaluation or save",
+    "finish": "it is trained and saved, and stops its last evaluation; lw resume repeats that",
+}
 
 
 def runs(argv: list[str]) -> int:
@@ -105,10 +112,10 @@ def _rank(run: RunSummary) -> tuple[bool, str, str, float]:
 
 def stop(argv: list[str]) -> int:
     run = find_run(_one_run("stop", argv).run)
-    state = run.status["state"]
-    if state == "running" and is_owned(run.path):
+    state, owner = run.status["state"], live_owner(run.path)
+    if owner is not None:
         run.ask_to_stop()
-        print_line(f"{run.id} was asked to stop")
+        print_line(f"{run.id} was asked to stop: {_STOPS[owner.phase]}")
     else:
         why = "its process is gone" if state == "running" else state
         print_line(f"{run.id} is not running ({why}): nothing to stop")

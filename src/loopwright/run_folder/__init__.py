@@ -16,8 +16,6 @@ from loopwright.run_folder.files import read_json as read_json
 from loopwright.run_folder.files import write_atomically as write_atomically
 from loopwright.run_folder.files import write_json as write_json
 from loopwright.run_folder.layout import RunFolder as RunFolder
-from loopwright.run_folder.layout import check_new_folder as check_new_folder
-from loopwright.run_folder.layout import create_run as create_run
 from loopwright.run_folder.layout import find_run as find_run
 from loopwright.run_folder.layout import note_in_index as note_in_index
 from loopwright.run_folder.layout import read_index as read_index
@@ -25,6 +23,7 @@ from loopwright.run_folder.layout import runs_root as runs_root
 from loopwright.run_folder.lease import Lease as Lease
 from loopwright.run_folder.lease import LeaseError as LeaseError
 from loopwright.run_folder.lease import Owner as Owner
+from loopwright.run_folder.lease import live_owner as live_owner
 from loopwright.run_folder.metrics_log import MetricsLog as MetricsLog
 from loopwright.run_folder.record import METRICS as METRICS
 from loopwright.run_folder.record import RunRecord as RunRecord

@@ -39,7 +39,7 @@ RUNS: Final = "runs"
 LAST: Final = "last"
 STOP: Final = "stop"
 _INDEX: Final = "index.jsonl"
-_RUN: Final = "run.json"
+RUN_FILE: Final = "run.json"
 _ROOT_VARIABLE: Final = "LOOPWRIGHT_RUNS"
 
 
@@ -72,12 +72,12 @@ class RunFolder:
     @property
     def metadata(self) -> dict[str, Any]:
         """The content of run.json."""
-        metadata: dict[str, Any] = read_json(self.path / _RUN, {})
+        metadata: dict[str, Any] = read_json(self.path / RUN_FILE, {})
         return metadata
 
     def record(self, **fields: Any) -> None:
         """Add fields to run.json, or replace them."""
-        write_json(self.path / _RUN, {**self.metadata, **fields})
+        write_json(self.path / RUN_FILE, {**self.metadata, **fields})
 
     @property
     def id(self) -> str:
@@ -117,57 +117,6 @@ class RunFolder:
 def runs_root() -> Path:
     """Return the folder of new runs, where ids are looked up: `runs`, or LOOPWRIGHT_RUNS."""
     return Path(os.environ.get(_ROOT_VARIABLE) or RUNS)
-
-
-def create_run(
-    label: str,
-    metadata: Mapping[str, Any],
-    folder: str | Path | None = None,
-    now: datetime | None = None,
-    word: str | None = None,
-) -> RunFolder:
-    """Create the folder of a new run, by default under `runs_root()`, with its run.json: the id and the metadata."""
-    run_id = new_run_id(label, now, word)
-    path = runs_root() / run_id if folder is None else Path(folder)
-    check_new_folder(path)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        write_json(path / _RUN, {"id": run_id, **metadata})
-    except (PermissionError, FileNotFoundError) as error:
-        raise _cannot_be_created(path, str(error), "--output_dir ") from error
-    return RunFolder(path)
-
-
-def check_new_folder(folder: str | Path, option: str = "--output_dir ") -> None:
-    """Raise an InputError for a folder, given by `option`, that has a run or other files, or cannot be created."""
-    path = Path(folder)
-    nearest = next((place for place in (path, *path.absolute().parents) if place.exists()), path)
-    if not nearest.is_dir():
-        raise _cannot_be_created(path, f"{nearest} is a file", option)
-    if not os.access(nearest, os.W_OK):
-        raise _cannot_be_created(path, f"{nearest} is not writable", option)
-    if (path / _RUN).exists():
-        again = f"lw resume {path}" if option.startswith("--") else f"loopwright.resume({str(path)!r})"
-        another = path.with_name(f"{path.name}-2")
-        fix = f"{again}   or   {option}{_as_given(another, option)}"
-        raise InputError("run.exists", f"{path} already contains a run", fix=fix)
-    if path.is_dir() and any(path.iterdir()):
-        names = ", ".join(sorted(entry.name for entry in path.iterdir())[:5])
-        raise InputError(
-            "run.exists",
-            f"{option}{_as_given(path, option)} is not empty, and a run needs its own folder",
-            saw=[f"it contains {names}"],
-            fix=f"{option}{_as_given(path / 'run', option)}",
-        )
-
-
-def _cannot_be_created(path: Path, why: str, option: str) -> InputError:
-    fix = f"{option}{_as_given(Path('FOLDER'), option)}, in a writable folder"
-    return InputError("disk.write", f"cannot create the folder of the run: {path}", saw=[why], fix=fix)
-
-
-def _as_given(path: Path, option: str) -> str:
-    return str(path) if option.startswith("--") else repr(str(path))
 
 
 def new_run_id(label: str, now: datetime | None = None, word: str | None = None) -> str:
@@ -212,23 +161,32 @@ def read_index(root: Path | None = None) -> list[dict[str, Any]]:
     return list(runs.values())
 
 
+def runs_in(root: Path) -> list[Path]:
+    """Return the run folders in a folder, by name; hidden ones are being created, and links lead to others."""
+    return [path for path in sorted(root.glob("[!.]*")) if (path / RUN_FILE).exists() and not path.is_symlink()]
+
+
 def find_run(name: str | Path) -> RunFolder:
     """Return the run of a folder, an id, the start of one, or "last"; raise an InputError with the nearest name."""
     root = runs_root()
     folder = Path(name)
-    if (folder / _RUN).is_file():
+    if (folder / RUN_FILE).is_file():
         return RunFolder(folder)
     entries = read_index(root)
     if str(name) == LAST:
-        for entry in reversed(entries):
-            if (root / entry["path"] / _RUN).is_file():
-                return RunFolder(root / entry["path"])
+        # A run that was killed before its first update is not in the index yet.
+        noted_at = (root / _INDEX).stat().st_mtime if entries else 0.0
+        known = {entry["id"] for entry in entries}
+        fresh = [((path / RUN_FILE).stat().st_mtime, path) for path in runs_in(root) if path.name not in known]
+        fresh = sorted((at, path) for at, path in fresh if at >= noted_at)
+        for path in [*(root / entry["path"] for entry in entries), *(path for _, path in fresh)][::-1]:
+            if (path / RUN_FILE).is_file():
+                return RunFolder(path)
         raise InputError("run.unknown", f"there is no run yet in {root}", fix="lw train TASK --data FILE")
     paths = {entry["id"]: root / entry["path"] for entry in entries}
-    if root.is_dir():
-        paths |= {path.name: path for path in root.iterdir() if (path / _RUN).is_file() and not path.is_symlink()}
+    paths |= {path.name: path for path in runs_in(root)}
     matches = [one for one in paths if one == str(name)] or [one for one in paths if one.startswith(str(name))]
-    found = [paths[one] for one in matches if (paths[one] / _RUN).is_file()]
+    found = [paths[one] for one in matches if (paths[one] / RUN_FILE).is_file()]
     if len(found) == 1:
         return RunFolder(found[0])
     near = [path.name for path in found] or difflib.get_close_matches(str(name), paths, n=3, cutoff=0.4)

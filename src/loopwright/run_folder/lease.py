@@ -38,6 +38,7 @@ LEASE: Final = "lease.json"
 LOCK: Final = ".lock"
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | NO_FOLLOW
 _SETTLE_SECONDS = 1.0  # how long the process with the lock may take to write its name into lease.json
+_STALE_SECONDS = 60.0
 _HEARTBEATS_PER_STALE = 6
 _LOOKS_PER_STALE = 3  # how often the thread catches up on a missed heartbeat
 _SHORTEST_LOOK_SECONDS = 0.05
@@ -69,6 +70,7 @@ class Owner:
     process_start: int
     started_at: float  # when the lease was taken, in seconds since 1970
     heartbeat: float  # when the owner was last known to be alive, in seconds since 1970
+    phase: str = ""  # outside the training loop, what the owner does
 
     def __str__(self) -> str:
         return f"pid {self.pid} on host {self.host}"
@@ -82,7 +84,9 @@ class Lease:
     gives way to the next one of the same process, which `is_continued` then. `last_saved` is for the error.
     """
 
-    def __init__(self, folder: str | Path, *, stale_seconds: float = 60.0, yields: bool = False) -> None:
+    def __init__(
+        self, folder: str | Path, *, stale_seconds: float = _STALE_SECONDS, yields: bool = False, phase: str = ""
+    ) -> None:
         self.problem: OSError | None = None
         self.yields = yields
         self.last_saved: str | None = None
@@ -94,6 +98,8 @@ class Lease:
         self._descriptor = -1
         self._next_heartbeat = math.inf
         self.is_continued = False
+        self._phase = phase
+        self._previous: Owner | None = None
         self._loss: LeaseError | None = None
         self._writing = threading.RLock()  # never acquired in a forked child, where nobody would release it
         self._thread: threading.Thread | None = None
@@ -130,24 +136,23 @@ class Lease:
         try:
             self._descriptor = os.open(self._folder / LOCK, _LOCK_FLAGS, 0o666)
             is_locked = self._take_lock()
-            previous = _read_owner(self._path)
-            if previous is not None and self._may_be_alive(previous, is_locked):
+            previous = earlier._previous if earlier is not None else _read_owner(self._path)
+            if previous is not None and earlier is None and self._may_be_alive(previous, is_locked):
                 raise LeaseError(
                     f"{self._folder} is in use by {_describe(previous)}. Wait for it to end, or stop it. If you are "
                     f"sure that it has ended, delete {self._path} and try again.",
                     previous,
                 )
             now = time.time()
-            self._owner = Owner(
-                uuid.uuid4().hex, platform.node(), os.getpid(), _boot_id(), _process_start(os.getpid()), now, now
-            )
+            me = (platform.node(), os.getpid(), _boot_id(), _process_start(os.getpid()))
+            self._owner = Owner(uuid.uuid4().hex, *me, now, now, self._phase)
             write_json(self._path, asdict(self._owner))
         except BaseException:
             self._owner = None
             self._close()
             del _held[key]
             raise
-        self._key = key
+        self._key, self._previous = key, previous
         self._loss = None
         self._next_heartbeat = time.monotonic() + self._stale_seconds / _HEARTBEATS_PER_STALE
         self._has_ended.clear()
@@ -323,13 +328,27 @@ def _key_of(folder: Path) -> tuple[int, int, int]:
     return found.st_dev, found.st_ino, os.getpid()
 
 
+def live_owner(folder: Path) -> Owner | None:
+    """Return the live process that trains in a folder, according to its lease; for observers."""
+    try:
+        owner = _read_owner(folder / LEASE)
+    except (LeaseError, OSError):
+        return None
+    if owner is None:
+        return None
+    if owner.host == platform.node() and owner.process_start > 0:  # its processes are visible
+        return owner if owner.pid == os.getpid() or _runs(owner) else None
+    return owner if time.time() - owner.heartbeat < _STALE_SECONDS else None
+
+
 def _read_owner(path: Path) -> Owner | None:
     try:
         content = read_json(path)
         if content is None:
             return None
         kinds = {"str": str, "int": int, "float": float}
-        return Owner(**{field.name: kinds[str(field.type)](content[field.name]) for field in fields(Owner)})
+        named = [field for field in fields(Owner) if field.name in content or field.name != "phase"]
+        return Owner(**{field.name: kinds[str(field.type)](content[field.name]) for field in named})
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise LeaseError(
             f"{path} does not name the owner of the folder: {error!r}. If it has none, delete the file."

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.run_folder.files import DamagedFileError, read_json
-from loopwright.run_folder.layout import RunFolder, read_index, runs_root
-from loopwright.run_folder.lease import LEASE, LeaseError, _read_owner, _runs
+from loopwright.run_folder.layout import RunFolder, read_index, runs_in, runs_root
+from loopwright.run_folder.lease import live_owner
 from loopwright.run_folder.record import METRICS
 
-_STALE_SECONDS = 60.0
-_RUN = "run.json"
 _TAIL_BYTES = 1 << 16
 _ENDED = {"stopped": "stopped", "preempted": "interrupted", "failed": "failed", "running": "interrupted"}
 
@@ -56,25 +52,10 @@ def list_runs(root: Path | None = None) -> list[RunSummary]:
     entries = {entry["id"]: entry for entry in read_index(root)}
     known = {os.path.realpath(root / entry["path"]) for entry in entries.values()}
     found = [_summary(entry, root / entry["path"]) for entry in entries.values()]
-    folders = sorted(root.iterdir()) if root.is_dir() else []
-    for folder in folders:
-        is_run = (folder / _RUN).exists() and not folder.is_symlink()
-        if is_run and os.path.realpath(folder) not in known:
+    for folder in runs_in(root):
+        if os.path.realpath(folder) not in known:
             found.append(_summary({"id": folder.name}, folder))
     return sorted(found, key=lambda run: run.created or 0.0)
-
-
-def is_owned(folder: Path) -> bool:
-    """Return whether a live process trains in a folder, according to its lease; for observers."""
-    try:
-        owner = _read_owner(folder / LEASE)
-    except (LeaseError, OSError):
-        return False
-    if owner is None:
-        return False
-    if owner.host == platform.node() and owner.process_start > 0:  # its processes are visible
-        return owner.pid == os.getpid() or _runs(owner)
-    return time.time() - owner.heartbeat < _STALE_SECONDS
 
 
 def _summary(entry: Mapping[str, Any], path: Path) -> RunSummary:
@@ -103,7 +84,7 @@ def _summary(entry: Mapping[str, Any], path: Path) -> RunSummary:
 
 def _state(run: RunFolder, status: Mapping[str, Any], result: Mapping[str, Any]) -> RunState:
     state = str(status.get("state", "new"))
-    if state == "running" and is_owned(run.path):
+    if state == "running" and live_owner(run.path) is not None:
         return RunState("running")
     if state == "done":
         return RunState("done") if result else RunState("trained", "not evaluated")

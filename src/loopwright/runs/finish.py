@@ -23,7 +23,8 @@ from loopwright.runs.console.end import print_summary
 from loopwright.runs.console.screen import Screen, Waiting
 from loopwright.runs.job import RunJob
 from loopwright.runs.model_card import model_card
-from loopwright.runs.trainer import TaskTrainer
+from loopwright.runs.ownership import Ownership
+from loopwright.runs.trainer import HeedStop, TaskTrainer
 from loopwright.runs.verdicts import ROWS, save_rows, verdict_of
 from loopwright.runs.weights import load_weights
 from loopwright.tasks.adapters import merged
@@ -37,7 +38,7 @@ def finish(run: RunJob, trained: TrainResult, spent: TimeSpent) -> None:
     checkpoint = load_weights(job, folder)
     began = time.monotonic()
     with screen.waiting("evaluating the best model") as waiting:
-        found = evaluate(job, job.eval_dataset, folder.evaluation, screen.print, waiting)
+        found = evaluate(job, job.eval_dataset, folder.evaluation, screen.print, waiting, run.owner)
     metrics, examples = found.metrics, found.examples
     num_evaluations = max(1, len(list(run.trainer.run_history.get_metric_values(run.best.name))))
     result: dict[str, Any] = {
@@ -60,11 +61,13 @@ def finish(run: RunJob, trained: TrainResult, spent: TimeSpent) -> None:
     spent.evaluation += time.monotonic() - began
     job.model = whole_model(job.model)
     if os.environ.get("RANK", "0") in ("", "0"):
+        run.owner.check_folder()
         job.model = merged(job.model)
         drawn = _illustrate(job, folder, examples, screen)
         replace_folder(folder.model, lambda aside: _write_model(job, aside, folder, result))
         folder.write_result(result)
         _write_report(folder, screen)
+        run.owner.check_folder()
         print_summary(run, result, examples, drawn, spent)
 
 
@@ -79,7 +82,7 @@ def _test(run: RunJob, folder: RunFolder) -> dict[str, Any]:
         return {}
     dataset = run.task.create_dataset(job, job.data.rows("test"), is_labelled=True)
     with screen.waiting("evaluating on the test data") as waiting:
-        found = evaluate(job, dataset, folder.evaluation / "test", screen.print, waiting)
+        found = evaluate(job, dataset, folder.evaluation / "test", screen.print, waiting, run.owner)
     values = {**as_json(found.metrics, found.tokens), **intervals_as_json(found.intervals)}
     tested = {f"test_{name}": value for name, value in values.items()}
     rows = found.rows, run.baselines, run.baseline_rows
@@ -97,10 +100,16 @@ class Evaluated(NamedTuple):
 
 
 def evaluate(
-    job: Job, dataset: Any, folder: Path | None, report: Callable[[str], None], waiting: Waiting | None = None
+    job: Job,
+    dataset: Any,
+    folder: Path | None,
+    report: Callable[[str], None],
+    waiting: Waiting | None = None,
+    owner: Ownership | None = None,
 ) -> Evaluated:
     """Evaluate a job's model; a folder, if given, gets the predictions."""
-    callbacks = [] if waiting is None else [CountBatches(waiting)]
+    callbacks: list[TrainerCallback] = [] if waiting is None else [CountBatches(waiting)]
+    callbacks += [] if owner is None else [HeedStop(owner)]
     trainer = TaskTrainer(job, callbacks=callbacks, report=lambda kind, text, **fields: report(text))
     found = trainer.evaluate_fully(dataset, None if folder is None else folder / "predictions.jsonl")
     bounds = {f"eval_{name}{end}" for name in trainer.intervals for end in ("_low", "_high")}

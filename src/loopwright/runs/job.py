@@ -28,8 +28,9 @@ from loopwright.run_folder.parent import SUPERVISED_VARIABLE
 from loopwright.runs.clock import RunLength
 from loopwright.runs.console.screen import Screen
 from loopwright.runs.console.start import print_model, print_notice
+from loopwright.runs.ownership import Ownership
 from loopwright.runs.settings import Settings
-from loopwright.runs.trainer import LENGTH_FLAGS, TaskTrainer, loader_options
+from loopwright.runs.trainer import LENGTH_FLAGS, HeedStop, TaskTrainer, loader_options
 from loopwright.schedulers import get_scheduler
 from loopwright.stepping.graphs import check_graphs
 from loopwright.tasks.adapters import add_adapters, freeze, set_dropout
@@ -65,6 +66,7 @@ class RunJob:
     screen: Screen
     folder: RunFolder | None = None  # None before there is one
     checkpoint: Path | None = None  # the one to resume from; None for a new run, or if none was saved
+    owner: Ownership = field(default_factory=Ownership)
     job: Job = field(init=False)  # what the task gets: model, processor and datasets
     trainer: TaskTrainer = field(init=False)
     window: int = field(init=False)  # micro-batches of an update over all processes
@@ -132,6 +134,7 @@ class RunJob:
     def create_trainer(self, callbacks: Iterable[Any] = (), *, is_trial: bool = False) -> TaskTrainer:
         """Return a trainer with a new optimizer; in a trial it prints nothing and leaves out the training data."""
         report = print_nothing if is_trial else functools.partial(print_notice, self)
+        callbacks = [*callbacks, *([HeedStop(self.owner)] if is_trial else [])]
         return TaskTrainer(self.job, make_optimizer(self.job), callbacks, report=report, is_rehearsal=is_trial)
 
     def length_of(self, num_updates: int | None = None) -> RunLength:

@@ -10,8 +10,10 @@ from loopwright.config.secrets import command_without_secrets
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder, write_atomically
 from loopwright.runs.console.screen import Screen
+from loopwright.runs.creation import is_half_made
 from loopwright.runs.data import ReadingProgress, describe
 from loopwright.runs.kept_config import config_of
+from loopwright.runs.ownership import Ownership
 from loopwright.runs.settings import Settings, remember_trackers, settle
 from loopwright.runs.start import DATA_FLAGS, Outcome, print_left_out
 from loopwright.sources import DataPlan, check_unchanged
@@ -25,6 +27,23 @@ def resume_run(
     folder: RunFolder, changes: Sequence[str] | Mapping[str, Any], screen: Screen, module: Any = None
 ) -> Outcome:
     """Resume a run in its folder; `changes` override its settings, `module` is the model it was given in Python."""
+    if is_half_made(folder.path):
+        raise InputError(
+            "run.unknown",
+            f"{folder.path} has half a run, whose creation was interrupted: there is nothing to resume",
+            fix="give the command that started it again; it removes what is left of it",
+        )
+    owner = Ownership()
+    try:
+        owner.take(folder, "start")
+        return _resume(folder, changes, screen, module, owner)
+    finally:
+        owner.release()
+
+
+def _resume(
+    folder: RunFolder, changes: Sequence[str] | Mapping[str, Any], screen: Screen, module: Any, owner: Ownership
+) -> Outcome:
     task = get_task(str(folder.metadata["task"]))
     config = config_of(folder)
     settings = replace(settle(task, changes, config), module=module)
@@ -53,7 +72,7 @@ def resume_run(
     from loopwright.runs.job import RunJob
     from loopwright.runs.train import train
 
-    return train(RunJob(task, settings, RunData(plan), screen, folder))
+    return train(RunJob(task, settings, RunData(plan), screen, folder, owner=owner))
 
 
 def _check_changes(settings: Settings, folder: RunFolder) -> None:

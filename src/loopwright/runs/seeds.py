@@ -16,8 +16,9 @@ from typing import Any
 from loopwright.config.parser import split_off
 from loopwright.errors import InputError
 from loopwright.report.summary import verdict_text
-from loopwright.run_folder import RunFolder, check_new_folder
+from loopwright.run_folder import RunFolder
 from loopwright.runs.console.screen import Screen, metric_text
+from loopwright.runs.creation import check_new_folder
 from loopwright.runs.provenance import name_of, place_facts
 from loopwright.runs.settings import Settings
 from loopwright.runs.start import Outcome, check_files, start

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopwright.errors import InputError
-from loopwright.run_folder import RunFolder, check_new_folder, create_run, runs_root, write_atomically
+from loopwright.run_folder import Lease, RunFolder, runs_root, write_atomically
 from loopwright.runs.console.screen import Screen
+from loopwright.runs.creation import check_new_folder, create_run, remove_stale
 from loopwright.runs.data import ReadingProgress, describe
+from loopwright.runs.ownership import Ownership
 from loopwright.runs.provenance import write_command
 from loopwright.runs.settings import Settings, check_trackers, remember_trackers, settle
 from loopwright.sources import DataPlan
@@ -59,13 +61,21 @@ def start(
     def create_folder() -> RunFolder:
         metadata = {"task": task.name, "created": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         label = Path(plan.files[0].path).stem if len(plan.files) == 1 else Path(plan.files[0].path).parent.name
-        run = create_run(label, metadata, folder, word=word)
-        write_atomically(run.data, plan.to_json())
-        write_command(run, command)
+        run = create_run(label, metadata, folder, word=word, fill=fill)
+        owner.take(run, "start")
         remember_trackers(settings, run)
         return run
 
-    return train(RunJob(task, settings, RunData(plan), screen), create_folder)
+    def fill(run: RunFolder) -> None:
+        write_atomically(run.data, plan.to_json())
+        write_command(run, command)
+        settings.write(run)
+
+    owner = Ownership()
+    try:
+        return train(RunJob(task, settings, RunData(plan), screen, owner=owner), create_folder)
+    finally:
+        owner.release()
 
 
 def check_files(task: Task, settings: Settings, screen: Screen, known: DataPlan | None = None) -> DataPlan:
@@ -107,9 +117,11 @@ def check_settings(settings: Settings, screen: Screen) -> DataPlan:
     root = runs_root()
     had_root = root.exists()
     folder = root / f".check-{datetime.now():%H%M%S%f}"
-    folder.mkdir(parents=True)
+    if had_root:
+        remove_stale(root, ".check-")
     try:
-        rehearse_only(RunJob(task, settings, RunData(plan), screen, RunFolder(folder)))
+        with Lease(folder):
+            rehearse_only(RunJob(task, settings, RunData(plan), screen, RunFolder(folder)))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if not had_root:

@@ -16,7 +16,7 @@ from loopwright.metrics.paired import read_rows
 from loopwright.progress import StopKind
 from loopwright.report import LiveReport
 from loopwright.results import LearningRateCurve
-from loopwright.run_folder import RunFolder, note_in_index, read_json, runs_root, write_json
+from loopwright.run_folder import RunFolder, RunStatus, note_in_index, read_json, runs_root, write_json
 from loopwright.runs.auto.batch_size import choose_batch
 from loopwright.runs.auto.learning_rate import Search, choose_rate, find_rate
 from loopwright.runs.clock import Pace, TimeSpent
@@ -24,6 +24,7 @@ from loopwright.runs.console import start as start_block
 from loopwright.runs.console.progress import ReportProgress
 from loopwright.runs.finish import finish
 from loopwright.runs.job import RunJob
+from loopwright.runs.ownership import StopAskedError
 from loopwright.runs.provenance import place_facts, run_facts
 from loopwright.runs.start import Outcome
 from loopwright.runs.trial import plan_time, rehearse
@@ -37,7 +38,14 @@ _BASELINES = "baselines.json"
 
 def train(run: RunJob, create_folder: Callable[[], RunFolder] | None = None) -> Outcome:
     """Train in a new run folder, or resume in an existing one; `create_folder` is called when all else is ready."""
-    folder = _prepare(run, create_folder)
+    try:
+        folder = _prepare(run, create_folder)
+    except StopAskedError:
+        assert run.folder is not None
+        if run.checkpoint is None and run.trainer.is_first:
+            RunStatus(run.path).update(state="stopped", message="stopped before the first update")
+            note_in_index(run.folder, task=run.task.name, state="stopped")
+        return Outcome(run.folder, "stopped", None)
     pace, before = Pace(run.length), time.monotonic() - run.screen.began
     watch, trainer, screen = TerminateOnNaNCallback(), run.trainer, run.screen
     live = LiveReport(folder.path) if trainer.is_first else None
@@ -54,7 +62,10 @@ def train(run: RunJob, create_folder: Callable[[], RunFolder] | None = None) -> 
         if watch.triggered or kind is StopKind.NOT_FINITE:
             state = "diverged"
         if state == "done":
+            run.owner.take(folder, "finish")
             finish(run, result, TimeSpent(before, **run_of(trainer).logbook.stopwatch.read()))
+    except StopAskedError:
+        state = "stopped"
     except (KeyboardInterrupt, Preempted) as interruption:
         interruption.__notes__ = [start_block.print_saved(folder, pace.end_saves(), screen)]  # add_note needs 3.11
         raise
@@ -82,14 +93,18 @@ def _prepare(run: RunJob, create_folder: Callable[[], RunFolder] | None) -> RunF
     run.folder = folder
     with _removed_on_failure(folder, is_new and run.trainer.is_first):
         _write_start(run, is_planned)
+        _heed_stop(run)
         if settings.args.rehearsal and run.checkpoint is None:
             rehearse(run)
             run.measure()
+            _heed_stop(run)
         if "learning_rate" in settings.args.auto:
             choose_rate(run)
+            _heed_stop(run)
             run.trainer = run.create_trainer()
         if is_planned:
             plan_time(run)
+            _heed_stop(run)
             start_block.print_batch(run)
             if run.trainer.is_first:
                 settings.write(folder)
@@ -157,6 +172,12 @@ def find_rate_only(run: RunJob, search: Search) -> LearningRateCurve:
     return find_rate(run, search)
 
 
+def _heed_stop(run: RunJob) -> None:
+    """Raise a StopAskedError on all processes if `lw stop` was called."""
+    if gather_objects(run.owner.is_asked_to_stop())[0]:
+        raise StopAskedError
+
+
 def _check_not_auto(run: RunJob) -> None:
     for name in run.args.auto:
         value = f"{getattr(run.training, name):g}"
@@ -172,8 +193,8 @@ def _removed_on_failure(run: RunFolder, is_ours: bool) -> Iterator[None]:
     """Remove the folder of a run that did not reach its first update."""
     try:
         yield
-    except BaseException:
-        if is_ours:
+    except BaseException as error:
+        if is_ours and not isinstance(error, StopAskedError):
             shutil.rmtree(run.path, ignore_errors=True)
             with contextlib.suppress(OSError):
                 runs_root().rmdir()  # if empty: this was the first run

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from loopwright.callbacks import CallbackHandler
+from loopwright.callbacks import CallbackHandler, TrainerCallback
 from loopwright.checkpoint.fingerprint import Change
 from loopwright.data.batch_parts import cut_rows
 from loopwright.engine import create_accelerator
@@ -22,10 +22,12 @@ from loopwright.engine.processes import gather_objects
 from loopwright.engine.sharding import Sharding
 from loopwright.metrics import Intervals
 from loopwright.metrics.paired import RowKeeper, RowScores
+from loopwright.protocols import TrainerLike
 from loopwright.results import EvaluationResult
 from loopwright.run_folder import RunFolder
 from loopwright.runs.early_signals import left_to_the_loop
 from loopwright.runs.kept_config import kept_config
+from loopwright.runs.ownership import Ownership
 from loopwright.stepping.eager import MicroBatchStep
 from loopwright.tasks.base import Job
 from loopwright.tasks.scoring import Examples, PredictionFile, Scorer
@@ -40,6 +42,22 @@ from loopwright.training.run import TrainingRun, run_of
 TRAIN_LOSS = "train_eval_loss"
 LENGTH_FLAGS = ("max_length", "block_size", "max_source_length")
 _NUM_FIRST = 3
+
+
+class HeedStop(TrainerCallback):
+    """Ends what is not the training loop once `lw stop` was called; of several processes none may end alone."""
+
+    asks_alike = True
+
+    def __init__(self, owner: Ownership) -> None:
+        self._owner = owner
+
+    def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        if not run_of(trainer).engine.is_distributed:
+            self._owner.heed()
+
+    def on_eval_step_end(self, trainer: TrainerLike, *args: Any, **kwargs: Any) -> None:
+        self.on_update_end(trainer)
 
 
 class TaskTrainer(Trainer):

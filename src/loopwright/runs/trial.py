@@ -9,6 +9,7 @@ so they cannot diverge. The clock is read only here, and never after the first u
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ from loopwright.protocols import TrainerLike
 from loopwright.quantities import size
 from loopwright.runs.auto.time_budget import Costs, check_fits, plan_text, planned_updates
 from loopwright.runs.job import RunJob, num_tokens
+from loopwright.runs.ownership import TRIALS
 from loopwright.runs.trainer import TaskTrainer, loader_options
 from loopwright.tasks.base import Job
 from loopwright.training.run import run_of
@@ -163,9 +165,8 @@ def _timed_seconds(budget: float) -> float:
 @contextmanager
 def _trial(run: RunJob, watch: _Stopwatch, *callbacks: TrainerCallback) -> Iterator[tuple[TaskTrainer, Path]]:
     """Yield a trainer that the stopwatch times, and a folder for a checkpoint; then restore and remove everything."""
-    folder = run.path / ".trial"
+    folder = run.path / f"{TRIALS}{gather_objects(os.urandom(4).hex())[0]}"  # a killed trial may have left another one
     remove = world_process_zero_only(shutil.rmtree)
-    remove(folder, ignore_errors=True)  # stale, from a process killed during a trial
     trainer = run.create_trainer([watch, *callbacks], is_trial=True)
     with put_back(run.job, trainer.device):
         try:

@@ -32,6 +32,12 @@ def find_rate(run: RunJob, search: Search) -> LearningRateCurve:
     # The first group may learn slower than the rest, such as a backbone.
     rate = float(trainer.optimizer.param_groups[0]["lr"])
     slower = rate / training.learning_rate if training.learning_rate > 0 else 1.0
+
+    def on_update(number: int) -> None:
+        if trainer.num_processes == 1:  # of several processes none may end alone
+            run.owner.heed()
+        waiting.to(number)
+
     with run.screen.waiting("finding a learning rate", search.num_updates) as waiting:
         curve = trainer.find_lr(
             job.train_dataset,
@@ -43,7 +49,7 @@ def find_rate(run: RunJob, search: Search) -> LearningRateCurve:
             bad_samples=training.bad_samples,
             reduction=training.reduction,
             oom=run.args.oom,
-            on_update=waiting.to,
+            on_update=on_update,
         )
     return create_curve([rate / slower for rate in curve.rates], curve.losses, curve.stop_reason)
 
