@@ -223,3 +223,9 @@ def _wrapped(text: str) -> str:
 
     text = visible(text)
     return (folded(text) if sys.stderr.isatty() else text) + "\n"
+
+
+def keep_search_path() -> None:
+    """Keep `python -m` in child processes from finding modules in the current folder, if this process does not."""
+    if not {"", os.getcwd()} & set(sys.path):
+        os.environ["PYTHONSAFEPATH"] = "1"  # from Python 3.11 on

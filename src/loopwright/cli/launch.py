@@ -15,7 +15,17 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from loopwright.cli.exit_codes import BUG, DONE, INPUT, INTERRUPTED, OWN, PREEMPTED, TOGETHER, is_first
+from loopwright.cli.exit_codes import (
+    BUG,
+    DONE,
+    INPUT,
+    INTERRUPTED,
+    OWN,
+    PREEMPTED,
+    TOGETHER,
+    is_first,
+    keep_search_path,
+)
 from loopwright.config.parser import split_off
 from loopwright.errors import InputError
 from loopwright.run_folder import find_run, runs_root
@@ -157,8 +167,7 @@ def _kept_codes(is_verb: bool) -> Iterator[Path | None]:
         return
     with tempfile.TemporaryDirectory(prefix="loopwright-launch-") as folder:
         os.environ[_CODES_VARIABLE] = folder
-        if not {"", os.getcwd()} & set(sys.path):  # as here, python -m finds no modules in the current folder
-            os.environ["PYTHONSAFEPATH"] = "1"
+        keep_search_path()
         try:
             yield Path(folder)
         finally:

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 from loopwright.api import EventLines
-from loopwright.cli.exit_codes import DONE, INTERRUPTED, OWN, PREEMPTED, TOGETHER
+from loopwright.cli.exit_codes import DONE, INTERRUPTED, OWN, PREEMPTED, TOGETHER, keep_search_path
 from loopwright.cli.parser import VerbParser
 from loopwright.errors import InputError, LoopwrightError
 from loopwright.run_folder import find_run
@@ -49,7 +49,9 @@ def supervise(asked: Namespace, folder: Path, first: Sequence[str], again: Seque
         fix = "lw launch -n N --max-restarts 3 -- train ..." if "WORLD_SIZE" in os.environ else "leave it out"
         raise InputError("args.value", "--supervise is for one process on Linux or macOS", fix=fix, flag="--supervise")
     own = [word for word in first if word in OWN]
-    return _Supervisor(asked, folder).run(first, again or ["resume", str(folder), *own])
+    return _Supervisor(asked, folder).run(
+        first, again or ["resume", str(folder), "--allow_code", *own]
+    )  # as the first start
 
 
 class _Supervisor:
@@ -106,6 +108,7 @@ class _Supervisor:
         os.setpgid(0, 0)  # a signal to the group of the supervisor arrives once, from the supervisor
         os.environ[SUPERVISED_VARIABLE] = str(parent)
         if threading.active_count() > 1:  # one of the imports started it: such a process cannot be forked
+            keep_search_path()
             os.execv(sys.executable, [sys.executable, "-m", "loopwright", *argv])
         if self._wants_imports:
             threading.Thread(target=self._send_imports, args=(pipe, furthest), daemon=True).start()
