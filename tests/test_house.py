@@ -26,9 +26,8 @@ from hf.tiny import HF_CONTRACT, Classifier
 from hf.tiny import rows as labelled_rows
 from loopwright import collisions, hf
 from loopwright.cli import main
+from source_trees import SOURCE, modules
 from tasks.reviews import rows, write_csv
-
-SOURCE = Path(__file__).resolve().parents[1] / "src" / "loopwright"
 
 # ----------------------------------------------------------------------------- limits that depend on line counts
 
@@ -191,15 +190,6 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # ------------------------------------------------------------------------------------------------------ helpers
 
 
-@cache
-def modules() -> dict[str, ast.Module]:
-    """Return the syntax tree of each module of the package, by its path inside it."""
-    return {
-        path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted(SOURCE.rglob("*.py"))
-    }
-
-
 def folder_of(path: str) -> str:
     """Return the first-level folder of a module, or "core" for a module at the top level."""
     first, _, rest = path.partition("/")
@@ -213,7 +203,6 @@ def package_of(path: str) -> str:
 
 
 def dotted(path: str) -> str:
-    """Return the name that a module is imported by."""
     parts = ["loopwright", *path.removesuffix(".py").split("/")]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -255,7 +244,6 @@ def is_ours(class_: type) -> bool:
 
 
 def our_bases(class_: type) -> list[type]:
-    """Return the class and its bases, as far as they are ours, in the order of the MRO."""
     return [each for each in class_.__mro__ if is_ours(each)]
 
 
@@ -273,7 +261,6 @@ def class_definitions() -> Iterator[tuple[str, str, ast.ClassDef]]:
 
 
 def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return how many lines a function has without its signature and its docstring."""
     body = function.body if ast.get_docstring(function) is None else function.body[1:]
     return function.end_lineno - first_line(body[0]) + 1 if body else 0
 
@@ -610,7 +597,6 @@ def reachable(module: str, graph: dict[str, set[str]]) -> set[str]:
 
 
 def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Return the groups of modules that import each other."""
     reached = {module: reachable(module, graph) for module in graph}
     groups = {
         frozenset(other for other in reached[module] if module in reached[other])

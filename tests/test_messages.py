@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[1] / "src" / "loopwright"
+from source_trees import modules
+
 GOLDEN = Path(__file__).resolve().parent / "golden" / "messages.txt"
 _OTHER_CALLS = {"Finding", "Preempted", "warn", "notify"}
 
@@ -30,9 +31,9 @@ def texts_in(node: ast.expr) -> str | None:
     return inner if any(isinstance(each, (ast.JoinedStr, ast.Constant)) for each in ast.walk(node)) else None
 
 
-def messages(path: Path) -> Iterator[str]:
+def messages(tree: ast.Module) -> Iterator[str]:
     """Return a line for each message of a module."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not (name_of(node).endswith("Error") or name_of(node) in _OTHER_CALLS):
             continue
         given = [(None, each) for each in node.args] + [(each.arg, each.value) for each in node.keywords]
@@ -44,9 +45,9 @@ def messages(path: Path) -> Iterator[str]:
 
 def all_messages() -> str:
     lines = []
-    for path in sorted(SOURCE.rglob("*.py")):
-        found = sorted(messages(path))
-        lines += [f"{path.relative_to(SOURCE)}", *(f"  {line}" for line in found), ""] if found else []
+    for path, tree in modules().items():
+        found = sorted(messages(tree))
+        lines += [path, *(f"  {line}" for line in found), ""] if found else []
     return "\n".join(lines)
 
 

@@ -7,7 +7,6 @@ import argparse
 import ast
 import inspect
 from multiprocessing import get_context
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +14,8 @@ from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, ExponentialLR, SequentialLR
 from torch.utils.data import DataLoader
 
-import loopwright
+from source_trees import SOURCE, modules
 
-SOURCE = Path(loopwright.__file__).parent
 DOCUMENTED = {"_replace", "_fields", "_asdict", "_make", "_exit", "_getframe"}  # of named tuples, os and sys
 
 # By file: the private names of other projects that it uses.
@@ -121,11 +119,6 @@ def defined_names(tree):
     return found
 
 
-@pytest.fixture(scope="module")
-def trees():
-    return {path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text("utf-8")) for path in SOURCE.rglob("*.py")}
-
-
 def test_private_uses_are_found():
     tree = ast.parse("from a._b import c, _d\nx._e; self._f; getattr(x, '_g'); '_h' in vars(x); '_no'; y._replace()")
     assert sorted(private_uses(tree)) == [
@@ -133,7 +126,8 @@ def test_private_uses_are_found():
     ]
 
 
-def test_every_private_part_that_is_used_is_listed_and_checked(trees):
+def test_every_private_part_that_is_used_is_listed_and_checked():
+    trees = modules()
     ours = set().union(*map(defined_names, trees.values()))
     found = {path: {name for name, *_ in private_uses(tree)} - ours for path, tree in trees.items()}
     listed = {path: USES.get(path, set()) - ours for path in {**trees, **USES}}
@@ -142,13 +136,13 @@ def test_every_private_part_that_is_used_is_listed_and_checked(trees):
     assert len(trees) >= 300 and len(CHECKS) >= 40
 
 
-def test_every_private_part_has_a_comment_that_says_why(trees):
+def test_every_private_part_has_a_comment_that_says_why():
     missing = []
     for path in USES:
         lines = (SOURCE / path).read_text("utf-8").splitlines()
-        uses = list(private_uses(trees[path]))
+        uses = list(private_uses(modules()[path]))
         commented = {name for name, line, is_inherited in uses if is_inherited or has_comment(lines, line)}
-        missing += [f"{path} {name}" for name in USES[path] - commented - defined_names(trees[path])]
+        missing += [f"{path} {name}" for name in USES[path] - commented - defined_names(modules()[path])]
     assert sorted(missing) == []
 
 

@@ -16,13 +16,14 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from source_trees import SOURCE, modules
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = ROOT / "src" / "loopwright"
 TESTS = ROOT / "tests"
 
 # How much there must at least be to look at. These only go up.
@@ -31,15 +32,6 @@ LEAST_CALLBACK_MODULES = 10
 LEAST_TRAINER_ACCESSES = 45
 
 MOST_LINES = 600
-
-
-@cache
-def modules() -> dict[str, ast.Module]:
-    """Return the syntax tree of each module of the package, by its path inside it."""
-    return {
-        path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted(SOURCE.rglob("*.py"))
-    }
 
 
 def read(module: str) -> str:
@@ -58,7 +50,6 @@ def nodes() -> Iterator[tuple[str, ast.AST]]:
 
 
 def imported_names(node: ast.AST) -> list[str]:
-    """Return the dotted names of the modules that an import statement reads."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -92,7 +83,6 @@ def heavy_packages() -> list[str]:
 
 @cache
 def pins() -> dict[str, Requirement]:
-    """Return the pinned requirements by their normalised names."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     requirements = [Requirement(line) for line in lines if line and not line.startswith("#")]
     return {canonicalize_name(requirement.name): requirement for requirement in requirements}

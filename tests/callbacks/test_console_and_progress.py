@@ -213,8 +213,6 @@ def test_a_trainer_with_the_default_callbacks_prints_all_of_it_and_draws_the_rea
 
 
 class Moved(nn.Module):
-    """Notes where it is moved to."""
-
     def __init__(self):
         super().__init__()
         self.moves = []

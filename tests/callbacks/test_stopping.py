@@ -14,8 +14,6 @@ NAN, INF = math.nan, math.inf
 
 
 class Scored(toys.RecordingTrainer):
-    """Records the scores it is given as the metric `score`, one per epoch."""
-
     def train_epoch_end(self):
         self.run_history.update_metric("score", self.scores.pop(0))
 

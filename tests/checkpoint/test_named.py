@@ -35,7 +35,6 @@ def names(model, **others):
 
 
 def stepped(model, optimizer, steps=2):
-    """Give the optimizer a state: a few steps on random data."""
     for _ in range(steps):
         optimizer.zero_grad()
         model(torch.randn(5, 4)).pow(2).mean().backward()

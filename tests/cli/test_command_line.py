@@ -264,15 +264,13 @@ def test_tasks_explain_doctor_and_demo_say_what_there_is_and_refuse_other_words(
 
 
 @pytest.mark.slow
-def test_a_demo_is_an_ordinary_run_that_flags_may_shorten(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_demo_is_an_ordinary_run_that_flags_may_shorten(capsys, tmp_path):
     words = ["--max_train_samples", "32", "--max_eval_samples", "32", "--epochs", "1", "--out", "run"]
-    code, out, _ = run(capsys, "demo", "text-classification", *words)
+    code, out, _ = run(capsys, "demo", "image-classification", *words)
     assert code == 0 and "best " in out
-    assert yaml.safe_load(read_text("run/config.yaml"))["data"] == str(
-        tmp_path / "runs" / "demo-data" / "text-classification"
-    )
-    assert len(json.loads(read_text("run/data.json"))["labels"]["names"]) == 12
+    demo = tmp_path / "runs" / "demo-data" / "image-classification"
+    assert yaml.safe_load(read_text("run/config.yaml"))["data"] == str(demo)
+    assert len(json.loads(read_text("run/data.json"))["labels"]["names"]) == 10
 
 
 def test_each_code_above_the_readers_is_listed_and_has_a_test():

@@ -206,12 +206,12 @@ def test_nor_does_it_where_a_loader_of_somebody_else_has_set_its_handler(quick, 
 
 
 def test_hung_workers_are_replaced_after_the_timeout_of_the_loader(quick, caplog):
-    loader = adopted(Noisy(), 2, shuffle=True, timeout=2)
+    loader = adopted(Noisy(), 2, shuffle=True, timeout=1)
     begun = time.monotonic()
     found = seen(loader.windows(), send(signal.SIGSTOP, only_first=False))
-    assert 2 <= time.monotonic() - begun < 6
+    assert 1 <= time.monotonic() - begun < 6
     assert found == undisturbed(shuffle=True)
-    assert "for 2 s" in caplog.text
+    assert "for 1 s" in caplog.text
 
 
 def test_workers_that_hang_again_and_again_are_an_error_that_names_the_timeout(quick):
@@ -225,7 +225,8 @@ def test_workers_that_hang_again_and_again_are_an_error_that_names_the_timeout(q
 
 
 @pytest.mark.parametrize("has_lock", [False, True])
-def test_closing_a_loader_ends_workers_that_hang_in_an_epoch_that_was_left(has_lock):
+def test_closing_a_loader_ends_workers_that_hang_in_an_epoch_that_was_left(has_lock, monkeypatch):
+    monkeypatch.setattr(workers, "_GRACE_SECONDS", 0.3)
     loader = adopted(Noisy(), 2)
     windows = loader.windows()
     next(windows)

@@ -58,8 +58,6 @@ def asks(event, ask, update=2):
 
 
 class AsksAlike(TrainerCallback):
-    """Asks for a save on all processes, and says so."""
-
     asks_alike = True
 
     def __init__(self, folder):

@@ -21,8 +21,6 @@ CPU = torch.device("cpu")
 
 
 class Part(IterableDataset):
-    """The samples of one process, and of one worker of it."""
-
     is_split_by_process = True
 
     def __init__(self, sizes: tuple[int, ...], rank: int):

@@ -247,8 +247,6 @@ def test_flaw_11_what_was_saved_as_a_checkpoint_can_be_loaded_in_a_fresh_trainer
 
 def test_flaw_12_the_best_model_is_saved_as_asked_and_only_what_was_saved_is_loaded(tmp_path):
     class Scored(subject.recording_trainer_class()):
-        """Records the scores it is given, one per epoch."""
-
         def train_epoch_end(self):
             self.run_history.update_metric("score", self.scores.pop(0))
 

@@ -28,8 +28,6 @@ def deterministic() -> Iterator[None]:
 
 
 class Encoder(nn.Module):
-    """A small transformer with dropout, as it is used for texts."""
-
     def __init__(self, vocabulary: int = 200, width: int = 64, classes: int = 3) -> None:
         super().__init__()
         self.words = nn.Embedding(vocabulary, width)

@@ -149,8 +149,6 @@ def test_a_resumed_run_reports_that_it_keeps_its_accumulation(tmp_path, capsys):
 
 
 class PartlyUsed(Classifier):
-    """Has a layer that its loss does not depend on."""
-
     def __init__(self):
         super().__init__()
         self.unused = nn.Linear(3, 3)

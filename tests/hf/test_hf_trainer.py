@@ -18,7 +18,6 @@ IN_PARTS = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
 
 @pytest.fixture(scope="module")
 def in_parts(tmp_path_factory):
-    """A trained trainer whose updates have several micro-batches."""
     return fit(tmp_path_factory.mktemp("plain"), **IN_PARTS)
 
 

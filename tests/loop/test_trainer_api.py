@@ -729,8 +729,6 @@ def test_a_plateau_scheduler_is_stepped_after_each_epoch_with_its_evaluation_los
 
 
 class WithoutRate(torch.optim.Optimizer):
-    """Takes steps of one length, and has no learning rate to tell."""
-
     def __init__(self, parameters):
         super().__init__(parameters, {})
 

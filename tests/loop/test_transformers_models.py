@@ -42,8 +42,6 @@ class Sentences(Dataset):
 
 @dataclass
 class Output:
-    """What transformers models return, reduced to what is used of it."""
-
     loss: torch.Tensor | None
     logits: torch.Tensor
 

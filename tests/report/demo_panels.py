@@ -101,7 +101,6 @@ def assert_curves_are_drawn(run: RunView, has_evaluations: bool) -> None:
 
 
 def assert_have_data(blocks: Any, titles: list[str]) -> None:
-    """Check that there are blocks of these titles, and that each has something to show."""
     found = {block.title: block for block in blocks}
     assert set(titles) <= set(found), sorted(set(titles) - set(found))
     for title in titles:
@@ -109,7 +108,6 @@ def assert_have_data(blocks: Any, titles: list[str]) -> None:
 
 
 def has_data(block: Any) -> bool:
-    """Return whether a block shows anything but dashes and zeros."""
     if block.kind == "table":
         return any(cell not in ("–", "", 0) for row in block.rows for cell in row[1:])
     if block.kind == "matrix":

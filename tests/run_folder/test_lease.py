@@ -102,7 +102,6 @@ def content(folder):
 
 
 def rewrite(folder, **changes):
-    """Change what lease.json says; return the text."""
     text = json.dumps({**content(folder), **changes})
     (folder / "lease.json").write_text(text)
     return text

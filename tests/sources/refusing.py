@@ -81,7 +81,6 @@ def all_rows(plan: DataPlan, *splits: str) -> list[dict[str, Any]]:
 
 
 def write(path: Path, content: str | bytes) -> Path:
-    """Write a file, text as UTF-8 and with its line breaks as they are."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
     return path

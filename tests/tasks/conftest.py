@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from loopwright import api
+from loopwright.demos.images import image_files
 from tasks.reviews import rows, write_csv
 from tasks.runs import train_in
 from tasks.squares import write_squares
@@ -48,3 +49,15 @@ def copied(finished, tmp_path):
 def squares(tmp_path_factory):
     """Return a folder with a folder of images per colour; it must be left as it is."""
     return write_squares(tmp_path_factory.mktemp("squares"))
+
+
+@pytest.fixture
+def few_scenes(monkeypatch):
+    """Return a function that limits the scenes that a demo draws, by split: a shortened run reads no others."""
+
+    def limit(**most):
+        draw = image_files.digit_scenes
+        few = lambda parts, split, number: draw(parts, split, min(number, most[split]))  # noqa: E731
+        monkeypatch.setattr(image_files, "digit_scenes", few)
+
+    return limit

@@ -20,15 +20,9 @@ _CONTEXT.set_forkserver_preload(
 
 
 def run_lines(*lines: list[object], folder: Path, failpoint: str | None = None) -> tuple[int | None, str]:
-    """Run command lines one after the other in a new process, until one fails.
+    """Run command lines (the words after `loopwright`) in a new process, until one fails; arm the failpoint before.
 
-    Args:
-        lines: the words after `loopwright`.
-        folder: where they are run.
-        failpoint: is armed before, as by LW_FAILPOINT.
-
-    Returns:
-        The exit code (that of the first line that fails; minus the signal that ended the process), and what was said.
+    Returns the exit code (that of the first line that fails; minus the signal that ended the process), and the output.
     """
     said = folder / ".said"
     words = [list(map(str, line)) for line in lines]

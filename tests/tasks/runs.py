@@ -84,18 +84,10 @@ def check_kill(
     resume: tuple[object, ...] = (),
     then: tuple[Any, ...] = (),
 ) -> Path:
-    """Kill a command after an update, move and resume its run, and assert that it ends as one that was not killed.
+    """Kill a command after an update, move and resume its run, and compare it with a run that was not killed.
 
-    Args:
-        folder: of the runs "moved" and "whole".
-        words: the command line.
-        update: after which the process is killed.
-        files: that are the same in both runs.
-        resume: more words for `lw resume`.
-        then: further commands, run on the moved folder in between.
-
-    Returns:
-        The run that was not killed.
+    The runs are "moved" and "whole" in the folder. `files` are the same in both; `resume` are more words for
+    `lw resume`; `then` are commands that are run on the moved folder in between. Returns the run that was not killed.
     """
     code, said = run_lines([*words, "--out", "killed"], folder=folder, failpoint=f"after_optimizer_step:{update}:kill")
     assert code == -signal.SIGKILL, said

@@ -28,7 +28,6 @@ def gpt2(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory):
-    """Return a run from scratch that has ended; its folder must be left as it is."""
     folder = tmp_path_factory.mktemp("learnt")
     data = write_text(folder / "lines.txt", lines(300))
     flags = {**FLAGS, "block_size": 32, "vocab_size": 320, "epochs": 3, "rehearsal": True}

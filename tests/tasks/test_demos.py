@@ -49,10 +49,11 @@ def test_each_demo_is_listed_with_its_seconds(capsys, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", SHORT)
-def test_a_shortened_demo_is_better_than_its_baseline(task, capsys):
+def test_a_shortened_demo_is_better_than_its_baseline(task, capsys, few_scenes):
     if get_task(task).demo_model == "minilm" and find_minilm().folder is None:
         pytest.skip(find_minilm().problem)
     flags, num_rows, metric, least, baseline = SHORT[task]
+    few_scenes(train=300, validation=num_rows)
     words = ["--no_rehearsal", "--logging_steps", "20", "--max_eval_samples", str(num_rows), *flags.split()]
     words += [] if {"--max_steps", "--epochs"} & set(words) else ["--epochs", "1"]
     assert main(["demo", task, *words]) == 0

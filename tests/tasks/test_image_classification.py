@@ -32,7 +32,6 @@ SHORT = {**FLAGS, "epochs": 1, "max_steps": 3, "rehearsal": False}
 
 @pytest.fixture(scope="module")
 def trained(squares, tmp_path_factory):
-    """Return a run that has ended; its folder must be left as it is."""
     return train_in(tmp_path_factory.mktemp("trained"), TASK, data=squares, **FLAGS)
 
 

@@ -21,7 +21,6 @@ def bert(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory):
-    """Return a run from scratch that has ended; its folder must be left as it is."""
     folder = tmp_path_factory.mktemp("learnt")
     data = write_text(folder / "lines.txt", lines(300))
     flags = {**FLAGS, "lr": 3e-3, "block_size": 32, "vocab_size": 400, "epochs": 8, "rehearsal": True}

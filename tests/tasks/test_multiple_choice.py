@@ -44,7 +44,6 @@ def as_lists(made):
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory):
-    """Return a run on SWAG's columns that has ended."""
     folder = tmp_path_factory.mktemp("choices")
     data = write_csv(folder / "swag.csv", rows())
     return train_in(folder, "multiple-choice", data=data, **{**FLAGS, "epochs": 5})

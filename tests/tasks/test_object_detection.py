@@ -35,7 +35,6 @@ def boxes(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(boxes, tmp_path_factory) -> Run:
-    """Return a finished run of the small model; its folder is left as it is."""
     return api.train(TASK, data=boxes, output_dir=tmp_path_factory.mktemp("trained") / "run", epochs=5, **FLAGS)
 
 

@@ -66,7 +66,6 @@ def shapes(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(shapes, tmp_path_factory) -> api.Run:
-    """Return a finished run of the small model; its folder is left as it is."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     return api.train("semantic-segmentation", data=shapes, output_dir=folder, epochs=4, **FLAGS)
 
@@ -396,7 +395,8 @@ def test_the_command_line_predicts_a_folder_of_images(trained, shapes, tmp_path,
 
 
 @pytest.mark.slow
-def test_a_shortened_demo_is_clearly_better_than_its_baseline(capsys):
+def test_a_shortened_demo_is_clearly_better_than_its_baseline(capsys, few_scenes):
+    few_scenes(train=450, validation=60)
     # Images of half the size are enough to begin with, and a quarter of the work.
     words = ["--no_rehearsal", "--epochs", "4", "--class_weights", "balanced"]
     words += ["--image_size", "32", "--max_train_samples", "450", "--max_eval_samples", "60"]

@@ -37,7 +37,6 @@ def first(*numbers):
 
 
 def second(*numbers):
-    """Return a text of the second kind; the same numbers belong together."""
     return " ".join(SECOND[number] for number in numbers)
 
 
@@ -66,7 +65,6 @@ def scored(count=60):
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory):
-    """Return a run on pairs without scores that has ended."""
     folder = tmp_path_factory.mktemp("pairs")
     data = write_csv(folder / "pairs.csv", pairs())
     return train_in(folder, "sentence-embedding", data=data, **{**FLAGS, "epochs": 5})

@@ -75,7 +75,6 @@ def data(tmp_path) -> Path:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> api.Run:
-    """Return a run that has ended; its folder must be left as it is."""
     folder = tmp_path_factory.mktemp("names")
     file = write_jsonl(folder / "names.jsonl", sentences())
     return train_in(folder, TASK_NAME, data=file, **{**FLAGS, "epochs": 4})
