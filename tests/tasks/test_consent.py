@@ -78,6 +78,8 @@ def test_code_of_a_folder_needs_the_users_word_once(squares, tmp_path, monkeypat
     for call in calls:
         refused(call, tmp_path)
     assert main(["predict", str(run.path), image]) == 2
+    settings.write_text(settings.read_text() + "overlays: /outside\n")
+    assert settle(get_task(TASK), [], settings).args.overlays is None  # nor does a file choose where predict writes
     settings.write_text(settings.read_text() + "allow_code: true\n")
     with pytest.raises(InputError, match="only a flag of the call itself"):
         api.train(TASK, config=settings, **SHORT)

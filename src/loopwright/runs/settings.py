@@ -284,6 +284,8 @@ def settle(
         value = getattr(args, name)
         if value is not None and str(value).strip() and os.path.exists(Path(value).expanduser()):
             setattr(args, name, str(Path(value).expanduser().absolute()))
+    if "overlays" not in names and hasattr(args, "overlays"):
+        args.overlays = None  # a file does not choose a folder to write to
     given_values = [getattr(args, name, None) for name in names]
     args.typed = [value for value in given_values if isinstance(value, str)]
     runs = [run for run in map(_run_of, map(Path, parser.config_files)) if run is not None]
