@@ -47,9 +47,6 @@ _BATCH_FLAG = "per_device_eval_batch_size"
 _EVALUATION_FLAGS = ("max_eval_samples", "safe_csv", _BATCH_FLAG)
 
 
-# ------------------------------------------------------------------------------------------------------ the verbs
-
-
 @overload
 def train(
     task: str, *, config: str | Path | None = None, quiet: bool = False, seeds: None = None, **flags: Any

@@ -65,7 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _find(argv: list[str]) -> tuple[Callable[[list[str]], int], list[str]]:
-    """Return the function of the verb, and what follows the verb."""
     first = argv[0] if argv else ""
     if first in ("", "-h", "--help", "help"):
         return functools.partial(_help, code=0 if first else 2), argv[1:]

@@ -117,8 +117,6 @@ class HfArgumentParser(argparse.ArgumentParser):
         for kind in self.dataclass_types:
             self._add_dataclass(kind)
 
-    # --------------------------------------------------------------------------------------------------- parsing
-
     def parse_args_into_dataclasses(
         self,
         args: Sequence[str] | None = None,
@@ -225,8 +223,6 @@ class HfArgumentParser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, str(error)) from error
         self.error(str(error))
 
-    # ------------------------------------------------------------------------------------------------- arguments
-
     def _add_dataclass(self, kind: type) -> None:
         title = getattr(kind, "_argument_group_name", None)
         group = self.add_argument_group(title) if title else self
@@ -274,8 +270,6 @@ class HfArgumentParser(argparse.ArgumentParser):
             text = "YAML or JSON file with values of these flags; a flag overrules it."
             self._config_action = self.add_argument(CONFIG_FLAG, default=argparse.SUPPRESS, metavar="FILE", help=text)
 
-    # ----------------------------------------------------------------------------------------------------- lines
-
     def _with_args_files(self, line: list[str], look_beside_script: bool, filename: Any, flag: str | None) -> list[str]:
         files = []
         if filename:
@@ -321,8 +315,6 @@ class HfArgumentParser(argparse.ArgumentParser):
             return word
         underscored = "--" + name[2:].replace("-", "_")
         return underscored + equals + value if underscored in self._option_string_actions else word
-
-    # ---------------------------------------------------------------------------------------------------- values
 
     def _own_names(self) -> set[str]:
         """Return the names of arguments that are not fields: those added by hand."""
@@ -377,8 +369,6 @@ class HfArgumentParser(argparse.ArgumentParser):
                     inputs[field.name] = False
             outputs.append(kind(**inputs))
         return tuple(outputs)
-
-    # ---------------------------------------------------------------------------------------------------- errors
 
     def unknown_name(self, name: str, place: str = "") -> LoopwrightError:
         """Return the error about an unknown name in a file or a dict."""

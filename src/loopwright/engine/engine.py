@@ -197,7 +197,6 @@ class Engine:
             loss.backward()
 
     def gradients(self) -> list[torch.Tensor]:
-        """Return all gradients; for sharded ones the local part."""
         return [local(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
 
     def begin_gradients(self, is_pad: bool) -> None:

@@ -163,8 +163,6 @@ def _plugin(asked: Sharding | None) -> Any:
 
 @dataclass(frozen=True)
 class _Origin:
-    """The model before sharding, and the options used."""
-
     skeleton: nn.Module | str  # a copy of the original with weights on the meta device; or why there is none
     units: tuple[str, ...]  # names of the modules that are gathered one at a time, inner ones first
     options: dict[str, Any]  # of torch's `fully_shard`

@@ -84,8 +84,6 @@ class HfRun(TrainerCallback):
         self._begun: int | None = None  # the update whose on_step_begin was called
         self._last_evaluated: int | None = None
 
-    # --- before -------------------------------------------------------------------------------------------------
-
     def start(self, resume_from_checkpoint: Any) -> None:
         """Prepare model, data, optimizer and folder, and run the core's loop."""
         trainer, args, core = self._trainer, self._trainer.args, self._trainer.core
@@ -196,8 +194,6 @@ class HfRun(TrainerCallback):
             is_open=True,
         )
 
-    # --- during the run -----------------------------------------------------------------------------------------
-
     def begin(self) -> None:
         trainer, handler = self._trainer, self._trainer.callback_handler
         trainer.state.global_step = trainer.core.progress.update
@@ -303,8 +299,6 @@ class HfRun(TrainerCallback):
             )
         return float(found)
 
-    # --- saving -------------------------------------------------------------------------------------------------
-
     def checkpoint_path(self, update: int) -> Path:
         return Path(self._trainer.args.output_dir) / f"checkpoint-{update}"
 
@@ -355,8 +349,6 @@ class HfRun(TrainerCallback):
     def _saved_arguments(self) -> dict[str, Any]:
         values: dict[str, Any] = self._trainer.args.to_dict()
         return {name: value for name, value in values.items() if name not in _NOT_COMPARED}
-
-    # --- the end ------------------------------------------------------------------------------------------------
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         owner, core, state = self._trainer, self._trainer.core, self._trainer.state

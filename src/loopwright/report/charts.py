@@ -103,7 +103,6 @@ class _Frame:
         return f"{_short(self.x(update))} {_short(self.y(value))}"
 
     def across(self, kind: str, value: float) -> str:
-        """Return a horizontal line at a value."""
         at = _short(self.y(value))
         return f'<line class="{kind}" x1="{_short(_LEFT)}" x2="{_short(self.width - _RIGHT)}" y1="{at}" y2="{at}"/>'
 

@@ -110,7 +110,6 @@ class LiveReport:
         return render([run], self._read_findings(run), stamp)
 
     def view(self) -> RunView:
-        """Read the run's new data."""
         return view(self._folder, self._metrics)
 
     def stamp(self) -> Stamp:

@@ -107,8 +107,6 @@ class TaskParser(HfArgumentParser):
         self._full_names = {name: str(old.new) for name, old in olds.items()}
         self._short_names = {name: str(old.new) for name, old in olds.items() if isinstance(old, arguments.ShortName)}
 
-    # --- values -------------------------------------------------------------------------------------------------
-
     def take(self, action: argparse.Action, option: str | None, given: Any) -> Any:
         name = self._full_names.get(action.dest, action.dest)
         if name in AUTOMATIC and given == _AUTO:
@@ -151,8 +149,6 @@ class TaskParser(HfArgumentParser):
         if name in self._full_names:
             return f"Another name of --{self._full_names[name]}."
         return str(self._option_string_actions[f"--{name}"].help)
-
-    # --- errors -------------------------------------------------------------------------------------------------
 
     def error(self, message: str) -> NoReturn:
         raise InputError("args.value", message, fix=self._explain)

@@ -150,7 +150,6 @@ class FileBytes:
         self.sha256 = sha256_of(self.path) if self.is_gzip else digest.hexdigest()
 
     def line_at(self, offset: int) -> int:
-        """Return the line number, from 1, of this byte, reading the file up to there."""
         starts = range(0, offset, CHUNK_BYTES)
         return 1 + sum(self.read(start, min(CHUNK_BYTES, offset - start)).count(b"\n") for start in starts)
 

@@ -122,7 +122,6 @@ class DataPlan:
 
     @property
     def guesses(self) -> tuple[str, ...]:
-        """The guesses, in sentences to print."""
         return tuple(map(str, self.guessed))
 
     def rows(self, split: str, say: Say | None = None) -> SplitRows:
@@ -144,7 +143,6 @@ class DataPlan:
         )
 
     def to_json(self) -> str:
-        """Return the text of data.json."""
         splits = {}
         for name, split in self.splits.items():
             splits[name] = {"num_rows": len(split), "parts": [part.packed(self.files) for part in split.parts]}
@@ -249,7 +247,6 @@ class SplitRows:
         return found
 
     def place(self, index: int) -> str:
-        """Return the origin of a row: "line 12 of train.csv"."""
         table, row = self._locate(index)
         return f"{table.place(row)} of {table.name}"
 

@@ -55,7 +55,6 @@ class Role:
 
     @property
     def flag(self) -> str:
-        """The option that names its column."""
         return f"--{self.name}_column"
 
 

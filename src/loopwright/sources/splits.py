@@ -21,7 +21,6 @@ _ROUNDED_BITS = 11  # JSON readers with 64-bit floats keep the other 53 exactly
 
 
 def hash_texts(texts: Iterable[str]) -> bytes:
-    """Return eight bytes per text."""
     # JSON allows lone surrogates, which other encodings reject.
     return b"".join([hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts])
 

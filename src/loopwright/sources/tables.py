@@ -75,11 +75,9 @@ class Table(ABC):
 
     @property
     def name(self) -> str:
-        """The name of the file without its folder."""
         return Path(self.path).name
 
     def place(self, index: int) -> str:
-        """Return the location of a row, for error messages."""
         return f"row {index + 1:,}"
 
     def settings(self) -> dict[str, Any]:

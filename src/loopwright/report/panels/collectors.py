@@ -68,7 +68,6 @@ class Collector(ABC):
         return []
 
     def keep(self, sample: Sample, is_hit: bool) -> None:
-        """Choose among the samples to show."""
         (self.hits if is_hit else self.misses).add(sample)
 
     def histogram(self, title: str, *groups: str, note: str = "") -> Histogram:

@@ -26,7 +26,6 @@ class Search:
 
 
 def find_rate(run: RunJob, search: Search) -> LearningRateCurve:
-    """Return the learning-rate curve of a run, and leave its job unchanged."""
     job, training = run.job, run.training
     trainer = run.create_trainer(is_trial=True)
     # The first group may learn slower than the rest, such as a backbone.

@@ -30,7 +30,6 @@ class EventLines:
         self._write({"event": event, **fields, "time": round(time.time(), 3)})
 
     def add(self, event: str, /, **fields: Any) -> None:
-        """Attach fields to the next event of this name."""
         self._added.setdefault(event, {}).update(fields)
 
     def record(self, record: Mapping[str, Any]) -> None:

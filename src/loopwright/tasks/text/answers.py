@@ -21,8 +21,6 @@ _NO_SPAN = 1e4  # no-answer score of a row without any possible span
 
 @dataclass(frozen=True)
 class AnswerRules:
-    """How to choose the answer of a row."""
-
     n_best: int
     may_be_unanswered: bool  # as in SQuAD 2
     threshold: float  # the margin by which the no-answer score must exceed the best span's

@@ -57,8 +57,6 @@ class SentenceEmbeddingArguments(TaskArguments):
 
 @dataclass(frozen=True)
 class PairSchema(Schema):
-    """The schema of pairs; prediction needs no partner."""
-
     def for_prediction(self) -> Schema:
         partner = next(role for role in self.roles if role.name == "text_pair")
         return replace(

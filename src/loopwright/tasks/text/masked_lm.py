@@ -162,8 +162,6 @@ class MaskedLanguageModel(language.LanguageTask):
 
 
 class Masking:
-    """Chooses the target tokens and their replacements."""
-
     def __init__(self, tokenizer: Any, probability: float) -> None:
         self._mask_id = int(tokenizer.mask_token_id)
         self._vocabulary = len(tokenizer)

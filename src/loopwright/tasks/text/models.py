@@ -273,7 +273,6 @@ def load_tokenizer(path: str, *, needs_pad: bool = True, **options: Any) -> Any:
 
 
 def check_fast(tokenizer: Any, path: str | None) -> None:
-    """Refuse a tokenizer that cannot map its tokens to the text."""
     if not tokenizer.is_fast:
         raise InputError(
             "model.tokenizer",

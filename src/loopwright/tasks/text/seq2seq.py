@@ -37,8 +37,6 @@ _SPECIAL_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk
 
 @dataclass
 class SequenceToSequenceArguments(TaskArguments):
-    """The flags that summarization and translation share."""
-
     source_column: str | None = flag(None, "Column of the text to read; inferred if unset.")
     target_column: str | None = flag(None, "Column of the text to write; inferred if unset.")
     source_prefix: str | None = flag(None, "Text to put before each source; the model's own prefix if unset.")

@@ -261,8 +261,6 @@ class VisionTask(Task):
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """Makes features of images without labels."""
-
     features: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
 
     def __call__(self, scene: Any, row: Mapping[str, Any]) -> dict[str, Any]:
