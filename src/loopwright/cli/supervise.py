@@ -18,7 +18,7 @@ import threading
 import time
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -45,24 +45,24 @@ def add_supervise(parser: VerbParser) -> None:
 
 def supervise(asked: Namespace, folder: Path, first: Sequence[str], again: Sequence[str] | None = None) -> int:
     """Run a command line that trains in a folder; after a death run `again`, by default one that resumes the run."""
-    if "WORLD_SIZE" in os.environ or not hasattr(os, "fork"):
-        fix = "lw launch -n N --max-restarts 3 -- train ..." if "WORLD_SIZE" in os.environ else "leave it out"
+    is_alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    if not is_alone or not hasattr(os, "fork"):
+        fix = "leave it out" if is_alone else "lw launch -n N --max-restarts 3 -- train ..."
         raise InputError("args.value", "--supervise is for one process on Linux or macOS", fix=fix, flag="--supervise")
     own = [word for word in first if word in OWN]
-    return _Supervisor(asked, folder).run(
-        first, again or ["resume", str(folder), "--allow_code", *own]
-    )  # as the first start
+    again = again or ["resume", str(folder), "--allow_code", *own]  # the code of the first start
+    return _Supervisor(asked, folder).run(first, again)
 
 
 class _Supervisor:
     def __init__(self, asked: Namespace, folder: Path) -> None:
         self._folder = folder
         self._asked = asked
-        self._wants_imports = (
-            sys.platform == "linux" and not asked.no_standby
-        )  # elsewhere libraries do not survive forks
+        # Modules that are still to be imported, None if unknown. Outside Linux many libraries do not survive a fork.
+        self._imports: list[str] | None = None if sys.platform == "linux" and not asked.no_standby else []
         self._child: int | None = None
         self._signal: int | None = None
+        self._handlers: dict[int, Any] = {}  # those that were replaced
 
     def run(self, first: Sequence[str], again: Sequence[str]) -> int:
         """Return the exit code of the last process; in a process that trains, its own."""
@@ -89,28 +89,33 @@ class _Supervisor:
     def _train(self, argv: Sequence[str], furthest: int) -> int:
         """Run a command line in a new process, and return its exit code."""
         parent, (reading, writing) = os.getpid(), os.pipe()
+        has_threads = threading.active_count() > 1  # one of the imports has started it
         sys.stdout.flush()
         self._child = os.fork() or None
         if self._child is None:
             os.close(reading)
-            return self._run_child(argv, furthest, parent, writing)
+            self._begin_child(parent)
+            if has_threads:  # a fork of them is only good for a fresh start
+                keep_search_path()
+                os.execv(sys.executable, [sys.executable, "-m", "loopwright", *argv])
+            return self._run_child(argv, furthest, writing)
         os.close(writing)
         if self._signal is not None:  # received just before
             os.kill(self._child, self._signal)
         with open(reading, "rb") as pipe:
-            self._import(pipe.readline())  # empty if the process ends before it has trained
+            if self._imports is None and (line := pipe.readline()):  # empty if the process ends before it trains
+                self._imports = json.loads(line)
+        self._import()
         return os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
 
-    def _run_child(self, argv: Sequence[str], furthest: int, parent: int, pipe: int) -> int:
-        for name in (*_FORWARDED, "SIGTSTP"):
-            signal.signal(getattr(signal, name), signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
+    def _begin_child(self, parent: int) -> None:
         end_with_parent(parent)
+        self._restore_handlers()
         os.setpgid(0, 0)  # a signal to the group of the supervisor arrives once, from the supervisor
         os.environ[SUPERVISED_VARIABLE] = str(parent)
-        if threading.active_count() > 1:  # one of the imports started it: such a process cannot be forked
-            keep_search_path()
-            os.execv(sys.executable, [sys.executable, "-m", "loopwright", *argv])
-        if self._wants_imports:
+
+    def _run_child(self, argv: Sequence[str], furthest: int, pipe: int) -> int:
+        if self._imports is None:
             threading.Thread(target=self._send_imports, args=(pipe, furthest), daemon=True).start()
         else:
             os.close(pipe)
@@ -125,26 +130,25 @@ class _Supervisor:
         with open(pipe, "w", encoding="utf-8") as file:
             file.write(json.dumps(list(sys.modules)) + "\n")
 
-    def _import(self, line: bytes) -> None:
+    def _import(self) -> None:
         """Import what the process has imported, as long as it runs."""
         assert self._child is not None
         with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
             warnings.simplefilter("ignore")
-            for name in json.loads(line or b"[]"):
-                if os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                    return
+            while self._imports and os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                name = self._imports.pop(0)
                 if name not in sys.modules and not name.startswith("__"):
                     with contextlib.suppress(Exception):
                         importlib.import_module(name)
-        if line:
-            self._wants_imports = False
-            gc.collect()
-            gc.freeze()  # so that collections in the children copy no pages
+        gc.collect()
+        gc.freeze()  # so that collections in the children copy no pages
 
     def _update(self) -> int:
-        """Return the update that the run has reached."""
+        """Return the update that the run has reached: that of its newest checkpoint, or of its last log."""
         with contextlib.suppress(LoopwrightError, OSError):
-            return int(find_run(self._folder).status.get("update", 0))
+            run = find_run(self._folder)
+            saved = [int(path.name.partition("-")[2]) for path in run.checkpoints.glob("step-*[0-9]")]
+            return max([int(run.status.get("update", 0)), *saved])
         return 0
 
     def _note(self, text: str, code: int, update: int) -> None:
@@ -160,16 +164,19 @@ class _Supervisor:
     @contextlib.contextmanager
     def _forwarding(self) -> Iterator[None]:
         """Pass signals on to the process while the block runs; Ctrl-Z pauses both."""
-        handlers: dict[str, Callable[[int, FrameType | None], Any]] = {
-            **dict.fromkeys(_FORWARDED, self._forward),
-            "SIGTSTP": self._pause,
-        }
-        before = {name: signal.signal(getattr(signal, name), handler) for name, handler in handlers.items()}
+        handlers = {**dict.fromkeys(_FORWARDED, self._forward), "SIGTSTP": self._pause}
+        for name, handler in handlers.items():
+            number = getattr(signal, name)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's nohup is left alone
+                self._handlers[number] = signal.signal(number, handler)
         try:
             yield
         finally:
-            for name, handler in before.items():
-                signal.signal(getattr(signal, name), handler)
+            self._restore_handlers()
+
+    def _restore_handlers(self) -> None:
+        while self._handlers:
+            signal.signal(*self._handlers.popitem())
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         self._signal = number
