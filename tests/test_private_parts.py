@@ -21,6 +21,13 @@ DOCUMENTED = {"_replace", "_fields", "_asdict", "_make", "_exit", "_getframe"}  
 # By file: the private names of other projects that it uses.
 USES = {
     "callbacks/ema.py": {"_foreach_add_", "_foreach_mul_", "_original_forward"},
+    "checkpoint/hidden_state.py": {
+        "_attn_implementation",
+        "_buffers",
+        "_non_persistent_buffers_set",
+        "_parameters",
+        "_version",
+    },
     "cli/parser.py": {"_actions", "_option_string_actions"},
     "config/parser.py": {"_actions", "_argument_group_name", "_option_string_actions"},
     "data/loader.py": {"_utils"},
@@ -51,6 +58,7 @@ USES = {
     "sources/hub.py": {"_fingerprint"},
     "stepping/graphs.py": {"_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"},
     "tasks/adapters.py": {"_DropoutNd"},
+    "tasks/pretrained.py": {"_attn_implementation"},
     "tasks/text/models.py": {"_model_mapping"},
     "tasks/text/seq2seq.py": {"_from_model_config"},
     "training/hyper_parameters.py": {"_get_closed_form_lr", "_milestones", "_schedulers"},
@@ -170,9 +178,18 @@ def _():
     assert tensor._version == before + 1
 
 
-@part("_buffers", "_parameters")
+@part("_attn_implementation")
+def _():
+    from transformers import BertConfig
+
+    assert BertConfig(attn_implementation="eager")._attn_implementation == "eager"
+
+
+@part("_buffers", "_non_persistent_buffers_set", "_parameters")
 def _():
     module = nn.BatchNorm1d(2)
+    module.register_buffer("mask", None, persistent=False)
+    assert module._non_persistent_buffers_set == {"mask"}
     module.register_buffer("absent", None)
     assert module._parameters["weight"] is module.weight and list(module._parameters) == ["weight", "bias"]
     assert module._buffers["running_mean"] is module.running_mean and module._buffers["absent"] is None

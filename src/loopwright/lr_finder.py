@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.callbacks import CallbackHandler, MoveModulesToDeviceCallback, StopTrainingError, TrainerCallback
+from loopwright.checkpoint.hidden_state import is_plain
 from loopwright.engine.seeding import preserved_generators
 from loopwright.engine.sharding import local, split_like
 from loopwright.errors import ConfigError
@@ -251,17 +252,17 @@ class _Smoothed:
 
 
 def _kept_module(module: nn.Module) -> Callable[[], None]:
-    """Return a function that puts back a module's own parameters, buffers and mode; its children are kept separately.
+    """Return a function that puts back a module's own parameters, buffers and plain attributes, such as its mode.
 
     They may be on another device by then, or split over processes.
     """
-    mode = module.training
+    values = {name: value for name, value in vars(module).items() if is_plain(value)}
     # The public iterators leave out entries that are None.
     parameters = {name: _copy(value) for name, value in module._parameters.items()}
     buffers = {name: _copy(value) for name, value in module._buffers.items()}
 
     def put_back() -> None:
-        module.training = mode
+        vars(module).update(values)
         for name, value in parameters.items():
             current = module._parameters.get(name)
             if current is not None and value is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -79,6 +80,7 @@ class StopReason(str):
     """Why a run was stopped early: a text for people, with its `kind` for programs."""
 
     kind: StopKind
+    rule: list[Any] | None = None  # `rule_of` the callback that decided it
 
     def __new__(cls, text: str, kind: StopKind = StopKind.REQUEST) -> StopReason:  # noqa: D102
         reason = super().__new__(cls, text)
@@ -90,6 +92,22 @@ class StopReason(str):
         """Return the reason that an error carries, or the text of the error or of a request as one."""
         given = cause.args[0] if isinstance(cause, BaseException) and cause.args else cause
         return given if isinstance(given, cls) else cls(str(cause))
+
+
+def rule_of(callback: Any) -> list[Any]:
+    """Return what decides when a callback stops: its class, its settings, and the numbers in a user's own code.
+
+    The settings are the arguments that it was made with, or all its attributes if it keeps none of them.
+    """
+    kind, own = type(callback), getattr(callback, "__dict__", {})
+    names = inspect.signature(kind.__init__).parameters.keys() & {name.lstrip("_") for name in own}
+    kept = {name: value for name, value in own.items() if not names or name.lstrip("_") in names}
+    kept = {name: value for name, value in kept.items() if isinstance(value, (bool, int, float, str))}
+    found = () if kind.__module__.startswith("loopwright.") else (*vars(kind).values(), *own.values())
+    codes = [code for code in (getattr(each, "__func__", each) for each in found) if inspect.isfunction(code)]
+    cells = [cell.cell_contents for code in codes for cell in code.__closure__ or ()]
+    numbers = [*(number for code in codes for number in code.__code__.co_consts), *cells]
+    return [kind.__name__, kept, [number for number in numbers if isinstance(number, (int, float))]]
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from loopwright.engine.nested import map_tensors
 from loopwright.engine.processes import gather_objects, gather_rows
 from loopwright.errors import ConfigError, StopTrainingError
 from loopwright.hooks import TrainerHooks
-from loopwright.progress import EVALUATED, TRAINED, Progress, Requests, StopReason
+from loopwright.progress import EVALUATED, TRAINED, Progress, Requests
 from loopwright.results import EvaluationResult, PredictionResult, TrainResult
 from loopwright.run_config import create_run_config
 from loopwright.schedulers import TrainerPlaceholderValues, replace_trainer_placeholder_values
@@ -411,7 +411,7 @@ class Trainer(TrainerHooks):
     def request_stop(self, reason: str) -> None:
         """Request the end of the run at the next update boundary; all processes stop together."""
         requests = self._current_run.requests
-        requests.stop = requests.stop or StopReason.of(reason)
+        requests.stop = requests.stop or self._current_run.reason_of(reason)
 
     def call_event(self, event: str, **kwargs: Any) -> None:
         """Call an event of every callback, with this trainer as its first argument."""
@@ -421,7 +421,7 @@ class Trainer(TrainerHooks):
             # If this process left alone, the others would wait for it forever.
             if not self._current_run.engine.is_distributed:
                 raise
-            self.request_stop(StopReason.of(error))
+            self.request_stop(self._current_run.reason_of(error))
         except (RuntimeError, MemoryError) as error:
             leave_alone(error)
             raise

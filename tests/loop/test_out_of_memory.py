@@ -132,7 +132,7 @@ def test_the_factor_is_kept_and_said_once(tmp_path):
 
 
 def test_a_resumed_split_run_is_bit_for_bit_the_uninterrupted_one(tmp_path):
-    folders = [Checkpointing(tmp_path / name, every_updates=1) for name in "ab"]
+    folders = [Checkpointing(tmp_path / name, every_updates=1, allow_changed_model=True) for name in "ab"]
     straight = fit(make(2, 1000, nn.Dropout(0.3)), checkpoints=folders[0])
     broken = fit(make(2, 1000, nn.Dropout(0.3)), max_num_train_steps=2, checkpoints=folders[1])
     assert broken.progress.update == 2
@@ -148,7 +148,8 @@ def test_a_resumed_split_run_is_bit_for_bit_the_uninterrupted_one(tmp_path):
 
 def test_a_split_run_that_continues_with_exact_sums_continues_whole(tmp_path):
     fit(make(2), eval_dataset=data(6), max_num_train_steps=2, checkpoints=Checkpointing(tmp_path))
-    goes_on = fit(make(), resume_from="auto", reduction="exact", checkpoints=Checkpointing(tmp_path))
+    checkpoints = Checkpointing(tmp_path, allow_changed_model=True)
+    goes_on = fit(make(), resume_from="auto", reduction="exact", checkpoints=checkpoints)
     assert goes_on.num_parts == 1 and goes_on.model.counts == [6, 6, 6, 4]
     said = " ".join(goes_on.said)
     assert "Resuming with whole batches" in said and "Resume guarantee T2" in said
@@ -166,9 +167,9 @@ def test_a_state_that_is_saved_after_an_evaluation_has_the_parts_of_the_run(tmp_
 def test_states_of_before_there_were_parts_are_resumed(tmp_path, monkeypatch):
     fit(make(), max_num_train_steps=2, checkpoints=Checkpointing(tmp_path))
 
-    def without_parts(self, checkpoint):
+    def without_parts(self, checkpoint, path):
         del checkpoint.state["run"]["parts"]
-        restore(self, checkpoint)
+        restore(self, checkpoint, path)
 
     restore = RunCheckpoints.restore
     monkeypatch.setattr(RunCheckpoints, "restore", without_parts)

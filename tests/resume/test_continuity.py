@@ -222,6 +222,7 @@ def test_a_run_resumed_with_the_very_same_optimizer_object_is_exact(make, has_sc
     kwargs = {"num_epochs": 2, "checkpoints": checkpoints, "create_scheduler_fn": schedule}
     toys.fit(trainer, toys.data(16), **kwargs)
     capsys.readouterr()
+    trainer.callback_handler.clear_callbacks()
     toys.fit(trainer, toys.data(16), **kwargs, resume_from="auto")
     assert said(capsys) == []
     assert torch.equal(toys.weights(trainer), toys.weights(whole))

@@ -199,7 +199,8 @@ class CallbackHandler:
     def __init__(self, callbacks: Iterable[Any], limited_by: CallbackHandler | None = None) -> None:
         self.callbacks: list[Any] = []
         self._limited_by = limited_by
-        self._listeners: dict[str, list[Callable[..., Any]]] = {}
+        self._listeners: dict[str, list[tuple[Any, Callable[..., Any]]]] = {}
+        self.calling: Any = None  # the callback whose method runs, or has raised
         self.add_callbacks(callbacks)
 
     def add_callbacks(self, callbacks: Iterable[Any]) -> None:
@@ -239,14 +240,17 @@ class CallbackHandler:
         listeners = self._listeners.get(event)
         if listeners is None:
             listeners = self._listeners[event] = self._find_listeners(event)
-        for listener in listeners:
+        outer = self.calling
+        for self.calling, listener in listeners:
             try:
                 listener(*args, **kwargs)
             except CallbackMethodNotImplementedError:
                 continue
+        self.calling = outer
 
     def release(self) -> None:
         """Release the resources of every callback."""
+        self.calling = None
         for callback in self.callbacks:
             if isinstance(callback, TrainerCallback):
                 callback.release()
@@ -280,14 +284,14 @@ class CallbackHandler:
                     del remaining[index]
                     break
 
-    def _find_listeners(self, event: str) -> list[Callable[..., Any]]:
-        methods = (getattr(callback, event, None) for callback in self.callbacks)
+    def _find_listeners(self, event: str) -> list[tuple[Any, Callable[..., Any]]]:
+        methods = ((callback, getattr(callback, event, None)) for callback in self.callbacks)
         # The base's empty methods are skipped, as events are frequent. A method may also be a plain function (static,
         # or set on the instance), which has no __func__.
         nothing = getattr(TrainerCallback, event, None)
         return [
-            method
-            for method in methods
+            (callback, method)
+            for callback, method in methods
             if method is not None and (nothing is None or getattr(method, "__func__", None) is not nothing)
         ]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from loopwright.callbacks.base import TrainerCallback, require_counts
 from loopwright.callbacks.checkpoints import SaveBestModelCallback
-from loopwright.engine.sharding import copy_model, load_weights, local
+from loopwright.engine.sharding import copy_model, load_weights, local, whole_state
 from loopwright.protocols import TrainerLike
 
 
@@ -146,7 +146,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         self._model = None
 
     def state_dict(self) -> dict[str, Any]:
-        weights = None if self.ema_model is None else dict(self.ema_model.module.state_dict())
+        weights = None if self.ema_model is None else whole_state(self.ema_model.module)
         return {**super().state_dict(), "ema_model": weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

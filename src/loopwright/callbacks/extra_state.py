@@ -6,9 +6,11 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from loopwright.callbacks.base import TrainerCallback
+from loopwright.engine.sharding import load_weights, whole_state
 from loopwright.errors import CheckpointError, ConfigTypeError
 from loopwright.protocols import TrainerLike
 
@@ -38,7 +40,8 @@ class KeepStateCallback(TrainerCallback):
         self.parts = parts
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self.parts.items()}
+        parts = self.parts.items()
+        return {name: whole_state(part) if isinstance(part, nn.Module) else part.state_dict() for name, part in parts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state of every part; raise a CheckpointError, changing nothing, if the parts differ."""
@@ -48,7 +51,10 @@ class KeepStateCallback(TrainerCallback):
                 f"{', '.join(state) or 'none'}: pass the same names to continue that run"
             )
         for name, part in self.parts.items():
-            part.load_state_dict(state[name])
+            if isinstance(part, nn.Module):
+                load_weights(part, state[name])
+            else:
+                part.load_state_dict(state[name])
 
 
 def warn_of_unsaved(trainer: TrainerLike, optimizer: Any, callbacks: Iterable[Any]) -> None:

@@ -39,6 +39,7 @@ class Checkpointing:
         max_stall_seconds: how long training waits for the save before this one; then this one is skipped.
         run_folder: where metrics.jsonl, status.json and the lease are; None is the directory itself.
         allow_changed_data: resume even if the length of the dataset has changed.
+        allow_changed_model: resume even if the model is built differently, with other modules or other dropout.
         name: of a checkpoint's folder; `{update}` is replaced by the number of the update.
         is_open: others may add files to a checkpoint's folder; they are never read. Otherwise an unknown file
             invalidates it.
@@ -57,6 +58,7 @@ class Checkpointing:
     max_stall_seconds: float = 30.0
     run_folder: str | Path | None = None
     allow_changed_data: bool = False
+    allow_changed_model: bool = False
     name: str = "step-{update:010d}"
     is_open: bool = False
     require_exact: bool = False

@@ -29,11 +29,12 @@ from loopwright.checkpoint.saver import Captured, Saver
 from loopwright.checkpoint.state_by_name import load_optimizer_state, optimizer_state, parameter_names
 from loopwright.checkpoint.store import Checkpoint, find_newest, read
 from loopwright.engine.seeding import generator_states, restore_generator_states
+from loopwright.engine.sharding import load_weights, whole_state
 from loopwright.errors import CheckpointError, ConfigError, ConfigTypeError
 from loopwright.run_folder import Lease
 
 # Settings that only a Trainer implements; a hand-written loop has to handle them itself.
-_OF_THE_TRAINER = ("every_epochs", "run_folder", "allow_changed_data", "require_exact")
+_OF_THE_TRAINER = ("every_epochs", "run_folder", "allow_changed_data", "allow_changed_model", "require_exact")
 
 _logger = logging.getLogger("loopwright")
 
@@ -179,7 +180,7 @@ class ResumableState:
         weights, names = self._weights(), self._names()
         state = {
             "run_id": self._run_id,
-            "model_extra": {name: value for name, value in self._model.state_dict().items() if name not in weights},
+            "model_extra": {name: value for name, value in whole_state(self._model).items() if name not in weights},
             "classes": self._classes(),
             "parts": {
                 name: optimizer_state(part, names) if isinstance(part, torch.optim.Optimizer) else part.state_dict()
@@ -207,7 +208,7 @@ class ResumableState:
                 f"{_listed(self._classes())}. Pass the same parts to resume it."
             )
         try:
-            self._model.load_state_dict({**checkpoint.model, **state["model_extra"]})
+            load_weights(self._model, {**checkpoint.model, **state["model_extra"]})
         except RuntimeError as error:
             raise CheckpointError(f"{path} is from another model. {' '.join(str(error).split())}") from None
         for name, part in self._parts.items():

@@ -387,9 +387,21 @@ def split_like(value: Any, sharded: Tensor) -> Any:
     return DTensor.from_local(part.clone(), mesh, placements, shape=value.shape, stride=value.stride(), run_check=False)
 
 
+def whole_state(module: nn.Module) -> dict[str, Any]:
+    """Return a module's state with its non-persistent buffers, for `load_weights`."""
+    return {**dict(module.named_buffers()), **module.state_dict()}
+
+
 def load_weights(module: nn.Module, weights: Mapping[str, Any], strict: bool = True) -> None:
-    """Load weights that may be whole where the module's own are split, or the reverse."""
-    own = module.state_dict()
+    """Load weights that may be whole where the module's own are split, or the reverse; also non-persistent buffers."""
+    own, buffers = module.state_dict(), dict(module.named_buffers())
+    for name in weights.keys() & buffers.keys() - own.keys():
+        holder, _, last = name.rpartition(".")
+        new = weights[name].to(buffers[name].device)
+        if new.shape == buffers[name].shape and new.dtype == buffers[name].dtype:
+            new = buffers[name].detach().copy_(new)
+        module.get_submodule(holder)._buffers[last] = new
+    weights = {name: value for name, value in weights.items() if name in own or name not in buffers}
     fitting = {name: split_like(value, own[name]) if name in own else value for name, value in weights.items()}
     module.load_state_dict(fitting, strict=strict)
 

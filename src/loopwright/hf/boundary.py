@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loopwright.engine.processes import sum_over_processes
+from loopwright.progress import StopReason, rule_of
 from loopwright.training.boundary import Boundary, requests_alone
 from loopwright.training.logbook import Logbook
 from loopwright.training.run import TrainingRun
@@ -12,6 +13,7 @@ from loopwright.training.run import TrainingRun
 if TYPE_CHECKING:
     from loopwright.hf.trainer import Trainer
 
+_BY_CONTROL = "should_training_stop was set"
 REQUESTING_EVENTS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
 
 
@@ -25,6 +27,22 @@ class HfBoundary(Boundary):
 
     def begin(self) -> None:
         owner_of(self.run).core.hf_run.begin()
+
+    def decision(self) -> StopReason | None:
+        control = owner_of(self.run).control
+        if not control.should_training_stop or self.run.signals.received is not None:
+            return super().decision()
+        reason = StopReason(_BY_CONTROL)
+        reason.rule = list(map(rule_of, owner_of(self.run).callback_handler.callbacks))
+        return reason
+
+    def rules(self) -> list[Any]:
+        return [*super().rules(), list(map(rule_of, owner_of(self.run).callback_handler.callbacks))]
+
+    def stay_ended(self, reason: StopReason) -> None:
+        if reason != _BY_CONTROL:
+            super().stay_ended(reason)
+        owner_of(self.run).control.should_training_stop = True
 
     def own_requests(self) -> tuple[int, ...]:
         control = owner_of(self.run).control

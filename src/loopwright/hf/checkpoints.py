@@ -56,8 +56,8 @@ class HfCheckpoints(RunCheckpoints):
             model, state["adapter_base"] = changing(owner.model, model), self._base
         return model, state, files
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        super().restore(completed(owner_of(self.run).model, checkpoint))
+    def restore(self, checkpoint: Checkpoint, path: Path | None = None) -> None:
+        super().restore(completed(owner_of(self.run).model, checkpoint), path)
 
 
 def resume_source(resume_from_checkpoint: Any, output_dir: str) -> str | None:

@@ -34,7 +34,7 @@ from loopwright.runs.trainer import LENGTH_FLAGS, HeedStop, TaskTrainer, loader_
 from loopwright.schedulers import get_scheduler
 from loopwright.stepping.graphs import check_graphs
 from loopwright.tasks.adapters import add_adapters, freeze, set_dropout
-from loopwright.tasks.arguments import NOT_FOLLOWED
+from loopwright.tasks.arguments import MODEL_FLAGS, NOT_FOLLOWED
 from loopwright.tasks.base import Job, Origin, Task
 from loopwright.tasks.data import RunData
 from loopwright.tasks.pretrained import consenting
@@ -228,6 +228,7 @@ class RunJob:
                 run_folder=self.path,
                 allow_changed_data=self.args.allow_changed_data,
                 spare_seconds=_SPARE_SECONDS if SUPERVISED_VARIABLE in os.environ else None,
+                allow_changed_model=self.args.allow_changed_model or not MODEL_FLAGS.isdisjoint(self.settings.given),
             ),
             "log_every": logs if training.logging_strategy == "steps" else sys.maxsize,
             "evaluate_every": length.evaluate_every,

@@ -32,7 +32,9 @@ _AUTO = "auto"
 SCRATCH_LEARNING_RATE = 1e-3
 LENGTHS = ("max_steps", "num_train_epochs")  # replaced by `--time`
 # Known from the run folder, or valid for one call only.
-_NOT_KEPT = frozenset({"output_dir", "task", "allow_changed_data", "profile", "seeds", *CONSENTS})
+_NOT_KEPT = frozenset(
+    {"output_dir", "task", "allow_changed_data", "allow_changed_model", "profile", "seeds", *CONSENTS}
+)
 _PATHS = ("model", "data", "train_file", "validation_file", "test_file")
 _SHORT_NAMES = (
     "Short names: --lr for --learning_rate, --epochs for --num_train_epochs, --batch for "

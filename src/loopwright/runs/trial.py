@@ -23,6 +23,7 @@ from torch.utils.data import Subset
 
 from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint import Checkpointing, read
+from loopwright.checkpoint.hidden_state import plain_values
 from loopwright.checkpoint.state_by_name import optimizer_state, parameter_names
 from loopwright.checkpoint.store import read_manifest, update_of
 from loopwright.data.images import ImageDataset
@@ -31,7 +32,7 @@ from loopwright.engine.memory import release_memory
 from loopwright.engine.nested import iter_tensors
 from loopwright.engine.processes import gather_objects, world_process_zero_only
 from loopwright.engine.seeding import generator_states, restore_generator_states
-from loopwright.engine.sharding import load_weights, local, split_like
+from loopwright.engine.sharding import load_weights, local, split_like, whole_state
 from loopwright.errors import CheckpointError, Preempted
 from loopwright.protocols import TrainerLike
 from loopwright.quantities import size
@@ -177,9 +178,9 @@ def _trial(run: RunJob, watch: _Stopwatch, *callbacks: TrainerCallback) -> Itera
 
 @contextmanager
 def put_back(job: Job, device: torch.device) -> Iterator[None]:
-    """Run a block that trains, then restore weights, buffers, modes and generators bit by bit."""
-    kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in job.model.state_dict().items()}
-    modes = [(module, module.training) for module in job.model.modules()]
+    """Run a block that trains, then restore weights, buffers, plain attributes, modes and generators bit by bit."""
+    kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in whole_state(job.model).items()}
+    values = plain_values(job.model)
     generators = generator_states(device)
     try:
         yield
@@ -187,10 +188,10 @@ def put_back(job: Job, device: torch.device) -> Iterator[None]:
         raise Preempted(f"ended by {error.signal_name}") from None
     finally:
         load_weights(job.model, kept)
+        for holder, before in values:
+            holder.update(before)
         for parameter in job.model.parameters():
             parameter.grad = None
-        for module, mode in modes:
-            module.training = mode
         restore_generator_states(generators, device)
         release_memory(device)
 

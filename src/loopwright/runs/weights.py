@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from loopwright.checkpoint import find_newest, read
+from loopwright.checkpoint.hidden_state import HiddenState
 from loopwright.checkpoint.store import has_checkpoints
 from loopwright.engine import sharding
 from loopwright.errors import CheckpointError
@@ -43,4 +44,5 @@ def load_weights(job: Job, run: RunFolder) -> Path:
         raise CheckpointError(error.what, code=_NONE) from error
     weights = average_in(saved.state) or {**saved.model, **saved.state["model_extra"]}
     sharding.load_weights(job.model, weights)
+    HiddenState(model=job.model).restore(saved.state.get("hidden", {}), next(job.model.parameters()).device)
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from fnmatch import fnmatchcase
 from typing import Any
@@ -123,6 +124,32 @@ def set_dropout(model: Any, share: float) -> None:
     for config in configs.values():
         for name in _dropouts(config):
             setattr(config, name, share)
+    _rebuild_dropout(model)
+
+
+def _rebuild_dropout(model: Any) -> None:
+    """Give a model the modules that its config now asks for: some classes build no dropout where the rate is 0.
+
+    A resumed run builds its model from this config, and must get the same modules.
+    """
+    import torch
+
+    if not hasattr(model, "config_class"):  # not of transformers; perhaps it contains one
+        for child in model.children():
+            _rebuild_dropout(child)
+        return
+    with torch.device("meta"):
+        twin = type(model)(copy.deepcopy(model.config))
+    built = dict(model.named_modules())
+    for path, part in twin.named_modules():
+        own = built.get(path)
+        if own is None or [type(each) for each in part._modules.values()] == [type(e) for e in own._modules.values()]:
+            continue
+        for name, child in [*part._modules.items()]:
+            is_alike = name in own._modules and type(own._modules[name]) is type(child)
+            if not is_alike and child is not None and not [*child.parameters(), *child.buffers()]:
+                own._modules[name] = child.train(own.training)
+        own._modules = {name: own._modules[name] for name in part._modules if name in own._modules}
 
 
 def _dropouts(owner: Any) -> list[str]:

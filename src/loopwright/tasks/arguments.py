@@ -18,6 +18,14 @@ from loopwright.errors import ConfigError
 
 T = TypeVar("T")
 
+# Settings that decide how a model is built: changed on a resume, they explain why it differs from the saved one.
+MODEL_FLAGS: Final = frozenset(
+    ("dropout", "freeze", "lora", "lora_alpha", "lora_dropout", "lora_rank", "lora_target", "loss", "label_smoothing")
+    + ("class_weights", "ignore_index", "image_size", "mask_ratio", "mask_patch_size", "patch_size", "max_length")
+    + ("gradient_checkpointing", "gradient_checkpointing_kwargs", "block_size", "temperature", "objective")
+    + ("max_target_length", "generation_max_length", "num_beams", "source_lang", "target_lang")
+)
+
 # TrainingArguments that tasks do not support: any other value is refused, not ignored.
 NOT_FOLLOWED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "eval_delay": ((0,), "evaluations begin with the first one that is due"),
@@ -151,6 +159,7 @@ class TaskArguments(metaclass=AcceptsOldNames):
     file_kind: str | None = flag(None, "Format of the files if their names do not tell: csv, json, jsonl, txt, ...")
     delimiter: str | None = flag(None, "Delimiter of a csv file; detected if unset.")
     allow_changed_data: bool = flag(False, "Resume even if the data has changed since the run began.")
+    allow_changed_model: bool = flag(False, "Resume even if the model is built differently than when the run began.")
     max_train_samples: int | None = flag(None, "Maximum number of rows to train on.", at_least=1)
     max_eval_samples: int | None = flag(None, "Maximum number of rows to evaluate on.", at_least=1)
 

@@ -75,7 +75,7 @@ def check_config(path: str, config: Any) -> None:
     """Refuse a config that needs code from elsewhere, whose layers would take minutes to build, or with wrong types."""
     parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
     for part in parts:
-        kernel = getattr(part, "_attn_implementation", None)
+        kernel = getattr(part, "_attn_implementation", None)  # transformers has no public name for it
         kernels = kernel.values() if isinstance(kernel, dict) else [kernel]
         if any("/" in str(each) for each in kernels) and "trust_remote_code" not in _given.get():
             raise needs_code(

@@ -8,7 +8,7 @@ import torch
 
 from loopwright.callbacks import TrainerCallback
 from loopwright.callbacks.ema import ModelEma
-from loopwright.engine.sharding import load_weights, local
+from loopwright.engine.sharding import load_weights, local, whole_state
 from loopwright.protocols import TrainerLike
 
 
@@ -53,7 +53,7 @@ class AverageWeights(TrainerCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the average."""
-        return {"average": None if self._average is None else dict(self._average.module.state_dict())}
+        return {"average": None if self._average is None else whole_state(self._average.module)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the saved average."""

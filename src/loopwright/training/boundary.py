@@ -12,7 +12,7 @@ from loopwright.back_reference import BackReference
 from loopwright.data import Window
 from loopwright.engine.processes import gather_objects
 from loopwright.errors import StopTrainingError
-from loopwright.progress import TRAINED, StopKind, StopReason
+from loopwright.progress import TRAINED, StopKind, StopReason, rule_of
 from loopwright.stepping.eager import is_foreign
 
 if TYPE_CHECKING:
@@ -30,6 +30,21 @@ class Boundary:
 
     def __init__(self, run: TrainingRun) -> None:
         self.run = run
+        self._stop: StopReason | None = None  # being served
+
+    def decision(self) -> StopReason | None:
+        """Return why the run ends by its own rules, if it does; a signal or a stop file interrupts it instead."""
+        reason = self.run.stop_reason or self._stop or self.run.requests.stop
+        is_ours = reason is not None and reason.kind not in (StopKind.FILE, StopKind.SIGNAL)
+        return reason if is_ours and self.run.signals.received is None else None
+
+    def rules(self) -> list[Any]:
+        """Return what may stop the run: its callbacks, and the hooks of its trainer."""
+        return [*map(rule_of, self.run.trainer.callback_handler), [type(self.run.trainer).__name__]]
+
+    def stay_ended(self, reason: StopReason) -> None:
+        """End a resumed run at once: it had ended by its own rules."""
+        raise StopTrainingError(reason)
 
     def begin(self) -> None:
         """Called once, when the run is ready for its first update."""
@@ -62,6 +77,7 @@ class Boundary:
         elif not requests.any():
             return
         stop, requests.stop = requests.stop, None
+        self._stop = stop
         if requests.log:
             with run.logbook.spending(None):
                 run.logbook.log()

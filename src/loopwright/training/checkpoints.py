@@ -17,6 +17,7 @@ from loopwright.callbacks.extra_state import warn_of_unsaved
 from loopwright.checkpoint import Checkpoint, read
 from loopwright.checkpoint import sharded_checkpoint as sharded
 from loopwright.checkpoint.fingerprint import Change, fingerprint, tier
+from loopwright.checkpoint.hidden_state import HiddenState, changed_modules, describe_modules
 from loopwright.checkpoint.saver import Captured, Saver
 from loopwright.checkpoint.state_by_name import fitted_state, optimizer_state, parameter_names
 from loopwright.checkpoint.store import Label, check_savable, commit, take_snapshot
@@ -26,6 +27,7 @@ from loopwright.engine.seeding import generator_states, restore_generator_states
 from loopwright.engine.sharding import is_sharded, local, mesh_of, reshard
 from loopwright.errors import CheckpointError, ConfigError
 from loopwright.failpoints import failpoint
+from loopwright.progress import StopReason
 from loopwright.run_folder import LeaseError
 from loopwright.training.hyper_parameters import as_json, hyper_parameters
 from loopwright.training.model_files import check_class, check_shapes
@@ -43,6 +45,10 @@ class RunCheckpoints:
         initial: the hyper-parameters as the user created them; None if the optimizer was used before.
         loaded: the rest of the resumed checkpoint's state until the callbacks have taken theirs, or None.
         is_changed: the run continues with other settings or other data.
+        changes: what the user has changed since the resumed checkpoint.
+        modules: how model and loss function are built; see `describe_modules`.
+        hidden: their state outside `state_dict`.
+        ended: why the resumed run had ended, if it stays so.
     """
 
     run = BackReference["TrainingRun"]()
@@ -54,6 +60,10 @@ class RunCheckpoints:
         self.resumed_from: Path | None = None
         self.loaded: dict[str, Any] | None = None
         self.is_changed = False
+        self.changes: list[Change] = []
+        self.modules: dict[str, list[str]] = {}
+        self.hidden = HiddenState()
+        self.ended: StopReason | None = None
         self._has_loaded_model = False
         self.run = run
 
@@ -85,7 +95,9 @@ class RunCheckpoints:
                 "data": sizes_of(train_dataset=run.train_loader, eval_dataset=run.eval_loader),
             }
         )
-        names = parameter_names(model=run.bare_model(), loss_func=run.trainer.loss_func)
+        modules = {"model": run.bare_model(), "loss_func": run.trainer.loss_func}
+        self.modules, self.hidden = describe_modules(**modules), HiddenState(**modules)
+        names = parameter_names(**modules)
         self.initial = hyper_parameters(run.bare_optimizer(), run.trainer.scheduler, names)
 
     def start(self) -> None:
@@ -123,6 +135,7 @@ class RunCheckpoints:
                 f"What differs: {'; '.join(map(str, that_matter))}."
             )
         self.is_changed = self.is_changed or bool(that_matter)
+        self.changes += changes
         for change in changes:
             text = f"Changed since the checkpoint (new value used): {change}"
             self.run.trainer.notify("resume.changes", text, change=change)
@@ -148,6 +161,8 @@ class RunCheckpoints:
             "loss_func": dict(trainer.loss_func.state_dict()) if isinstance(trainer.loss_func, nn.Module) else {},
             "generators": generator_states(engine.device),
             "num_processes": engine.num_processes,
+            "modules": self.modules,
+            "hidden": self.hidden.changed(),
         }
         entries = model.state_dict()
         state["model_extra"] = {name: value for name, value in entries.items() if not isinstance(value, torch.Tensor)}
@@ -157,6 +172,7 @@ class RunCheckpoints:
 
     def _run_state(self) -> dict[str, Any]:
         run, loader = self.run, self.run.train_loader
+        reason = run.boundary.decision()
         skips = run.settings.bad_samples == "skip" and loader is not None
         return {
             "progress": run.progress.state_dict(),
@@ -166,6 +182,9 @@ class RunCheckpoints:
             "gradient_norm": run.gradient_norm,
             "losses": gather_objects(run.losses.state_dict()),
             "made": self.initial,
+            "stop": None
+            if reason is None
+            else [str(reason), reason.kind.value, reason.rule or [type(run.trainer).__name__]],
             "skipped_in_a_row": run.logbook.skipped_in_a_row,
             "parts": asdict(run.memory.parts),
             "skipped_samples": dict(loader.agree_on_skipped()) if skips else {},
@@ -179,22 +198,26 @@ class RunCheckpoints:
         reshard(model)
         return sharded.read_for(model.state_dict(), mesh_of(model), path)
 
-    def restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self, checkpoint: Checkpoint, path: Path | None = None) -> None:
         """Put a checkpoint's model, optimizer, scheduler, scaler and generators back into the trainer.
 
         History and callbacks are not touched: they belong to the run, which may be another one. A CheckpointError names
-        what differs if the checkpoint is of another model or optimizer; nothing is changed then.
+        what differs if the checkpoint is of another model or optimizer; nothing is changed then. A run that
+        resumes from `path` must have its modules built alike as well.
         """
         trainer, engine, state = self.run.trainer, self.run.engine, checkpoint.state
         model, optimizer = self.run.bare_model(), self.run.bare_optimizer()
         weights = {**checkpoint.model, **state["model_extra"]}
         check_shapes("the checkpoint", model.state_dict(), weights)
+        if path is not None:
+            self._check_modules(path, state)
         check_class("optimizer", state["optimizer_class"], optimizer, "pass an optimizer of the same class")
         if state["scheduler"] is not None and trainer.scheduler is not None:
             check_class("scheduler", state["scheduler_class"], trainer.scheduler, "pass the same create_scheduler_fn")
         names = parameter_names(model=model, loss_func=trainer.loss_func)
         fitted = fitted_state(optimizer, state["optimizer"], names)
         model.load_state_dict(weights)
+        self.hidden.restore(state.get("hidden", {}), engine.device)  # older states have none
         if state["loss_func"] and isinstance(trainer.loss_func, nn.Module):
             trainer.loss_func.load_state_dict(state["loss_func"])
         optimizer.load_state_dict(fitted)
@@ -205,6 +228,21 @@ class RunCheckpoints:
         if state["num_processes"] == engine.num_processes == 1:
             restore_generator_states(state["generators"], engine.device)
         self.loaded = state
+
+    def _check_modules(self, path: Path, state: dict[str, Any]) -> None:
+        """Raise a CheckpointError if the model is built differently, unless that is allowed; report the differences."""
+        if self.initial is None:
+            return  # used before in this process: what it holds is not what it was built with
+        policy = self.run.settings.checkpoints
+        changes = changed_modules(state.get("modules") or self.modules, self.modules, state.get("hidden", {}))
+        of_model = [change for change in changes if change.name.split(".")[0] == "model"]
+        if of_model and (policy is None or not policy.allow_changed_model):
+            more = f" ({len(of_model) - 1} more differences)" if len(of_model) > 1 else ""
+            raise CheckpointError(
+                f"the model is not built like the one in {path}: {of_model[0]}{more}. Build it as before, or use the "
+                "current one with --allow_changed_model or Checkpointing(..., allow_changed_model=True)."
+            )
+        self.announce(path, changes, changes)
 
     # --- saving -------------------------------------------------------------------------------------------------
 

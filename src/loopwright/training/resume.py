@@ -19,9 +19,9 @@ from loopwright.data import Loader
 from loopwright.engine.engine import check_reduction
 from loopwright.engine.processes import world_process_zero_only
 from loopwright.errors import CheckpointError, ConfigError, ConfigTypeError, DataError
-from loopwright.progress import Parts
+from loopwright.progress import Parts, StopKind, StopReason
 from loopwright.settings import RunSettings
-from loopwright.training.hyper_parameters import apply_changes, begin_schedule
+from loopwright.training.hyper_parameters import apply_changes, as_json, begin_schedule
 
 if TYPE_CHECKING:
     from loopwright.training.run import TrainingRun
@@ -199,7 +199,7 @@ def resume(run: TrainingRun, path: Path) -> None:
     types = changed_types(checkpoint.model, run.bare_model().state_dict())
     checkpoints.announce(path, types, types)
     groups = [dict(group) for group in getattr(run.bare_optimizer(), "param_groups", ())]
-    checkpoints.restore(checkpoint)
+    checkpoints.restore(checkpoint, path)
     state, saved = checkpoint.state, checkpoint.state["run"]
     checkpoints.resumed_from = path
     schedule = state["scheduler"]
@@ -214,6 +214,7 @@ def resume(run: TrainingRun, path: Path) -> None:
         trainer.notify("resume.scheduler", f"Starting a {name}: the saved run had no scheduler", name=name)
         begin_schedule(run.bare_optimizer(), groups)
     _take_position(run, saved)
+    _keep_ended(run, saved.get("stop"))
     trainer.run_history.load_state_dict(state["history"])
     trainer.run_history._set_epoch(run.first_epoch + run.progress.epoch)
     world_process_zero_only(leave_newer_behind)(path, run.settings.checkpoints, trainer.notify)
@@ -232,6 +233,18 @@ def _take_position(run: TrainingRun, saved: dict[str, Any]) -> None:
         if loader is not None:
             loader.seed = run.seed
     run.train_loader.skipped = dict(saved["skipped_samples"])
+
+
+def _keep_ended(run: TrainingRun, stop: list[Any] | None) -> None:
+    """Keep a run ended that ended by its own rules, unless the user has changed one of them, or another setting."""
+    if stop is None:
+        return
+    text, kind, rule = stop
+    if not run.checkpoints.changes and rule in as_json(run.boundary.rules()):
+        run.checkpoints.ended = StopReason(text, StopKind(kind))
+        run.checkpoints.ended.rule = rule
+        return
+    run.trainer.notify("resume.ended", f"Training on, although the run had ended: {text}", reason=text)
 
 
 def _restored_parts(run: TrainingRun, saved: dict[str, int]) -> Parts:

@@ -35,7 +35,7 @@ from loopwright.engine.signals import SignalWatch
 from loopwright.errors import StopTrainingError
 from loopwright.failpoints import failpoint
 from loopwright.keys import forward_key
-from loopwright.progress import EVALUATED, FINISHED, TRAINED, TRAINING, Progress, Requests, StopReason
+from loopwright.progress import EVALUATED, FINISHED, TRAINED, TRAINING, Progress, Requests, StopReason, rule_of
 from loopwright.results import TrainResult
 from loopwright.schedulers import StatefulSchedulerBase
 from loopwright.settings import RunSettings
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 _CARRIED = (
     *("settings", "engine", "accelerator", "progress", "losses", "seed", "first_epoch", "run_id"),
     *("memory.parts.train", "checkpoints.metadata", "checkpoints.initial"),
+    *("checkpoints.modules", "checkpoints.hidden"),
     *("logbook.record", "logbook.speed", "logbook.stopwatch", "logbook.num_graphed_updates"),
 )
 
@@ -244,6 +245,8 @@ class TrainingRun:
         self.stepper = plan_stepper(self)
         self.logbook.start_clock()
         self.boundary.begin()
+        if checkpoints.ended is not None:
+            self.boundary.stay_ended(checkpoints.ended)
 
     @contextmanager
     def ending(self) -> Iterator[None]:
@@ -275,7 +278,7 @@ class TrainingRun:
     def stop(self, error: StopTrainingError) -> None:
         """Stop the run early: report why, drop the unfinished update, call the event."""
         trainer = self.trainer
-        self.stop_reason = StopReason.of(error)
+        self.stop_reason = self.reason_of(error)
         trainer.notify("stop", str(error), reason=self.stop_reason)
         self.requests.stop = None  # a stop requested meanwhile is done
         if self.progress.stage == FINISHED:
@@ -285,6 +288,12 @@ class TrainingRun:
             trainer.call_event("on_stop_training_error", error=error)
         except StopTrainingError as another:
             trainer.notify("stop", str(another), reason=StopReason.of(another))
+
+    def reason_of(self, cause: BaseException | str) -> StopReason:
+        """Return why to stop, with the callback that decided it."""
+        reason, callback = StopReason.of(cause), self.trainer.callback_handler.calling
+        reason.rule = reason.rule or (None if callback is None else rule_of(callback))
+        return reason
 
     # --- the epoch ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,185 @@
+"""A resumed run has the model of the first start, with all that its forward passes change, and ends where it ended."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import gelu, relu
+
+import toys
+from loopwright import Checkpointing, Trainer
+from loopwright.callbacks import EarlyStoppingCallback, KeepStateCallback, ModelEmaCallback, TrainerCallback
+from loopwright.checkpoint import ResumableState
+from loopwright.errors import CheckpointError, StopTrainingError
+
+
+class Wandering(nn.Module):
+    """A model whose output depends on state that `state_dict` leaves out; `kind` says how it is kept."""
+
+    def __init__(self, kind="buffer", size=3, act=relu):
+        super().__init__()
+        self.layer, self.kind, self.act, self.count = nn.Linear(4, 1), kind, act, 0
+        if kind == "tensor":
+            self.moved = torch.zeros(size)
+        else:
+            self.register_buffer("moved", None if kind == "late" else torch.zeros(size), persistent=False)
+
+    def forward(self, inputs):
+        if self.training:
+            self.count += 1
+            if self.kind == "in place":
+                self.moved += 0.25
+            elif self.kind != "count":
+                self.moved = (torch.zeros(3) if self.moved is None else self.moved) + 0.25
+        shift = self.count if self.moved is None else self.moved[0] + self.count
+        return self.act(self.layer(inputs)) + shift
+
+
+def fit(folder, model, callbacks=(), num_epochs=2, dataset=None, loss=None, **kwargs):
+    policy = {name: kwargs.pop(name) for name in ("allow_changed_model", "require_exact") if name in kwargs}
+    checkpoints = None if folder is None else Checkpointing(folder, every_updates=1, keep_best=None, **policy)
+    trainer = Trainer(model, loss or nn.MSELoss(), torch.optim.AdamW(model.parameters(), 0.01), callbacks=callbacks)
+    resume_from = "auto" if folder is not None else None
+    trainer.result = trainer.train(
+        dataset or toys.data(16), num_epochs=num_epochs, per_device_batch_size=4, seed=1, checkpoints=checkpoints,
+        resume_from=resume_from, **kwargs
+    )  # fmt: skip
+    return trainer
+
+
+def made(make, seed=0):
+    torch.manual_seed(seed)
+    return make()
+
+
+KINDS = [
+    ("buffer", 3),
+    ("in place", 3),
+    ("in place", 70_000),
+    ("buffer", 70_000),
+    ("late", 3),
+    ("tensor", 3),
+    ("count", 3),
+]
+
+
+@pytest.mark.parametrize(("kind", "size"), KINDS)
+def test_state_outside_the_state_dict_is_saved_and_restored(kind, size, tmp_path):
+    whole = fit(None, made(lambda: nn.Sequential(Wandering(kind, size))))
+    fit(tmp_path, made(lambda: nn.Sequential(Wandering(kind, size))), [toys.stop_at(3)])
+    resumed = fit(tmp_path, made(lambda: nn.Sequential(Wandering(kind, size)), seed=5))
+    assert resumed.progress.update == 8 and torch.equal(toys.weights(resumed), toys.weights(whole))
+    assert resumed.model[0].count == whole.model[0].count == 8
+    assert kind == "count" or torch.equal(resumed.model[0].moved, whole.model[0].moved)
+
+
+def test_the_buffers_of_averages_kept_parts_and_of_a_loop_of_ones_own_are_state_too(tmp_path):
+    def run(folder, *callbacks):
+        ema, part = ModelEmaCallback(0.5, False, tmp_path / "ema.pt"), Wandering("in place")
+        count = toys.callback(on_update_end=lambda trainer, **kwargs: part(torch.zeros(1, 4)))
+        fit(folder, made(partial(Wandering, "in place")), [ema, KeepStateCallback(part=part), count, *callbacks])
+        return ema.ema_model.module.moved, part.moved
+
+    whole = run(None)
+    run(tmp_path / "run", toys.stop_at(3))
+    assert all(map(torch.equal, run(tmp_path / "run"), whole)) and whole[1][0] == 2.0
+    for steps in (1, 2):
+        model = Wandering("in place")
+        state = ResumableState(
+            Checkpointing(tmp_path / "own", keep_best=None), model, optimizer=torch.optim.SGD(model.parameters(), 0.1)
+        )
+        state.restore()
+        model(torch.zeros(1, 4))
+        state.save(steps, {})
+        state.close()
+    assert float(model.moved[0]) == 0.5
+
+
+def stack(*layers):
+    return lambda: nn.Sequential(*layers)
+
+
+CHANGES = {
+    "p": (stack(nn.Linear(4, 1), nn.Dropout(0.1)), stack(nn.Linear(4, 1), nn.Dropout(0.2))),
+    "class": (stack(nn.Linear(4, 1), nn.Identity()), stack(nn.Linear(4, 1), nn.Dropout(0.2))),
+    "more": (stack(nn.Linear(4, 1)), stack(nn.Linear(4, 1), nn.Tanh())),
+    "function": (Wandering, partial(Wandering, act=gelu)),
+    "frozen": (stack(nn.Linear(4, 4), nn.Linear(4, 1)), lambda: frozen(nn.Linear(4, 4), nn.Linear(4, 1))),
+    "momentum": (stack(nn.BatchNorm1d(4), nn.Linear(4, 1)), stack(nn.BatchNorm1d(4, momentum=0.5), nn.Linear(4, 1))),
+}
+NAMED = {
+    "p": "model.1.p: 0.1 -> 0.2", "class": "model.1: 'Identity' -> 'Dropout'", "more": "model.1: None -> 'Tanh'",
+    "function": "model.act: 'relu' -> 'gelu'", "frozen": r"model.0.frozen parameters: \[\] -> \['weight'\]",
+    "momentum": "model.0.momentum: 0.1 -> 0.5",
+}  # fmt: skip
+
+
+def frozen(*layers):
+    layers[0].weight.requires_grad_(False)
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_model_that_is_built_differently_is_refused_by_name(name, tmp_path, capsys):
+    first, second = CHANGES[name]
+    fit(tmp_path, made(first), [toys.stop_at(3)])
+    with pytest.raises(CheckpointError, match=f"{NAMED[name]}.*allow_changed_model=True"):
+        fit(tmp_path, made(second))
+    assert fit(tmp_path, made(second), allow_changed_model=True).progress.update == 8
+    assert "Changed since the checkpoint (new value used): " + NAMED[name].replace("\\", "") in capsys.readouterr().out
+
+
+def test_a_changed_loss_function_is_reported(tmp_path, capsys):
+    fit(tmp_path, made(Wandering), [toys.stop_at(3)], loss=nn.HuberLoss())
+    assert fit(tmp_path, made(Wandering), loss=nn.HuberLoss(delta=0.5)).progress.update == 8
+    assert "loss_func.delta: 1.0 -> 0.5" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------ the end of a run
+
+
+class StopsAt(TrainerCallback):
+    def __init__(self, update, how="request"):
+        self.update, self.how = update, how
+
+    def on_update_end(self, trainer, **kwargs):
+        if trainer.progress.update == self.update and self.how == "request":
+            trainer.request_stop("enough")
+        elif trainer.progress.update == self.update:
+            raise StopTrainingError("enough")
+
+
+STOPS = {
+    "early stopping": lambda more=0: EarlyStoppingCallback(1 + more, 100.0, "train_loss_epoch"),
+    "request": lambda more=0: StopsAt(5 + more),
+    "error": lambda more=0: StopsAt(5 + more, "error"),
+    "lambda": lambda more=0: toys.stop_at(5 + more),
+}
+
+
+@pytest.mark.parametrize("point", ["before_final_save", "run_end", "after", "last state"])
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_run_that_ended_by_its_own_rule_stays_ended_until_the_rule_is_changed(stop, point, tmp_path, monkeypatch):
+    whole = fit(None, made(lambda: nn.Linear(4, 1)), [STOPS[stop]()], num_epochs=4)
+
+    def killed(name):
+        if name == point:
+            raise SystemError
+
+    monkeypatch.setattr("loopwright.training.run.failpoint", killed)
+    monkeypatch.setattr("loopwright.training.checkpoints.failpoint", killed)
+    try:
+        fit(tmp_path, made(lambda: nn.Linear(4, 1)), [STOPS[stop]()], num_epochs=4)
+    except SystemError:
+        assert point in ("before_final_save", "run_end")
+    monkeypatch.undo()
+    for _ in range(2):
+        resumed = fit(tmp_path, made(lambda: nn.Linear(4, 1), seed=3), [STOPS[stop]()], num_epochs=4)
+        assert resumed.progress.update == whole.progress.update < 16
+        assert resumed.result.stop_reason == whole.result.stop_reason
+        assert resumed.result.stop_reason.kind == whole.result.stop_reason.kind
+        assert torch.equal(toys.weights(resumed), toys.weights(whole))
+    on = fit(tmp_path, made(lambda: nn.Linear(4, 1)), [STOPS[stop](1)], num_epochs=4)
+    assert on.progress.update == whole.progress.update + (4 if stop == "early stopping" else 1)
+    assert fit(tmp_path, made(lambda: nn.Linear(4, 1)), num_epochs=4).progress.update == 16
