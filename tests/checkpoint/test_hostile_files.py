@@ -1,17 +1,24 @@
 """Files that were made to mislead: refused by name, in little time and memory, and nothing in them is run."""
 
+import collections
+import copy
 import hashlib
 import json
 import os
 import pickle
+import random
 import shutil
 import struct
 import time
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
+import loopwright
 from loopwright.checkpoint import find_newest, read, store, write
 from loopwright.checkpoint import tensor_file as tensor_file_module
 from loopwright.checkpoint.store import _canonical, read_manifest
@@ -81,7 +88,8 @@ def test_entries_that_lie_about_their_place_or_size_are_refused_by_name(tmp_path
         {**entry, "data_offsets": [8, 16]},
         {**entry, "data_offsets": [-8, 0]},
         {**entry, "shape": [10**9, 10**9, 10**9]},
-        {**entry, "shape": [float("nan")]},
+        {**entry, "shape": [2**70]},
+        {**entry, "shape": [2] + [1] * 100},
         {**entry, "shape": [True, 2]},
         {**entry, "dtype": "F31"},
         {"dtype": "F32"},
@@ -98,6 +106,85 @@ def test_bytes_that_no_entry_accounts_for_are_refused(tmp_path):
     folder = checkpoint(tmp_path / "a")
     replace(folder, "model.safetensors", tensor_file({"__metadata__": identity(folder)}, b"payload"))
     assert "its tensors take 0 bytes of 7" in refusal(folder)
+
+
+@pytest.mark.parametrize("piece", [b"[],", b"{},", b'{"a":0},', b"0,", b"1.5,", b'"\\ud83d",'])
+def test_a_large_state_is_refused_before_it_takes_memory(tmp_path, piece):
+    folder = checkpoint(tmp_path / "a")
+    for size in (20_000_000, 3_000_000):
+        replace(folder, "state.json", b'{"state": [' + piece * (size // len(piece)) + b"0]}")
+        tracemalloc.start()
+        refusal(folder)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+        tracemalloc.stop()
+
+
+def mutated(value: Any, draw: random.Random) -> Any:
+    """Return JSON with one of its nodes replaced, removed or nested deeply."""
+    if isinstance(value, (dict, list)) and value and draw.random() < 0.9:
+        place = draw.choice(list(value) if isinstance(value, dict) else range(len(value)))
+        changed = copy.copy(value)
+        if draw.random() < 0.15:
+            del changed[place]
+        else:
+            changed[place] = mutated(value[place], draw)
+        return changed
+    deep: Any = 0
+    for _ in range(draw.choice([5, 900, 5000])):
+        deep = [deep]
+    odd = [None, True, -1, 10**30, 10**4000, 0.5, "", "x" * 100, [], {}, [[]], {"$": "tensor", "v": "no"}, {"$": "set"}]
+    odd += [
+        {"$": "deque", "v": [], "maxlen": -1},
+        {"$": "bytes", "v": "?"},
+        {"$": [], "v": 0},
+        deep,
+        {"$": "float", "v": []},
+    ]
+    return draw.choice([*odd, {"$": "dict", "v": [[1]]}, {"$": "set", "v": [[]]}, {"$": "ndarray", "v": "state.noise"}])
+
+
+@pytest.mark.parametrize("name", ["state.json", "MANIFEST.json", "state.safetensors", "model.safetensors"])
+def test_whatever_a_checkpoint_with_right_hashes_says_it_is_resumed_or_refused(tmp_path, name):
+    def trainer():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 1)
+        return loopwright.Trainer(model, torch.nn.MSELoss(), torch.optim.AdamW(model.parameters()))
+
+    data = TensorDataset(torch.ones(4, 2), torch.ones(4, 1))
+    trainer().train(data, 1, checkpoints=loopwright.Checkpointing(tmp_path / "run", every_epochs=1))
+    original = next((tmp_path / "run").glob("step-*"))
+    outcomes = collections.Counter()
+    for seed in range(60):
+        folder, draw = tmp_path / str(seed) / original.name, random.Random(f"{name} {seed}")
+        shutil.copytree(original, folder)
+        content = (folder / name).read_bytes()
+        if name.endswith("tensors"):
+            end = 8 + struct.unpack("<Q", content[:8])[0]
+            replace(folder, name, tensor_file(as_text(mutated(json.loads(content[8:end]), draw)), content[end:]))
+        elif name == "MANIFEST.json":
+            manifest = read_manifest(folder)
+            (folder / name).write_bytes(
+                _canonical(changed if isinstance(changed := mutated(manifest, draw), dict) else {})
+            )
+        else:
+            replace(folder, name, as_text(mutated(json.loads(content), draw)))
+        try:
+            trainer().train(data, 2, resume_from=folder)
+            outcomes["resumed"] += 1
+        except (CheckpointError, loopwright.errors.DataError):  # other data than the run began with
+            outcomes["refused"] += 1
+    assert outcomes["refused"] >= 15
+
+
+def as_text(value: Any) -> bytes:
+    """Return JSON of any depth and size of numbers."""
+    if isinstance(value, dict):
+        return b"{" + b",".join(json.dumps(key).encode() + b":" + as_text(item) for key, item in value.items()) + b"}"
+    depth = 0
+    while isinstance(value, list) and len(value) == 1:
+        value, depth = value[0], depth + 1
+    inner = b"[" + b",".join(map(as_text, value)) + b"]" if isinstance(value, list) else json.dumps(value).encode()
+    return b"[" * depth + inner + b"]" * depth
 
 
 def test_a_key_that_occurs_twice_and_json_without_end_are_refused(tmp_path):

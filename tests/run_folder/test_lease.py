@@ -21,6 +21,7 @@ import pytest
 import toys
 from loopwright.errors import ConfigError, LoopwrightError
 from loopwright.run_folder import lease as lease_module
+from loopwright.run_folder.files import DamagedFileError
 from loopwright.run_folder.lease import Lease, LeaseError
 
 HOLD = """
@@ -463,7 +464,7 @@ def test_a_planted_link_is_not_followed(tmp_path):
     (tmp_path / "elsewhere").write_text("precious")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError):
+    with pytest.raises(DamagedFileError, match="is a link"):
         Lease(tmp_path / "run").acquire()
     assert (tmp_path / "elsewhere").read_text() == "precious"
 

@@ -13,8 +13,7 @@ from typing import Any
 from loopwright.callbacks.base import TrainerCallback
 from loopwright.engine.trackers import TrackedRun, Trackers, plain_config, resolve_trackers, where_to_look
 from loopwright.protocols import TrainerLike
-from loopwright.run_folder import metrics_log
-from loopwright.run_folder.files import DamagedFileError
+from loopwright.run_folder.files import DamagedFileError, read_json_lines
 from loopwright.run_folder.metrics_log import MetricsLog
 
 _JOURNAL = "trackers.jsonl"
@@ -137,7 +136,7 @@ class TrackerCallback(TrainerCallback):
         """Open the journal of reported points, and return the run as the trackers see it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / _JOURNAL
-        earlier = list(metrics_log.read(path)) if path.exists() else []
+        earlier = list(read_json_lines(path))
         first = earlier[0] if earlier and earlier[0].get("event") == "run" else None
         is_resumed = first is not None and trainer.progress.update > 0
         self._journal = MetricsLog(path)
@@ -145,10 +144,10 @@ class TrackerCallback(TrainerCallback):
         identities: dict[str, str] = {}
         if is_resumed:
             for record in earlier:
-                kind = record["event"]
-                identities |= record.get("identities", {})
-                if "update" in record:
-                    self._written[kind] = max(record["update"], self._written.get(kind, -1))
+                kind, update = str(record.get("event")), record.get("update")
+                identities |= record["identities"] if isinstance(record.get("identities"), dict) else {}
+                if isinstance(update, int):
+                    self._written[kind] = max(update, self._written.get(kind, -1))
         else:
             self._journal.cut_back(0)
         known: dict[str, Any] = {} if first is None or not is_resumed else first

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
 from loopwright.errors import CheckpointError
 from loopwright.failpoints import failpoint
-from loopwright.run_folder.files import write_all
+from loopwright.run_folder import files
 
 _READ_BYTES = 4 * 1024 * 1024
 # Large, since a thread that writes in the background waits for the interpreter after every piece.
@@ -31,7 +30,7 @@ class HashedFile:
         for start in range(0, len(view), _WRITE_BYTES):
             chunk = view[start : start + _WRITE_BYTES]
             self._digest.update(chunk)
-            write_all(self._descriptor, chunk)
+            files.write_all(self._descriptor, chunk)
         self.size += len(view)
 
     def describe(self) -> dict[str, Any]:
@@ -60,13 +59,11 @@ def within(data: bytes, most_bytes: int, what: str) -> bytes:
 def open_regular(path: Path) -> int:
     """Open a file for reading; raise a CheckpointError if it is missing, or is a link, a device or a folder."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        return files.open_regular(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be opened: {error.strerror}") from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise CheckpointError(f"{path} is not a plain file")
-    return descriptor
+    except files.DamagedFileError as error:
+        raise CheckpointError(error.what) from None
 
 
 def describe(path: Path) -> dict[str, Any]:

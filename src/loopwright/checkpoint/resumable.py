@@ -27,7 +27,7 @@ from loopwright.checkpoint.fingerprint import differences, fingerprint, tier
 from loopwright.checkpoint.policy import Checkpointing
 from loopwright.checkpoint.saver import Captured, Saver
 from loopwright.checkpoint.state_by_name import load_optimizer_state, optimizer_state, parameter_names
-from loopwright.checkpoint.store import Checkpoint, find_newest, read
+from loopwright.checkpoint.store import Checkpoint, find_newest, read, refusing_damage
 from loopwright.engine.seeding import generator_states, restore_generator_states
 from loopwright.engine.sharding import load_weights, whole_state
 from loopwright.errors import CheckpointError, ConfigError, ConfigTypeError
@@ -104,7 +104,11 @@ class ResumableState:
         for problem in problems:
             _logger.warning("skipping a damaged checkpoint: %s", problem)
         self._fingerprint = fingerprint(self._device())
-        values = None if path is None else self._load(path, read(path))
+        values = None
+        if path is not None:
+            checkpoint = read(path)
+            with refusing_damage(path):
+                values = self._load(path, checkpoint)
         is_ours = (lambda: True) if self._lease is None else self._lease.still_ours
         self._saver = Saver(self._policy, self._run_id, path, is_ours=is_ours)
         self._saver.expect(self._weights())

@@ -98,10 +98,10 @@ class Saver:
         for path in [folder] if known is not None else store.checkpoint_folders(self.directory):
             with suppress(CheckpointError):  # a damaged one is never the best
                 note = store.read_manifest(path).get("about", {}).get("best")
-                if note is not None and note["checkpoint"] == path.name and note["metric"] == name:
-                    self._best = self.best_with({name: note["value"]}, path) or self._best
+                if note is not None and note.get("checkpoint") == path.name and note.get("metric") == name:
+                    self._best = self.best_with({name: note.get("value")}, path) or self._best
         if self._best is not known and self._is_writer:
-            write_json(self.directory / _BEST, self._best)
+            write_json(self.directory / _BEST, self._best, is_sealed=True)
 
     def path(self, update: int) -> Path:
         """Return the folder of the checkpoint of an update."""
@@ -297,7 +297,7 @@ class Saver:
         """Record the best checkpoint, and remove those beyond the retention limit; called after a commit."""
         if best is not None:
             failpoint("pre_best")
-            write_json(self.directory / _BEST, best)
+            write_json(self.directory / _BEST, best, is_sealed=True)
             self._best = best
         protected = [] if self._best is None else [self.directory / self._best["checkpoint"]]
         if self._resumed_from is not None and self._commits < 2:

@@ -26,7 +26,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,8 +41,9 @@ from loopwright.checkpoint.encoding import decode, encode
 from loopwright.checkpoint.files import HashedFile, describe, open_regular, within
 from loopwright.checkpoint.staging import Staging
 from loopwright.checkpoint.state_by_name import untied
-from loopwright.checkpoint.tensor_file import check_header, check_kind, parse_json, write_tensors
-from loopwright.errors import CheckpointError
+from loopwright.checkpoint.tensor_file import check_header, check_kind, check_parsable, parse_json, write_tensors
+from loopwright.engine.memory import is_out_of_memory
+from loopwright.errors import CheckpointError, LoopwrightError
 from loopwright.failpoints import failpoint
 from loopwright.run_folder.files import fsync_folder, give_usual_mode, make_folder
 from loopwright.run_folder.lease import LeaseError
@@ -56,6 +57,7 @@ _SHARDED_FILES = ("state.safetensors", "state.json", shards.TABLE)
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
 SPARE = "is_spare"  # of a manifest's metadata: saved by `spare_seconds`
 _NUM_SPARE = 2
+_DICTS = ("fingerprint", "settings", "data", "best")  # of a manifest's values for the run
 _LARGEST_MANIFEST_BYTES = 1_000_000
 _LARGEST_STATE_BYTES = 200_000_000
 
@@ -182,8 +184,13 @@ class Draft:
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a JSON file that names its checkpoint."""
-        text = json.dumps({"identity": self.identity, **content}, allow_nan=False)
-        self.write_bytes(name, within(text.encode(), _LARGEST_STATE_BYTES, f"{name} (the state without its tensors)"))
+        text, what = (
+            json.dumps({"identity": self.identity, **content}, allow_nan=False),
+            f"{name} (the state without its tensors)",
+        )
+        # Never write a state that reading would refuse.
+        check_parsable(text.encode(), what, _tensor_bytes(self.files))
+        self.write_bytes(name, within(text.encode(), _LARGEST_STATE_BYTES, what))
 
     def write_rest(self, snapshot: Snapshot) -> None:
         """Write everything but the weights."""
@@ -262,16 +269,37 @@ def read(directory: str | Path, mesh: Any = None, share: tuple[int, int] = (0, 1
     folder = Path(directory)
     manifest = verify(folder, share)
     failpoint("mid_load")
-    tensors = load_file(folder / "state.safetensors")
-    if manifest["format"] == SHARDED_FORMAT:
-        tensors.update(shards.read_split(folder, read_table(folder, manifest), mesh))
-        weights = {name.removeprefix(MODEL): tensors.pop(name) for name in list(tensors) if name.startswith(MODEL)}
-    else:
-        weights = load_file(folder / "model.safetensors")
-    state = decode(_read_own(folder, "state.json", manifest)["state"], tensors)
-    for name, stored_as in state.pop("tied").items():
-        weights[name] = weights[stored_as]
-    return Checkpoint(weights, state, update_of(manifest), manifest.get("about", {}))
+    content = _read_own(folder, "state.json", manifest)
+    with refusing_damage(folder):
+        tensors = load_file(folder / "state.safetensors")
+        if manifest["format"] == SHARDED_FORMAT:
+            tensors.update(shards.read_split(folder, read_table(folder, manifest), mesh))
+            weights = {name.removeprefix(MODEL): tensors.pop(name) for name in list(tensors) if name.startswith(MODEL)}
+        else:
+            weights = load_file(folder / "model.safetensors")
+        state = decode(content["state"], tensors)
+        for name, stored_as in state.pop("tied").items():
+            weights[name] = weights[stored_as]
+    return Checkpoint(weights, state, update_of(manifest), manifest["about"])
+
+
+@contextlib.contextmanager
+def refusing_damage(folder: Path | None) -> Iterator[None]:
+    """Turn what a state of unexpected types raises into a CheckpointError."""
+    try:
+        yield
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:
+        if isinstance(error, LoopwrightError) or is_out_of_memory(error):
+            raise
+        raise CheckpointError(f"{folder} cannot be restored: {type(error).__name__}: {str(error)[:500]}") from error
 
 
 def read_table(folder: Path, manifest: Mapping[str, Any]) -> shards.Table:
@@ -282,9 +310,13 @@ def read_table(folder: Path, manifest: Mapping[str, Any]) -> shards.Table:
     return table
 
 
+def _tensor_bytes(files: Mapping[str, Any]) -> int:
+    return sum(entry["size"] for name, entry in files.items() if name.endswith(".safetensors"))
+
+
 def _read_own(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
     path = folder / name
-    content = parse_json(_read_bytes(path, _LARGEST_STATE_BYTES), path)
+    content = parse_json(_read_bytes(path, _LARGEST_STATE_BYTES), path, _tensor_bytes(manifest["files"]))
     if content.get("identity") != manifest["identity"]:
         raise CheckpointError(f"{path} belongs to another checkpoint")
     return content
@@ -304,6 +336,8 @@ def verify(directory: str | Path, share: tuple[int, int] = (0, 1)) -> dict[str, 
     if listed - present or (present - listed and not manifest["is_open"]):
         missing, extra = sorted(listed - present), sorted(present - listed)
         raise CheckpointError(f"{folder}: missing files {missing or 'none'}, unlisted files {extra or 'none'}")
+    for name in {"state.json", shards.TABLE} & listed:
+        check_parsable(manifest["files"][name]["size"], folder / name, _tensor_bytes(manifest["files"]))
     index, count = share
     for name in sorted(listed)[index::count]:
         found, expected = describe(folder / name), manifest["files"][name]
@@ -330,26 +364,36 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
     manifest = parse_json(content, path)
     digest = manifest.pop("sha256", None)
     kind = manifest.get("format")
-    if isinstance(kind, int) and kind not in (FORMAT, SHARDED_FORMAT):
+    if type(kind) is not int or kind not in (FORMAT, SHARDED_FORMAT):
         raise CheckpointError(f"{folder} has format {kind}, this version reads formats {FORMAT} and {SHARDED_FORMAT}")
     if _digest_of(manifest) != digest or _canonical(manifest) != content:
         raise CheckpointError(f"{path} is damaged: its own sha256 does not match")
-    if not _is_identity(manifest.get("identity")) or not isinstance(manifest.get("is_open"), bool):
+    about = manifest.setdefault("about", {})
+    if not (_is_identity(manifest.get("identity")) and isinstance(manifest.get("is_open"), bool)):
         raise CheckpointError(f"{path} does not name its run and update")
-    listed, needed = manifest["files"], _SHARDED_FILES if kind == SHARDED_FORMAT else _FILES
+    if not isinstance(about, dict) or not all(isinstance(about.get(name) or {}, dict) for name in _DICTS):
+        raise CheckpointError(f"{path} is damaged: what it says about the run has unexpected types")
+    listed, needed = manifest.get("files"), _SHARDED_FILES if kind == SHARDED_FORMAT else _FILES
     if (
         not isinstance(listed, dict)
         or not set(needed) <= set(listed)
-        or not all(_FILE_NAME.fullmatch(name) for name in listed)
+        or not all(_FILE_NAME.fullmatch(name) and _is_description(entry) for name, entry in listed.items())
     ):
-        raise CheckpointError(f"{path} lists {list(listed)}; it must list {sorted(needed)}, and plain names only")
+        listed = list(listed)[:20] if isinstance(listed, dict) else listed
+        raise CheckpointError(f"{path} lists {listed}; it must list {sorted(needed)}, and plain names only")
     return manifest
+
+
+def _is_description(value: Any) -> bool:
+    """Whether this is the size and sha256 of a file."""
+    is_dict = isinstance(value, dict) and type(value.get("size")) is int and value["size"] >= 0
+    return is_dict and isinstance(value.get("sha256"), str)
 
 
 def _is_identity(value: Any) -> bool:
     names = ("run_id", "update", "attempt")
     is_whole = isinstance(value, dict) and all(isinstance(value.get(name), str) for name in names)
-    return is_whole and value["update"].isascii() and value["update"].isdigit()
+    return is_whole and re.fullmatch(r"[0-9]{1,18}", value["update"]) is not None
 
 
 def update_of(manifest: Mapping[str, Any]) -> int:

@@ -42,6 +42,9 @@ _SIZES = {name: torch.empty(0, dtype=dtype).element_size() for dtype, name in DT
 _TYPES = {name: dtype for dtype, name in DTYPES.items()}
 _LARGEST_HEADER_BYTES = 10_000_000  # for a small file; a reader of a large one has memory for more
 _LARGEST_HEADER_SHARE = 64  # for a large file: one byte in this many
+# Python objects take far more memory than their JSON text. This holds 30,000 tensors; larger files may have more.
+_MOST_PARSED_BYTES = 40_000_000
+_MOST_DIMENSIONS = 64
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -92,13 +95,15 @@ def check_header(path: Path, expected_metadata: Mapping[str, str]) -> dict[str, 
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
         if length > min(size - 8, _largest_header_bytes(size)):
             raise CheckpointError(f"{path} is damaged: its header claims {length} bytes of {size}")
-        header = parse_json(file.read(length), path)
+        header = parse_json(file.read(length), path, size)
     metadata, expected = header.pop("__metadata__", None), dict(expected_metadata)
     if metadata != expected:
         raise CheckpointError(f"{path} belongs to another checkpoint: its metadata is {metadata}, not {expected}")
     end = 0
     for name, entry in header.items():
         try:
+            if len(entry["shape"]) > _MOST_DIMENSIONS:
+                raise ValueError(f"it has {len(entry['shape'])} dimensions")
             count = math.prod(map(_natural, entry["shape"]))
             first, last = (_natural(offset) for offset in entry["data_offsets"])
             if first != end or last - first != count * _SIZES[entry["dtype"]]:
@@ -111,10 +116,23 @@ def check_header(path: Path, expected_metadata: Mapping[str, str]) -> dict[str, 
     return header
 
 
-def parse_json(data: bytes, path: Path) -> dict[str, Any]:
-    """Return the JSON object in these bytes; CheckpointError if there is none, it is too deep, or repeats a key."""
+def check_parsable(data: bytes | int, what: str | Path, tensor_bytes: int = 0) -> None:
+    """Raise a CheckpointError for JSON, or a size of it, whose objects exceed 40 MB and a 16th of its tensors."""
+    most, needed = max(_MOST_PARSED_BYTES, tensor_bytes // 16), 3 * (data if isinstance(data, int) else len(data))
+    if isinstance(data, bytes):
+        needed += 200 * (data.count(b"{") + data.count(b"[")) + 50 * data.count(b",")
+    if needed > most:
+        raise CheckpointError(f"{what} would take about {needed:,} bytes of memory, and {most:,} are the limit")
+
+
+def parse_json(data: bytes, path: Path, tensor_bytes: int = 0) -> dict[str, Any]:
+    """Return the JSON object in these bytes.
+
+    CheckpointError if there is none, it is too large (`check_parsable`) or too deep, repeats a key, or contains nan.
+    """
+    check_parsable(data, path, tensor_bytes)
     try:
-        value = json.loads(data, object_pairs_hook=_unique)
+        value = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
     if not isinstance(value, dict):
@@ -133,7 +151,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 def _natural(value: Any) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < 1 << 63:
         raise ValueError(f"{value!r} is not a size")
     return value

@@ -22,6 +22,7 @@ from loopwright.engine.processes import gather_objects
 from loopwright.errors import CheckpointError
 
 TABLE = "shards.json"
+_MOST_COMPARED = 64  # other parts, per part on average: those that a second dimension splits
 # {tensor: {"dtype", "shape", "parts": [{"file", "offsets", "shape"}]}}
 Table = dict[str, dict[str, Any]]
 
@@ -88,7 +89,7 @@ def check_table(table: Any, headers: Mapping[str, Mapping[str, Any]], path: Path
     for name, entry in table.items():
         try:
             shape = entry["shape"]
-            if any(type(extent) is not int or extent < 0 for extent in shape):
+            if len(shape) > 64 or any(type(extent) is not int or not 0 <= extent < 1 << 63 for extent in shape):
                 raise ValueError(f"a shape of {shape}")
             dtype_of(entry["dtype"])
             boxes = []
@@ -113,12 +114,15 @@ def _check_cover(shape: list[int], boxes: list[list[tuple[int, int]]]) -> None:
             not 0 <= first < last <= extent for (first, last), extent in zip(box, shape, strict=True)
         ):
             raise ValueError("a part lies outside")
-    ordered = sorted(boxes)
+    ordered, num_compared = sorted(boxes), 0
     # Overlapping parts share an index of the first dimension: only those are compared with each other.
     for index, box in enumerate(ordered):
         for other in ordered[index + 1 :]:
             if shape and other[0][0] >= box[0][1]:
                 break
+            num_compared += 1
+            if num_compared > _MOST_COMPARED * len(boxes):
+                raise ValueError("too many parts begin together")
             if all(first < end and start < last for (first, last), (start, end) in zip(box, other, strict=True)):
                 raise ValueError("two parts overlap")
     volume = sum(math.prod(last - first for first, last in box) for box in boxes)

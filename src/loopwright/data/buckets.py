@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from loopwright.data.order import Ids, Permutation, Shuffled
 from loopwright.engine.nested import iter_tensors, num_rows
 from loopwright.errors import ConfigError, DataError
 from loopwright.keys import key
-from loopwright.run_folder.files import write_atomically
+from loopwright.run_folder.files import DamagedFileError, read_bytes, write_atomically
 
 # Batches sorted together: more make lengths more alike, fewer keep the order more random.
 _WINDOW_BATCHES = 50
@@ -36,6 +37,7 @@ _FINE_UP_TO = 128  # tokens: dense lengths up to here, since most samples are th
 _NUM_BUCKETS = 12  # each is a graph to record and keep
 _LONGEST_BUCKET = 1024  # beyond it the device is busy without graphs, and padding costs more than it saves
 _STORED = np.dtype("<i8")  # dtype of a lengths file
+_MOST_BYTES = 1 << 35  # of a lengths file
 _CHECKED = 16  # samples measured again to validate a lengths file
 
 
@@ -142,8 +144,8 @@ def sample_lengths(
     a progress bar if that takes long.
 
     Args:
-        cache: a cache file in an existing folder. It is valid if it has one length per sample, and some samples that
-            are read again match.
+        cache: a cache file in an existing folder. It is valid if it has one length per sample and ends with their
+            sha256, and some samples that are read again match.
         watch: wraps an iterable to show progress; None is a bar on a terminal.
     """
     size = len(dataset)
@@ -166,7 +168,8 @@ def sample_lengths(
         values = watch(values)
     lengths = np.fromiter(values, np.int64, size)
     if cache is not None:
-        write_atomically(cache, lengths.astype(_STORED).tobytes())
+        content = lengths.astype(_STORED).tobytes()
+        write_atomically(cache, content + hashlib.sha256(content).digest())
     return lengths
 
 
@@ -186,10 +189,11 @@ def _measure(sample: Any, column: str, main_input: str) -> Callable[[Any], int]:
 def _read_lengths(cache: Path, dataset: Any, measure: Callable[[Any], int]) -> npt.NDArray[np.int64] | None:
     size = len(dataset)
     try:
-        content = cache.read_bytes()
-    except OSError:
+        whole = read_bytes(cache, _MOST_BYTES)
+    except (OSError, DamagedFileError):
         return None
-    if len(content) != size * _STORED.itemsize:
+    content = whole[: size * _STORED.itemsize]
+    if hashlib.sha256(content).digest() != whole[len(content) :]:
         return None
     lengths = np.frombuffer(content, _STORED).astype(np.int64)
     places = np.unique(np.linspace(0, size - 1, min(size, _CHECKED)).astype(np.int64)).tolist()

@@ -11,7 +11,9 @@ Where all differences have one size, as for right and wrong, that is a binomial 
 
 from __future__ import annotations
 
+import io
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from loopwright.metrics.question_answering import SquadV2
 from loopwright.metrics.regression import PearsonCorrelation, SpearmanCorrelation, centred_ranks
 from loopwright.metrics.spans import TokenAccuracy
 from loopwright.metrics.sums import Numbers
+from loopwright.run_folder.files import DamagedFileError, read_bytes
 
 LEVEL = 0.025
 """The largest one-sided p that is called better or worse."""
@@ -154,10 +157,16 @@ def _sampled(units: Numbers, gains: Numbers, num_picked: int) -> tuple[float, fl
 
 def read_rows(path: Path) -> dict[str, RowScores]:
     """Return the row scores of an .npz file by name; empty without one."""
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}
-    with np.load(path) as arrays:
-        return {name: arrays[name] for name in arrays.files}
+    try:
+        with np.load(io.BytesIO(read_bytes(path, 1 << 32))) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except DamagedFileError:
+        raise
+    except Exception as error:  # noqa: BLE001 - zipfile, zlib and numpy raise many kinds for a damaged file
+        what = f"{path} is damaged: {type(error).__name__}: {error}"
+        raise DamagedFileError(what, "move it away, and go on without verdicts on rows") from None
 
 
 def tail(trials: int, least: int) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from loopwright.report.series import Mark, Series
+from loopwright.run_folder.files import open_regular, parse_line
 
 _CURVES: Final = frozenset(("log", "speed", "training", "evaluation"))
 # Position fields of a record; not curves.
@@ -84,7 +86,7 @@ class Metrics:
         Invalid lines are skipped and counted. An incomplete last line is still being written.
         """
         try:
-            file = self.path.open("rb")
+            file = os.fdopen(open_regular(self.path), "rb")
         except FileNotFoundError:
             return False
         with file:
@@ -114,12 +116,12 @@ class Metrics:
         except (ValueError, RecursionError):
             records = []
         if len(records) != len(lines):
-            records = [_parsed(line) for line in lines]
+            records = [parse_line(line) for line in lines]
         for record in records:
             self._num_lines += 1
             try:
                 self._take(record)
-            except (ValueError, TypeError, AttributeError):
+            except (ValueError, TypeError, AttributeError, OverflowError):
                 self.num_bad += 1
                 if len(self.bad_lines) < _MOST_NAMED_LINES:
                     self.bad_lines.append(self._num_lines)
@@ -171,10 +173,3 @@ class Metrics:
                 setattr(self.spent, _ACTIVITIES[name], float(record[name]))
         elif event == "profile":
             self.spent.profiling += float(record.get("took_seconds", 0.0))
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from loopwright.report.blocks import Picture
+from loopwright.run_folder.files import DamagedFileError, read_bytes
 from loopwright.sources.images.image_file import FORMATS
 
 _KINDS: Final = {".png": "image/png", ".webp": "image/webp", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"}
@@ -51,9 +52,9 @@ def _fitted(path: Path, most: int) -> tuple[bytes | None, str, str]:
     """Return a picture of at most `most` bytes, its kind, and how it was changed; None if impossible."""
     kind = _KINDS[path.suffix.lower()]
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        return None, kind, f"cannot be read: {error.strerror}"
+        content = read_bytes(path)
+    except (OSError, DamagedFileError) as error:
+        return None, kind, f"cannot be read: {getattr(error, 'strerror', 'it is not a plain file')}"
     if len(content) <= most:
         return content, kind, ""
     if find_spec("PIL") is None:

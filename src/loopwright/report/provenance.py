@@ -12,6 +12,7 @@ from loopwright.quantities import size
 from loopwright.report.blocks import Block, Example, Examples, Facts, Panel, Piece, Table, without_empty
 from loopwright.report.formats import cut, duration, number, percent, plural
 from loopwright.report.run_view import RunView
+from loopwright.run_folder.files import read_bytes
 from loopwright.sources import DataPlan
 
 _NUM_ROWS_SHOWN: Final = 6
@@ -90,11 +91,11 @@ def _first_batch(run: RunView) -> Examples:
     """Return the first training batch as the run recorded it; else training rows, if available."""
     samples = run.folder.path / "samples"
     if (samples / _BATCH_TEXT).is_file():
-        return _batch_block((samples / _BATCH_TEXT).read_text(encoding="utf-8", errors="replace"))
+        return _batch_block(read_bytes(samples / _BATCH_TEXT).decode(errors="replace"))
     items: list[Example] = []
     num_bytes = sum(file.get("num_bytes", 0) for file in run.data.get("files", ()))
     try:
-        plan = DataPlan.from_json(run.folder.data.read_text(encoding="utf-8"))
+        plan = DataPlan.read(run.folder.data)
         is_there = all(Path(file.path).is_file() for file in plan.files)
         if is_there and not samples.is_dir() and num_bytes <= _MOST_BYTES_READ:
             rows = plan.rows("train")

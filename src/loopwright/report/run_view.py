@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from loopwright.errors import InputError
 from loopwright.report.metrics import Metrics
 from loopwright.run_folder import METRICS, DamagedFileError, RunFolder, find_run, read_json
 from loopwright.run_folder.config_file import is_cut_off
+from loopwright.run_folder.files import open_regular
 from loopwright.run_folder.status import STATUS
 
 _SILENT_SECONDS: Final = 180.0  # a run has a heartbeat every few seconds; after this silence it is lost
@@ -133,8 +135,8 @@ def view(folder: RunFolder, metrics: Metrics | None = None) -> RunView:
         setattr(found, name, str(found.metadata.get(name, "")))
     try:
         found.metrics.read()
-    except OSError as error:
-        found.notes.append(f"{METRICS} cannot be read: {error.strerror}")
+    except (OSError, DamagedFileError) as error:
+        found.notes.append(f"{METRICS} cannot be read: {getattr(error, 'strerror', 'it is not a plain file')}")
     if found.metrics.num_bad:
         listed = ", ".join(map(str, found.metrics.bad_lines))
         more = ", …" if found.metrics.num_bad > len(found.metrics.bad_lines) else ""
@@ -180,12 +182,12 @@ def _json(found: RunView, name: str) -> dict[str, Any]:
 
 def _text(found: RunView, path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             return file.read(_MOST_LOG_BYTES).decode(errors="replace")
     except FileNotFoundError:
         return ""
-    except OSError as error:
-        found.notes.append(f"{path.name} cannot be read: {error.strerror}")
+    except (OSError, DamagedFileError) as error:
+        found.notes.append(f"{path.name} cannot be read: {getattr(error, 'strerror', 'it is not a plain file')}")
         return ""
 
 

@@ -9,7 +9,7 @@
 Only the main process of a run writes here. Nothing here imports torch.
 """
 
-from loopwright.run_folder import metrics_log, status
+from loopwright.run_folder import files, status
 from loopwright.run_folder.files import DamagedFileError as DamagedFileError
 from loopwright.run_folder.files import fsync_folder as fsync_folder
 from loopwright.run_folder.files import read_json as read_json
@@ -29,4 +29,4 @@ from loopwright.run_folder.record import METRICS as METRICS
 from loopwright.run_folder.record import RunRecord as RunRecord
 from loopwright.run_folder.status import RunStatus as RunStatus
 
-read_metrics, read_status = metrics_log.read, status.read
+read_metrics, read_status = files.read_json_lines, status.read

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from loopwright.errors import InputError
+from loopwright.run_folder.files import DamagedFileError, read_bytes
 
 _FIRST: Final = "# every setting of the run, and where its value came from; a file without # end was cut off"
 _LAST: Final = "# end"
@@ -46,6 +47,6 @@ def _lacks_end(text: str) -> bool:
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        return read_bytes(path).decode(errors="replace")
+    except (OSError, DamagedFileError):
         return None

@@ -5,16 +5,23 @@ leaves `.tmp-...` files behind; `remove_leftovers` removes them at the next star
 
 An fsync that failed is never retried on the same descriptor: the kernel has dropped the pages by then, and the second
 call would report success for data that is nowhere.
+
+Every file of a run folder is opened by `open_regular`, so that a pipe, a device or a folder in its place is refused at
+once. `is_sealed` JSON files contain their own sha256, which is checked when they are read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import hashlib
 import json
+import logging
 import os
 import stat
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +32,39 @@ _PREFIX = ".tmp-"
 # Zero on systems without these flags; a run folder cannot be locked there (lease.py), but can be read.
 NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW
-# Non-blocking, so that a pipe planted under the name is refused instead of waited for.
-_EXISTING_FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | NO_FOLLOW
 _MOST_BYTES = 64 * 1024 * 1024
+_MOST_LINE_BYTES = 16 * 1024 * 1024
 _PIECE_BYTES = 64 * 1024
+_SEAL = "sha256"
+
+_logger = logging.getLogger("loopwright")
 
 
 class DamagedFileError(LoopwrightError, ValueError):
     """A file of the run folder with unexpected content."""
+
+    def __init__(self, what: str, fix: str | None = None) -> None:
+        super().__init__(what, code="run.damaged", fix=fix)
+
+
+def open_regular(path: str | Path, flags: int = os.O_RDONLY, *, follows_links: bool = False) -> int:
+    """Open a file of a run folder, and return its descriptor; new ones get the usual mode.
+
+    A link, a pipe, a socket, a device or a folder in its place raises a DamagedFileError, without waiting for a writer.
+    """
+    links = getattr(os, "O_CLOEXEC", 0) if follows_links else NO_FOLLOW
+    try:
+        descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | links, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise DamagedFileError(f"{path} is a link, not a file; put the file itself there") from None
+        if error.errno not in (errno.ENXIO, errno.EISDIR, errno.ENODEV):
+            raise
+        raise DamagedFileError(f"{path} is not a plain file; move it away") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DamagedFileError(f"{path} is not a plain file; move it away")
+    return descriptor
 
 
 def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
@@ -108,20 +140,47 @@ def write_atomically(path: str | Path, data: bytes | str, *, faults: bool = Fals
     fsync_folder(final.parent)
 
 
-def write_json(path: str | Path, value: Any, *, faults: bool = False) -> None:
+def append(path: str | Path, text: str) -> None:
+    """Add whole lines to a file in one write, since processes may share it; they begin on a line of their own."""
+    descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    try:
+        size = os.fstat(descriptor).st_size
+        is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"  # by a process that was killed
+        write_all(descriptor, (is_torn * "\n" + text).encode(errors="replace"))
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: str | Path, value: Any, *, faults: bool = False, is_sealed: bool = False) -> None:
     """Replace a JSON file as `write_atomically` does; TypeError or ValueError for values such as nan."""
+    value = sealed(value) if is_sealed else value
     write_atomically(path, json.dumps(value, indent=1, allow_nan=False) + "\n", faults=faults)
 
 
-def read_json(path: str | Path, default: Any = None) -> Any:
+def sealed(content: Any) -> dict[str, Any]:
+    """Return a dict as JSON holds it, with its own sha256, which `read_json` checks."""
+    value = json.loads(json.dumps(content))
+    return {**value, _SEAL: _digest_of(value)}
+
+
+def _digest_of(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def read_json(path: str | Path, default: Any = None, most_bytes: int = _MOST_BYTES) -> Any:
     """Return the content of a JSON file of the run folder, or the default if there is no such file.
 
-    A DamagedFileError means that it is not valid JSON, too large, not a plain file, or not a dict as the default is.
+    A DamagedFileError means that it is not valid JSON, too large, not a plain file, not a dict as the default is, or
+    that its own sha256 does not match.
     """
     try:
-        content = json.loads(_read_regular(Path(path)), parse_constant=_refuse_constant)
+        content = json.loads(read_bytes(path, most_bytes).decode(), parse_constant=_refuse_constant)
         if isinstance(default, dict) and not isinstance(content, dict):
             raise ValueError(f"it holds a {type(content).__name__}, expected an object")
+        if isinstance(content, dict) and isinstance(content.get(_SEAL), str):
+            seal = content.pop(_SEAL)
+            if seal != _digest_of(content):
+                raise ValueError(f"its own {_SEAL} does not match; if you edited it, remove {_SEAL}")
         return content
     except FileNotFoundError:
         return default
@@ -129,6 +188,49 @@ def read_json(path: str | Path, default: Any = None) -> Any:
         raise
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(f"{path} is damaged: {error}. Restore it, or move it away.") from None
+
+
+def read_json_lines(path: str | Path, for_bad: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a JSON lines file, such as metrics.jsonl, even while it grows; none without a file.
+
+    Damaged lines are skipped with one warning, or yielded as `for_bad`. A last line without its end is not there yet.
+    """
+    try:
+        descriptor = open_regular(path)
+    except FileNotFoundError:
+        return
+    bad: list[int] = []
+    number, is_inside = 0, False  # of a line that is too long
+    with os.fdopen(descriptor, "rb") as file:
+        while line := file.readline(_MOST_LINE_BYTES):
+            is_end, was_inside = line.endswith(b"\n"), is_inside
+            is_inside = not is_end and len(line) == _MOST_LINE_BYTES
+            number += not was_inside
+            record = None if is_inside or was_inside else parse_line(line)
+            if record is not None and is_end:
+                yield record
+            elif line.strip() and not was_inside and (is_end or is_inside):
+                bad.append(number)
+                if for_bad is not None:
+                    yield for_bad
+    if bad and for_bad is None:
+        lines = "1 damaged line is" if len(bad) == 1 else f"{len(bad):,} damaged lines are"
+        warn_once(f"{path}: {lines} skipped, the first is line {bad[0]}")
+
+
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """Return the JSON object of a line; None for a damaged one."""
+    try:
+        record = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+@functools.lru_cache(maxsize=256)
+def warn_once(text: str) -> None:
+    """Log a warning, unless this process has logged it before."""
+    _logger.warning(text)
 
 
 def remove_leftovers(folder: str | Path) -> list[Path]:
@@ -148,26 +250,17 @@ def _pass(point: str, faults: bool) -> None:
         failpoint(point)
 
 
-def _read_regular(path: Path) -> str:
-    try:
-        descriptor = os.open(path, _EXISTING_FILE)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise DamagedFileError(f"{path} is a link, not a file; put the file itself there") from None
-        raise
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        os.close(descriptor)
-        raise DamagedFileError(f"{path} is not a plain file; move it away")
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
-        content, size = bytearray(), found.st_size
+def read_bytes(path: str | Path, most_bytes: int = _MOST_BYTES) -> bytes:
+    """Return the content of a file of a run folder; a DamagedFileError if it is too large, or `open_regular` raises."""
+    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
+        content, size = bytearray(), os.fstat(file.fileno()).st_size
         # In pieces: requesting the limit at once would take that much memory, however small the file is.
-        while size <= _MOST_BYTES and (piece := file.read(_PIECE_BYTES)):
+        while size <= most_bytes and (piece := file.read(_PIECE_BYTES)):
             content += piece
             size = max(size, len(content))  # it may have grown meanwhile
-    if size > _MOST_BYTES:
-        raise DamagedFileError(f"{path} has {size} bytes, expected at most {_MOST_BYTES}; move it away")
-    return content.decode()
+    if size > most_bytes:
+        raise DamagedFileError(f"{path} has {size} bytes, expected at most {most_bytes}; move it away")
+    return bytes(content)
 
 
 def _refuse_constant(name: str) -> None:

@@ -32,7 +32,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from loopwright.errors import InputError
-from loopwright.run_folder.files import read_json, write_atomically, write_json
+from loopwright.run_folder.files import (
+    DamagedFileError,
+    append,
+    read_json,
+    read_json_lines,
+    warn_once,
+    write_atomically,
+    write_json,
+)
 from loopwright.run_folder.status import read as read_status
 
 RUNS: Final = "runs"
@@ -77,7 +85,7 @@ class RunFolder:
 
     def record(self, **fields: Any) -> None:
         """Add fields to run.json, or replace them."""
-        write_json(self.path / RUN_FILE, {**self.metadata, **fields})
+        write_json(self.path / RUN_FILE, {**self.metadata, **fields}, is_sealed=True)
 
     @property
     def id(self) -> str:
@@ -97,7 +105,7 @@ class RunFolder:
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write result.json, at the end of a run or of its evaluation."""
-        write_json(self.result, dict(result))
+        write_json(self.result, dict(result), is_sealed=True)
 
     def read_result(self) -> dict[str, Any]:
         """Return the content of result.json; empty before the end of the run."""
@@ -106,8 +114,8 @@ class RunFolder:
 
     def append_log(self, line: str) -> None:
         """Append printed output to log.txt; a write error does not stop the run."""
-        with contextlib.suppress(OSError), self.log.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        with contextlib.suppress(OSError, DamagedFileError):
+            append(self.log, f"{line}\n")
 
     def ask_to_stop(self) -> None:
         """Create the file that stops the run gracefully at its next update, with its state saved."""
@@ -129,36 +137,35 @@ def new_run_id(label: str, now: datetime | None = None, word: str | None = None)
 def note_in_index(run: RunFolder, **fields: Any) -> None:
     """Append a line to the index, in one write since runs share it, and make the run the last; ignore write errors."""
     root = runs_root()
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, DamagedFileError):
         root.mkdir(parents=True, exist_ok=True)
         place = os.path.relpath(run.path, root)
         line = json.dumps({"id": run.id, "path": place, **fields}) + "\n"
-        descriptor = os.open(root / _INDEX, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+        append(root / _INDEX, line)
         aside = root / f".last-{os.urandom(4).hex()}"
         aside.symlink_to(place)
         os.replace(aside, root / LAST)
 
 
 def read_index(root: Path | None = None) -> list[dict[str, Any]]:
-    """Return the index entries of each run, newest last; a truncated line is skipped."""
+    """Return the index entries of each run, newest last; damaged ones are skipped."""
     root = runs_root() if root is None else root
     runs: dict[str, dict[str, Any]] = {}
     try:
-        lines = (root / _INDEX).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and "id" in entry:
-            runs[entry["id"]] = {**runs.pop(entry["id"], {}), **entry}
+        for entry in read_json_lines(root / _INDEX):
+            if _is_name(entry.get("id")) and _is_name(entry.get("path")):
+                runs[entry["id"]] = {**runs.pop(entry["id"], {}), **entry}
+    except DamagedFileError as error:
+        warn_once(f"{error.what}: the runs beside it are listed without it")
     return list(runs.values())
+
+
+def _is_name(value: Any) -> bool:
+    """Whether a value of the index can be an id or a path."""
+    try:
+        return isinstance(value, str) and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
 
 
 def runs_in(root: Path) -> list[Path]:
@@ -170,16 +177,18 @@ def find_run(name: str | Path) -> RunFolder:
     """Return the run of a folder, an id, the start of one, or "last"; raise an InputError with the nearest name."""
     root = runs_root()
     folder = Path(name)
-    if (folder / RUN_FILE).is_file():
+    if os.path.lexists(folder / RUN_FILE):
         return RunFolder(folder)
     entries = read_index(root)
     if str(name) == LAST:
         # A run that was killed before its first update is not in the index yet.
+        # The link is right even if the end of the index is damaged.
+        linked = [root / os.readlink(root / LAST)] if (root / LAST).is_symlink() else []
         noted_at = (root / _INDEX).stat().st_mtime if entries else 0.0
         known = {entry["id"] for entry in entries}
         fresh = [((path / RUN_FILE).stat().st_mtime, path) for path in runs_in(root) if path.name not in known]
         fresh = sorted((at, path) for at, path in fresh if at >= noted_at)
-        for path in [*(root / entry["path"] for entry in entries), *(path for _, path in fresh)][::-1]:
+        for path in [*(root / entry["path"] for entry in entries), *linked, *(path for _, path in fresh)][::-1]:
             if (path / RUN_FILE).is_file():
                 return RunFolder(path)
         raise InputError("run.unknown", f"there is no run yet in {root}", fix="lw train TASK --data FILE")

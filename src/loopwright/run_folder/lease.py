@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from loopwright.errors import ConfigError, LoopwrightError
-from loopwright.run_folder.files import NO_FOLLOW, fsync_folder, make_folder, read_json, write_json
+from loopwright.run_folder.files import fsync_folder, make_folder, open_regular, read_json, write_json
 
 LEASE: Final = "lease.json"
 LOCK: Final = ".lock"
-_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | NO_FOLLOW
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT
 _SETTLE_SECONDS = 1.0  # how long the process with the lock may take to write its name into lease.json
 _STALE_SECONDS = 60.0
 _HEARTBEATS_PER_STALE = 6
@@ -134,7 +134,7 @@ class Lease:
         if key in _held or _held.setdefault(key, self) is not self:
             raise LeaseError(f"{self._folder} is in use by this process, pid {os.getpid()} on host {platform.node()}.")
         try:
-            self._descriptor = os.open(self._folder / LOCK, _LOCK_FLAGS, 0o666)
+            self._descriptor = open_regular(self._folder / LOCK, _LOCK_FLAGS)
             is_locked = self._take_lock()
             previous = earlier._previous if earlier is not None else _read_owner(self._path)
             if previous is not None and earlier is None and self._may_be_alive(previous, is_locked):

@@ -17,12 +17,12 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from loopwright.failpoints import failpoint, is_armed
-from loopwright.run_folder.files import NO_FOLLOW, DamagedFileError, fsync_folder, write_all
+from loopwright.run_folder.files import DamagedFileError, fsync_folder, open_regular, parse_line, write_all
 
 _BLOCK_BYTES = 64 * 1024
 _START_EVENT = "earlier_records_missing"
@@ -39,7 +39,7 @@ class MetricsLog:
     the file was missing at a resume: then its first record contains the offset after it, `{"event":
     "earlier_records_missing", "offset": 4711}`.
 
-    The folder of the file must exist. A link is not followed, but raises an OSError.
+    The folder of the file must exist. A link is not followed, but raises a DamagedFileError.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -48,7 +48,7 @@ class MetricsLog:
         self._is_torn = False
         self._sync_error: OSError | None = None
         is_new = not self._path.exists()
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_FOLLOW, 0o666)
+        descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._file = os.fdopen(descriptor, "a+b", buffering=0)
         try:
             if is_new:
@@ -164,30 +164,6 @@ class MetricsLog:
         return size
 
 
-def read(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a metrics.jsonl, oldest first, even while a run appends.
-
-    An incomplete last line is skipped. Any other line that is not a JSON object raises a DamagedFileError with its
-    number, after the lines before it were yielded.
-    """
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                record = _parse(line)
-            except (ValueError, RecursionError) as error:
-                raise DamagedFileError(f"{path}, line {number} is damaged: {error}") from None
-            yield record
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    record = json.loads(line)
-    if not isinstance(record, dict):
-        raise ValueError(f"expected a JSON object, found {type(record).__name__}")
-    return record
-
-
 def to_line(record: Mapping[str, Any]) -> bytes:
     """Return a record as a line of metrics.jsonl; raise a TypeError with the key of a value that is not JSON."""
     if not isinstance(record, Mapping):
@@ -236,10 +212,7 @@ def _read_start(descriptor: int, size: int) -> tuple[int, int]:
     line, newline, _ = os.pread(descriptor, min(size, 256), 0).partition(b"\n")
     if not newline or _START_EVENT.encode() not in line:
         return 0, 0
-    try:
-        record = _parse(line)
-    except ValueError:
-        return 0, 0
+    record = parse_line(line) or {}
     if record.get("event") != _START_EVENT or not isinstance(record.get("offset"), int):
         return 0, 0
     return record["offset"] - len(line) - 1, len(line) + 1

@@ -88,8 +88,7 @@ class RunStatus:
 
 def read(folder: str | Path) -> dict[str, Any] | None:
     """Return the content of a run's status.json, None without one; raise a DamagedFileError for invalid content."""
-    status: dict[str, Any] | None = read_json(Path(folder) / STATUS)
-    return status
+    return read_json(Path(folder) / STATUS, {}) or None
 
 
 def _to_plain(value: Any) -> Any:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from loopwright.run_folder.files import DamagedFileError, read_json
+from loopwright.run_folder.files import DamagedFileError, open_regular, parse_line, read_json
 from loopwright.run_folder.layout import RunFolder, read_index, runs_in, runs_root
 from loopwright.run_folder.lease import live_owner
 from loopwright.run_folder.record import METRICS
@@ -73,7 +72,7 @@ def _summary(entry: Mapping[str, Any], path: Path) -> RunSummary:
         return RunSummary(**known, state=RunState("damaged: no run.json"))
     known |= {name: str(metadata[name]) for name in ("id", "task") if name in metadata}
     known |= _metric(entry, result, best)
-    seconds = result.get("seconds")
+    seconds = _number(result.get("seconds"))
     return RunSummary(
         **known,
         state=_state(run, status, result),
@@ -97,34 +96,35 @@ def _state(run: RunFolder, status: Mapping[str, Any], result: Mapping[str, Any])
 
 def _metric(entry: Mapping[str, Any], result: Mapping[str, Any], best: Mapping[str, Any]) -> dict[str, Any]:
     """Return the deciding metric and its value, from the result, else the best checkpoint, else the index."""
+    metrics = result.get("metrics")
     for source in (
-        {**result, "value": (result.get("metrics") or {}).get(result.get("metric"))} if result else {},
+        {**result, "value": metrics.get(str(result.get("metric"))) if isinstance(metrics, dict) else None},
         best,
         entry,
     ):
-        name, value = source.get("metric"), source.get("value")
-        if isinstance(name, str) and isinstance(value, (int, float)) and math.isfinite(value):
+        name, value = source.get("metric"), _number(source.get("value"))
+        if isinstance(name, str) and value is not None:
             is_more_better = source.get("direction", "max") == "max"
-            return {"metric": name.removeprefix("eval_"), "value": float(value), "is_more_better": is_more_better}
+            return {"metric": name.removeprefix("eval_"), "value": value, "is_more_better": is_more_better}
     return {}
 
 
 def _last_seconds(path: Path) -> float | None:
     """Return the training time at a run's last complete record; None if there is none."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             file.seek(max(file.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))
             lines = file.read().split(b"\n")[:-1]
-    except OSError:
+    except (OSError, DamagedFileError):
         return None
-    for line in reversed(lines):
-        try:
-            seconds = json.loads(line)["seconds"]
-        except (ValueError, KeyError, TypeError):
-            continue
-        if isinstance(seconds, (int, float)):
-            return float(seconds)
-    return None
+    found = (_number((parse_line(line) or {}).get("seconds")) for line in reversed(lines))
+    return next((seconds for seconds in found if seconds is not None), None)
+
+
+def _number(value: Any) -> float | None:
+    """Return a finite number as it is; None for anything else."""
+    is_number = isinstance(value, (int, float)) and abs(value) < sys.float_info.max
+    return float(value) if is_number else None
 
 
 def _seconds_since_1970(text: Any) -> float | None:

@@ -46,7 +46,7 @@ def create_run(
     try:
         make_folder(aside)
         with removed_on_error(aside), Lease(aside):  # a lease, so that it is not taken for a leftover
-            write_json(aside / RUN_FILE, {"id": run_id, **metadata})
+            write_json(aside / RUN_FILE, {"id": run_id, **metadata}, is_sealed=True)
             if fill is not None:
                 fill(RunFolder(aside))
         (aside / LOCK).unlink()

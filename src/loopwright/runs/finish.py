@@ -23,6 +23,7 @@ from loopwright.runs.console.end import print_summary
 from loopwright.runs.console.screen import Screen, Waiting
 from loopwright.runs.job import RunJob
 from loopwright.runs.model_card import model_card
+from loopwright.runs.model_sums import write_sums
 from loopwright.runs.ownership import Ownership
 from loopwright.runs.trainer import HeedStop, TaskTrainer
 from loopwright.runs.verdicts import ROWS, save_rows, verdict_of
@@ -188,3 +189,4 @@ def _write_report(run: RunFolder, screen: Screen) -> None:
 def _write_model(job: Job, folder: Path, run: RunFolder, result: Mapping[str, Any]) -> None:
     job.task.save(job, folder)
     (folder / "README.md").write_text(model_card(job, run, result), encoding="utf-8")
+    write_sums(folder)

@@ -28,6 +28,7 @@ from loopwright.run_folder.parent import SUPERVISED_VARIABLE
 from loopwright.runs.clock import RunLength
 from loopwright.runs.console.screen import Screen
 from loopwright.runs.console.start import print_model, print_notice
+from loopwright.runs.model_sums import check_sums
 from loopwright.runs.ownership import Ownership
 from loopwright.runs.settings import Settings
 from loopwright.runs.trainer import LENGTH_FLAGS, HeedStop, TaskTrainer, loader_options
@@ -313,6 +314,8 @@ def given_origin(task: Task, settings: Settings) -> Origin:
 def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> Job:
     args, training = settings.args, settings.training
     before = dict(vars(args))
+    if origin.path is not None and origin.module is None:
+        check_sums(Path(origin.path))
     with consenting(args):
         job = task.build(data, args, training, origin)
     for name, value in vars(args).items():

@@ -1,23 +1,56 @@
-"""A copy of a run's settings in each checkpoint, in case config.yaml is truncated. Imports torch only then."""
+"""A copy of a run's settings in each checkpoint, in case config.yaml is truncated or changed; then it imports torch."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from pathlib import Path
 
+from loopwright.config.files import read_mapping
 from loopwright.errors import CheckpointError
 from loopwright.run_folder import RunFolder
 from loopwright.run_folder.config_file import is_cut_off
+from loopwright.run_folder.files import read_bytes, warn_once
+
+DIGEST = "config_sha256"  # of config.yaml, in run.json
 
 
 def kept_config(run: RunFolder) -> dict[str, bytes]:
     """Return config.yaml by name for a checkpoint; empty if it is missing or truncated."""
-    return {} if is_cut_off(run.config) else {run.config.name: run.config.read_bytes()}
+    return {} if is_cut_off(run.config) else {run.config.name: read_bytes(run.config)}
 
 
 def config_of(run: RunFolder) -> Path:
-    """Return config.yaml of a run or, if that is truncated, the copy in its newest checkpoint, if there is one."""
-    if not is_cut_off(run.config):
-        return run.config
+    """Return config.yaml of a run or, if that is truncated, the copy in its newest checkpoint, if there is one.
+
+    A file that is not the one that the run wrote is used, and its changes are reported.
+    """
+    if is_cut_off(run.config):
+        copy = _copy_of(run)
+        if copy is None:
+            with contextlib.suppress(FileNotFoundError):
+                read_bytes(run.config)  # a pipe would be waited for
+        return copy or run.config
+    known = run.metadata.get(DIGEST)
+    if known is not None and known != digest_of(run):
+        _report_changes(run.config, _copy_of(run))
+    return run.config
+
+
+def digest_of(run: RunFolder) -> str:
+    """Return the sha256 of config.yaml, as run.json has it."""
+    return hashlib.sha256(read_bytes(run.config)).hexdigest()
+
+
+def _report_changes(config: Path, copy: Path | None) -> None:
+    sides = [{} if path is None else read_mapping(path) for path in (copy, config)]
+    changed = [name for name in {**sides[0], **sides[1]} if copy and sides[0].get(name) != sides[1].get(name)]
+    listed = "; ".join(f"{name}: {sides[0].get(name)!r} -> {sides[1].get(name)!r}" for name in changed)
+    since = f"since {copy.parent.name}" if copy is not None else "since the run wrote it"
+    warn_once(f"{config} was edited or damaged {since} (its values are used): {listed or 'no setting differs'}")
+
+
+def _copy_of(run: RunFolder) -> Path | None:
     from loopwright.checkpoint.files import describe
     from loopwright.checkpoint.store import checkpoint_folders, read_manifest, update_of
 
@@ -30,4 +63,4 @@ def config_of(run: RunFolder) -> Path:
                 found.append((update_of(manifest), copy))
         except CheckpointError:
             continue  # bad checkpoints are reported where weights are loaded
-    return max(found)[1] if found else run.config
+    return max(found)[1] if found else None

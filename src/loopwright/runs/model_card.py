@@ -63,8 +63,8 @@ def card_so_far(job: Job, run: RunFolder) -> str:
     best = read_json(run.checkpoints / "best.json", {})
     evaluations = [
         record
-        for record in (read_metrics(run.path / METRICS) if (run.path / METRICS).is_file() else [])
-        if record["event"] == "evaluation" and record["update"] == update
+        for record in read_metrics(run.path / METRICS)
+        if record.get("event") == "evaluation" and record.get("update") == update
     ]
     latest = evaluations[-1] if evaluations else {}
     metrics = eval_metrics({name: value for name, value in latest.items() if isinstance(value, float)})

@@ -9,6 +9,7 @@ from typing import Any
 from loopwright.config.secrets import command_without_secrets
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder, write_atomically
+from loopwright.run_folder.files import read_bytes
 from loopwright.runs.console.screen import Screen
 from loopwright.runs.creation import is_half_made
 from loopwright.runs.data import ReadingProgress, describe
@@ -56,13 +57,13 @@ def _resume(
     if config != folder.config:
         copy = config.parent.relative_to(folder.path)
         screen.remark("note", f"config.yaml was truncated; it is restored from {copy}")
-        write_atomically(folder.config, config.read_bytes())
+        write_atomically(folder.config, read_bytes(config))
     if settings.training.max_steps > 0 and "num_train_epochs" in settings.given:
         screen.remark("note", f"--max_steps {settings.training.max_steps} sets the length of the run, not --epochs")
     with ReadingProgress(screen) as progress:
         plan = _same_plan(task, settings, folder, progress)
     status, updates = folder.status, folder.read_result().get("updates")  # of an earlier end, after a kill
-    is_done = status["state"] == "done" and status["update"] == updates
+    is_done = status.get("state") == "done" and status.get("update") == updates
     if is_done and not _is_changed(settings, task, folder):
         steps = settings.training.max_steps
         longer = f"--max_steps {2 * steps}" if steps > 0 else f"--epochs {2 * settings.training.num_train_epochs:g}"

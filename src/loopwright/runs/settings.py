@@ -18,6 +18,7 @@ from loopwright.config.secrets import is_secret, without_secrets
 from loopwright.errors import ConfigError, InputError, LoopwrightError
 from loopwright.run_folder import RunFolder, write_atomically
 from loopwright.run_folder.config_file import check_end, marked
+from loopwright.runs.kept_config import DIGEST, digest_of
 from loopwright.tasks import arguments
 from loopwright.tasks.consent import is_remembered, remember
 from loopwright.tasks.pretrained import CONSENTS
@@ -87,7 +88,8 @@ class Settings:
 
     def write(self, run: RunFolder) -> None:
         write_atomically(run.config, marked(self.lines()))
-        run.record(sources={name: self.sources.get(name, "flag") for name in self.values() if name not in _NOT_KEPT})
+        sources = {name: self.sources.get(name, "flag") for name in self.values() if name not in _NOT_KEPT}
+        run.record(sources=sources, **{DIGEST: digest_of(run)})
 
 
 class FlagHelp(argparse.ArgumentDefaultsHelpFormatter):

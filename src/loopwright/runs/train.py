@@ -24,6 +24,7 @@ from loopwright.runs.console import start as start_block
 from loopwright.runs.console.progress import ReportProgress
 from loopwright.runs.finish import finish
 from loopwright.runs.job import RunJob
+from loopwright.runs.model_sums import write_sums
 from loopwright.runs.ownership import StopAskedError
 from loopwright.runs.provenance import place_facts, run_facts
 from loopwright.runs.start import Outcome
@@ -144,10 +145,11 @@ def _write_start(run: RunJob, is_planned: bool) -> None:
     if not is_begun or not is_planned:
         run.settings.write(folder)
     if not is_begun:
-        write_json(folder.path / _BASELINES, run.baselines)
+        write_json(folder.path / _BASELINES, run.baselines, is_sealed=True)
         save_rows(folder.path / BASELINE_ROWS, run.baseline_rows)
         folder.model.mkdir(exist_ok=True)
         run.task.save_skeleton(run.job, folder.model)
+        write_sums(folder.model)
 
 
 def rehearse_only(run: RunJob) -> None:

@@ -63,6 +63,7 @@ CODES: dict[str, str] = {
     "model.tokenizer": "The tokenizer of a model cannot be loaded.",
     "resume.data": "A data file has changed since the run started.",
     "run.config": "A settings file is truncated, and no checkpoint of its run has a copy.",
+    "run.damaged": "A file of a run folder is damaged, or something other than a plain file is in its place.",
     "run.exists": "The folder for a new run is in use.",
     "run.unknown": "There is no run of this name.",
     "watch.port": "The port for the live report is already in use.",

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from loopwright.errors import InputError
+from loopwright.run_folder.files import DamagedFileError, read_json, sealed
 from loopwright.sources.column_roles import Columns, Guess, column_names
 from loopwright.sources.files import Say, sha256_of
 from loopwright.sources.formats import open_table
@@ -28,6 +29,7 @@ from loopwright.sources.values import as_role, without_empty_end
 
 FORMAT = 1
 _MOST_ROWS_LISTED = 50
+_MOST_BYTES = 1 << 30  # of data.json, which lists the rows of each split
 _FINDINGS = ("counts", "lengths", "label_range", "duplicates", "dropped", "guesses", "guessed", "warnings")
 _LABEL_FIELDS = [each.name for each in fields(Labels)]
 
@@ -156,22 +158,22 @@ class DataPlan:
             "splits": splits,
             **{name: getattr(self, name) for name in _FINDINGS},
         } | ({"images": self.images} if self.images else {})
-        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        return json.dumps(sealed(content), indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> DataPlan:
         """Return the plan in a run's data.json; raise an InputError, resume.data, if there is none."""
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            content = read_json(path, most_bytes=_MOST_BYTES)
+        except (OSError, DamagedFileError) as error:
             raise _no_plan(error) from error
-        return cls.from_json(text)
+        return cls.from_json(content)
 
     @classmethod
-    def from_json(cls, text: str) -> DataPlan:
-        """Parse the text of a plan; raise an InputError, resume.data, if it is invalid."""
+    def from_json(cls, text: Any) -> DataPlan:
+        """Return the plan of a text, or of the content of data.json; raise an InputError if it is invalid."""
         try:
-            content = json.loads(text)
+            content = json.loads(text) if isinstance(text, str) else text
             if content["format"] != FORMAT:
                 raise ValueError(f"format {content['format']!r}, expected {FORMAT}")
             files = tuple(DataFile(**file) for file in content["files"])
@@ -190,7 +192,7 @@ class DataPlan:
                 images=content.get("images", {}),
                 **{name: content[name] for name in ("task", "kinds", "counts", "lengths", "duplicates", "dropped")},
             )
-        except (ValueError, KeyError, TypeError, IndexError, zlib.error) as error:
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError, zlib.error) as error:
             raise _no_plan(error) from error
 
 

@@ -347,7 +347,9 @@ class PredictionFile:
     def __enter__(self) -> PredictionFile:
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.with_name(f".{self._path.name}.part").open("w", encoding="utf-8")
+            aside = self._path.with_name(f".{self._path.name}.part")
+            aside.unlink(missing_ok=True)
+            self._file = aside.open("x", encoding="utf-8")
         return self
 
     def __exit__(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopwright.back_reference import BackReference
+from loopwright.checkpoint import store
 from loopwright.checkpoint.fingerprint import TIERS
 from loopwright.data import Window
 from loopwright.engine.processes import local_process_zero_first, world_process_zero_only
@@ -80,8 +81,9 @@ class Logbook:
         """Begin metrics.jsonl, or cut it back to the checkpoint, and report the guarantee."""
         run, checkpoints = self.run, self.run.checkpoints
         loaded, tier = checkpoints.loaded, checkpoints.metadata["tier"]
-        local_process_zero_first(self.record.begin)(None if loaded is None else loaded["record"])
-        self._seconds_before = {} if loaded is None else loaded["record"].get("spent", {})
+        with store.refusing_damage(checkpoints.resumed_from or self.record.folder):
+            local_process_zero_first(self.record.begin)(None if loaded is None else loaded["record"])
+            self._seconds_before = {} if loaded is None else dict(loaded["record"].get("spent", {}))
         if run.settings.checkpoints is not None or loaded is not None:
             but = ", but for the changes above" if checkpoints.is_changed else ""
             guarantee = f"{tier}, {TIERS[tier]}{but}"

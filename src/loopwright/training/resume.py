@@ -89,8 +89,8 @@ def stored_window(folder: str | Path) -> int | None:
             continue  # a bad one is dealt with where it is read
         processes = about.get("fingerprint", {}).get("processes")
         accumulation = about.get("settings", {}).get("gradient_accumulation_steps")
-        if processes is not None and accumulation is not None:
-            return int(processes) * int(accumulation)
+        if isinstance(processes, int) and isinstance(accumulation, int):
+            return processes * accumulation
     return None
 
 
@@ -191,10 +191,15 @@ def in_stored_windows(run: TrainingRun, resume_path: Path | None) -> RunSettings
 
 def resume(run: TrainingRun, path: Path) -> None:
     """Resume a saved run: check that it is this one, restore it, and report what has changed since."""
-    trainer, checkpoints = run.trainer, run.checkpoints
-    checkpoint = checkpoints.read(path)
+    checkpoint = run.checkpoints.read(path)
     if "run" not in checkpoint.state:
         raise CheckpointError(f"{path} was not written by a Trainer: it does not contain the position of a run")
+    with store.refusing_damage(path):
+        _restore(run, path, checkpoint)
+
+
+def _restore(run: TrainingRun, path: Path, checkpoint: store.Checkpoint) -> None:
+    trainer, checkpoints = run.trainer, run.checkpoints
     _check_continuity(run, path, checkpoint.about)
     types = changed_types(checkpoint.model, run.bare_model().state_dict())
     checkpoints.announce(path, types, types)

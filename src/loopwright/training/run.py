@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from loopwright.back_reference import BackReference
+from loopwright.checkpoint import store
 from loopwright.data import Loader, Share, Window, adopt
 from loopwright.data.batch_parts import cut_window
 from loopwright.data.defaults import without_sharing
@@ -231,8 +232,9 @@ class TrainingRun:
         self._has_begun = True
         trainer, checkpoints = self.trainer, self.checkpoints
         if checkpoints.resumed_from is not None and checkpoints.loaded is not None:
-            trainer.callback_handler.load_state_dict(checkpoints.loaded["callbacks"])
-            recount_batches(self, checkpoints.loaded["num_processes"])
+            with store.refusing_damage(checkpoints.resumed_from):
+                trainer.callback_handler.load_state_dict(checkpoints.loaded["callbacks"])
+                recount_batches(self, checkpoints.loaded["num_processes"])
         checkpoints.loaded = None
         # Such a scheduler gives the value of update 0 at its first step; torch's give it when they are made.
         if isinstance(trainer.scheduler, StatefulSchedulerBase) and trainer.scheduler._num_updates == -1:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,6 +19,7 @@ from loopwright.report.panels.classes import Choices, Labels, LabelSets, Pixels
 from loopwright.report.panels.collectors import ByLength, Collector
 from loopwright.report.panels.objects import CLASSES, Objects, average_precision
 from loopwright.report.panels.sample import Sample, example, is_right, json_lines
+from loopwright.run_folder.files import DamagedFileError, read_bytes
 
 NUM_WORST: Final = 20
 _NUM_SUSPECTS: Final = 20
@@ -54,7 +57,7 @@ def read_findings(folder: Path, labels: Sequence[str]) -> Findings:
             by_length.add(sample, collector.score(sample))
             findings.num_samples += 1
             verdicts[is_right(sample)] += 1
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
             bad += 1
     generated = without_empty([texts.generations(json_lines(folder / "samples.jsonl"))])
     if collector is not None:
@@ -78,7 +81,8 @@ def _worst(path: Path, verdicts: Mapping[bool | None, int]) -> Examples | None:
     bad: list[Example] = []
     others: list[Example] = []
     for sample in filter(None, json_lines(path)):
-        (others if math.isfinite(sample.get("loss") or 0.0) else bad).append(example(sample))
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, OverflowError):  # a damaged line
+            (others if math.isfinite(sample.get("loss") or 0.0) else bad).append(example(sample))
     if is_perfect and not bad:
         return Examples(f"No mistakes on {plural(verdicts[True], 'row')}", [])
     has_mistakes = any(item.is_right is False for item in others)
@@ -112,9 +116,8 @@ def _collector_for(sample: Sample) -> type[Collector]:
 
 def _suspects(path: Path) -> Table | None:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except FileNotFoundError:
+        rows = list(csv.DictReader(io.StringIO(read_bytes(path).decode(errors="replace"), newline="")))
+    except (OSError, DamagedFileError, csv.Error):
         return None
     shown = []
     for row in rows[:_NUM_SUSPECTS]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from loopwright.report.blocks import Example, Piece
 from loopwright.report.formats import cut, metric, number, percent
+from loopwright.run_folder.files import DamagedFileError, read_json, read_json_lines
 from loopwright.words import same_answer
 
 _TEXTS: Final = ("question", "context", "start", "source", "text", "text_pair")
@@ -25,26 +26,20 @@ Fields = list[tuple[str, list[Piece]]]
 
 def json_lines(path: Path) -> Iterator[Sample]:
     """Yield the objects of a JSON lines file; an empty one for an invalid line."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
-        for line in file:
+    with contextlib.suppress(DamagedFileError):  # the page can do without
+        for sample in read_json_lines(path, for_bad={}):
+            words = sample.get("nonfinite")
             try:
-                sample = json.loads(line)
-            except (ValueError, RecursionError):
-                sample = None
-            if not isinstance(sample, dict):
-                sample = {}
-            yield sample | {name: float(word) for name, word in sample.get("nonfinite", {}).items()}
+                yield sample | {name: float(word) for name, word in words.items()} if words else sample
+            except (AttributeError, TypeError, ValueError):
+                yield {}
 
 
 def json_or_none(path: Path) -> Any:
     """Return the contents of a JSON file; None if it is missing or damaged, since the page can do without."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(path)
+    except (OSError, DamagedFileError):
         return None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from loopwright.run_folder import write_atomically
+from loopwright.run_folder.files import read_json_lines
 from loopwright.tasks.base import Job
 
 FIRST_BATCH: Final = "train_batch0.txt"
@@ -26,19 +27,7 @@ def add_samples(path: Path, update: int | None, samples: Sequence[Mapping[str, A
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Return the samples of each evaluation, skipping lines that cannot be parsed."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    found = []
-    for line in lines:
-        try:
-            content = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(content, dict) and "update" in content:
-            found.append(content)
-    return found
+    return [line for line in read_json_lines(path) if "update" in line]
 
 
 def rewrite(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from loopwright.metrics import Combined, Intervals, Metric
 from loopwright.metrics import load as load_metric
 from loopwright.metrics.paired import RowKeeper
 from loopwright.run_folder import RunFolder
+from loopwright.run_folder.files import read_json_lines
 from loopwright.sources import Role
 from loopwright.tasks import scoring
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
@@ -207,10 +207,8 @@ def confusion(predictions: Path, names: Sequence[str]) -> list[list[int]]:
     """Return the confusion matrix of a predictions file: a row per true class, a column per predicted one."""
     numbers = {name: number for number, name in enumerate(names)}
     matrix = [[0] * len(names) for _ in names]
-    with predictions.open(encoding="utf-8") as file:
-        for line in file:
-            sample = json.loads(line)
-            matrix[numbers[sample["reference"]]][numbers[sample["prediction"]]] += 1
+    for sample in read_json_lines(predictions):
+        matrix[numbers[sample["reference"]]][numbers[sample["prediction"]]] += 1
     return matrix
 
 

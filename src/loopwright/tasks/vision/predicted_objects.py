@@ -7,7 +7,6 @@ memory.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopwright.metrics.base import extra_module
+from loopwright.run_folder.files import read_json_lines
 
 if TYPE_CHECKING:
     from loopwright.data.images import Scene
@@ -239,12 +239,11 @@ def class_table(predictions: Path, names: Sequence[str], metric: Any) -> list[di
     """Return average precision, and at the threshold precision, recall and counts, of each class; None if undefined."""
     numbers = {name: number for number, name in enumerate(names)}
     totals = np.zeros((len(names), 3), dtype=int)
-    with predictions.open(encoding="utf-8") as file:
-        for sample in map(json.loads, file):
-            for name, counts in sample["counts"].items():
-                totals[numbers[name]] += counts
-            sides = [[arrays_of(sample[side], numbers)] for side in ("objects", "truth")]
-            metric.add_batch(predictions=sides[0], references=sides[1], positions=[sample["position"]])
+    for sample in read_json_lines(predictions):
+        for name, counts in sample["counts"].items():
+            totals[numbers[name]] += counts
+        sides = [[arrays_of(sample[side], numbers)] for side in ("objects", "truth")]
+        metric.add_batch(predictions=sides[0], references=sides[1], positions=[sample["position"]])
     precisions = {row["label"]: row for row in metric.table()} if metric.num_samples else {}
     table = []
     for name, (hits, wrong, missed) in zip(names, totals.tolist(), strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from loopwright.errors import DataError, InputError
 from loopwright.metrics import load as load_metric
 from loopwright.run_folder import RunFolder, write_atomically, write_json
+from loopwright.run_folder.files import read_json_lines
 from loopwright.sources import Role
 from loopwright.sources.images.masks import count_classes
 from loopwright.tasks.arguments import TaskTrainingArguments, flag, flag_list
@@ -394,10 +394,9 @@ def confusion(pairs: Iterator[Pairs] | Sequence[Pairs], num_classes: int) -> NDA
 
 def pairs_in(predictions: Path, names: Sequence[str]) -> Iterator[Pairs]:
     numbers = {name: number for number, name in enumerate(names)}
-    with predictions.open(encoding="utf-8") as file:
-        for line in file:
-            pixels = json.loads(line)["pixels"]
-            yield [(numbers[true], numbers[each], n) for true, row in pixels.items() for each, n in row.items()]
+    for sample in read_json_lines(predictions):
+        pixels = sample["pixels"]
+        yield [(numbers[true], numbers[each], n) for true, row in pixels.items() for each, n in row.items()]
 
 
 def _create_metric(job: Job) -> Any:

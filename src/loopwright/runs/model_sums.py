@@ -1,0 +1,48 @@
+"""The sha256 of each file of a model folder, in SHA256SUMS beside them: written with the files, checked before loading.
+
+`sha256sum -c SHA256SUMS` checks it as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from loopwright.run_folder import write_atomically
+from loopwright.run_folder.files import DamagedFileError, open_regular, read_bytes
+
+SUMS = "SHA256SUMS"
+_CARD = "README.md"  # only shown, and edited by people
+
+
+def write_sums(folder: Path) -> None:
+    """Record the sha256 of each file of a model folder beside them; called when all are written."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    sums = [f"{_file_digest(folder / name)}  {name}\n" for name in names if name not in (SUMS, _CARD)]
+    write_atomically(folder / SUMS, "".join(sums))
+
+
+def check_sums(folder: Path) -> None:
+    """Raise a DamagedFileError for a file of a model folder that changed since `write_sums`; a no-op without sums."""
+    try:
+        lines = read_bytes(folder / SUMS).decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        digest, _, name = line.partition("  ")
+        try:
+            found = _file_digest(folder / name)
+        except (FileNotFoundError, ValueError) as error:
+            found = f"nothing: {error}"
+        if found != digest:
+            what = f"{folder / name} is damaged: its sha256 is not the one in {SUMS}"
+            raise DamagedFileError(what, f"restore the file; if you changed it on purpose, remove {folder / SUMS}")
+
+
+def _file_digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with os.fdopen(open_regular(path, follows_links=True), "rb", buffering=0) as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
