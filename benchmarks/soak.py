@@ -52,6 +52,8 @@ from soak_faults import (
     left_alive,
 )
 
+from loopwright.run_folder import read_json
+
 EVENTS = faults.EVENTS | {"training"}
 HANGING_SECONDS, ORPHAN_SECONDS = 60.0, {True: 2.0, False: 8.0}  # the latter: of a launched run, of others
 MOST_REFUSALS, MOST_STARTS = 3, 60
@@ -97,7 +99,7 @@ def outcome(trial: Trial) -> dict[str, Any]:
         metrics = [found["metrics"]["final"], found["metrics"]["history"]]
         weights: Any = found["weights"]
     else:
-        metrics = [without_clock(json.loads((trial.run / "result.json").read_text()))]
+        metrics = [without_clock(read_json(trial.run / "result.json"))]
         metrics.append(digest(trial.run / "eval" / "predictions.jsonl"))
         newest = max(trial.checkpoints()) / "model.safetensors"
         weights = [digest(path) for path in (newest, *sorted((trial.run / "model").glob("*.[sj]*")))]

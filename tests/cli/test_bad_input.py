@@ -10,6 +10,7 @@ import pytest
 
 from cli.streams import run
 from loopwright.cli import main
+from loopwright.run_folder import read_json
 from loopwright.sources import CODES
 from loopwright.tasks import pretrained
 from tasks.reviews import rows, write_csv, write_jsonl
@@ -118,7 +119,7 @@ def test_data_that_has_changed_since_the_run_began_is_refused_by_every_verb_that
 
     folder = shutil.copytree(finished.path, tmp_path / "copied")
     data = write_csv(tmp_path / "reviews.csv", rows())
-    plan = json.loads((folder / "data.json").read_text())
+    plan = read_json(folder / "data.json")
     plan["files"][0]["path"] = str(data)
     (folder / "data.json").write_text(json.dumps(plan))
     data.write_text(data.read_text().replace("film", "movie"))

@@ -17,6 +17,7 @@ from cli.streams import SignalsOn, parsed
 from loopwright.cli import main
 from loopwright.cli.json_output import json_events
 from loopwright.cli.launch import work
+from loopwright.run_folder import read_json
 from loopwright.runs import train as runs_train
 from loopwright.runs.console.json_events import EventLines
 from tasks.reviews import read_lines
@@ -51,7 +52,7 @@ def test_a_run_tells_the_records_of_its_metrics_and_how_it_ended(capsys, reviews
         records[name] for name in ("log", "speed", "training", "checkpoint")
     ]
     assert (end["event"], end["state"], end["exit_code"]) == ("end", "done", 0)
-    assert end["result"] == json.loads(Path("run/result.json").read_text())
+    assert end["result"] == read_json("run/result.json")
     assert end["seconds"] == records["end"]["seconds"]
     assert {"model", "report", "metrics", "log"} <= set(end["paths"])
     assert all(map(os.path.exists, end["paths"].values()))

@@ -22,7 +22,7 @@ from loopwright.report.panels.sample import json_lines
 from loopwright.report.provenance import advice_for, again_panel, data_panel, speed_panel, time_shares
 from loopwright.report.run_view import RunView, view
 from loopwright.report.summary import card_of
-from loopwright.run_folder import RunFolder
+from loopwright.run_folder import RunFolder, read_json
 from report.folders import (
     LABELS,
     RESULT,
@@ -401,7 +401,7 @@ def test_two_runs_are_judged_on_the_rows_of_both_or_a_sentence_says_why_not(tmp_
         write_json(other / "result.json", {**RESULT, **change} if change else {})
         reasons.append(verdicts_of([look(run), look(other)])[0]["reason"])
     write_json(other / "result.json", RESULT)
-    data = json.loads((other / "data.json").read_text())
+    data = read_json(other / "data.json")
     data["splits"]["validation"]["parts"] = [{"file": 0, "rows": [1]}]
     write_json(other / "data.json", data)
     reasons.append(verdicts_of([look(run), look(other)])[0]["reason"])

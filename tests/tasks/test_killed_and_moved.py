@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from loopwright.cli import main
+from loopwright.run_folder import read_json
 from loopwright.tasks import TASKS
 from sample_data import SAMPLES
 from tasks.forked import run_lines
@@ -40,7 +41,7 @@ CASES = {
 
 
 def result_of(run):
-    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    result = read_json(run / "result.json")
     return {name: value for name, value in result.items() if name != "seconds"}
 
 

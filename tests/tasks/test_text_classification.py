@@ -13,6 +13,7 @@ import loopwright
 from loopwright import api
 from loopwright.cli import main
 from loopwright.errors import ConfigError, InputError
+from loopwright.run_folder import read_json
 from loopwright.sources import DataPlan
 from loopwright.sources.splits import group_number
 from loopwright.tasks.scoring import MetricScorer
@@ -37,7 +38,7 @@ def test_a_small_model_learns_words_predicts_them_and_keeps_its_scores(finished)
     predicted = finished.predict(["great lovely superb film", "awful dull boring plot"])
     assert [each["label"] for each in predicted] == ["pos", "neg"]
     assert finished.evaluate() == finished.metrics
-    kept = json.loads((finished.path / "baselines.json").read_text())
+    kept = read_json(finished.path / "baselines.json")
     assert kept == finished.result["baselines"] and set(kept) == {"majority", "word-count"}
 
 
@@ -315,7 +316,8 @@ def test_groups_stay_together_carry_their_number_and_a_resumed_run_keeps_its_spl
         api.resume(run, group_column="stars", quiet=True)
     api.resume(run, data=copy, epochs=2, quiet=True)
     kept = DataPlan.read(run.path / "data.json")
-    assert kept.files[0].path == str(copy) and kept.to_json().replace("b.csv", "a.csv") == plan.to_json()
+    assert kept.files[0].path == str(copy)
+    assert kept.to_json().replace("b.csv", "a.csv").split(' "sha256"')[:-1] == plan.to_json().split(' "sha256"')[:-1]
 
 
 def test_the_names_are_offered_by_the_package():
