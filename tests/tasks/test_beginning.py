@@ -151,6 +151,22 @@ def test_a_request_to_stop_is_heeded_in_every_phase_and_the_run_resumed(
         assert_same_files(tmp_path / "run", finished.path, WEIGHTS)
 
 
+def test_between_two_seeds_a_request_to_stop_is_for_the_next_run(reviews, monkeypatch, capsys):
+    original = train_module._build
+
+    def stop_before_the_second(run, *arguments):
+        original(run, *arguments)
+        if run.training.seed == 1:
+            assert main(["stop", "last"]) == 0
+
+    monkeypatch.setattr(train_module, "_build", stop_before_the_second)
+    flags = {**FLAGS, "epochs": 1, "seed": 0, "rehearsal": False}
+    runs = api.train("text-classification", data=reviews, seeds=3, **flags)
+    assert [run.folder.status["state"] for run in runs] == ["done", "stopped"]
+    assert "the run with the next seed stops before its first update" in capsys.readouterr().out
+    assert not (runs[0].path / "stop").exists() and api.resume(runs[1].path).result
+
+
 def test_a_folder_that_is_moved_in_the_last_evaluation_is_an_error(reviews, monkeypatch):
     original = train_module.finish
 

@@ -50,6 +50,13 @@ class Ownership:
         if self.is_asked_to_stop():
             raise StopAskedError
 
+    def hand_over(self, next_run: RunFolder) -> None:
+        """Pass a request to stop on to another run, and release the folder."""
+        if self._folder is not None and self.is_asked_to_stop():
+            next_run.ask_to_stop()
+            (self._folder.path / STOP).unlink(missing_ok=True)
+        self.release()
+
     def check_folder(self) -> None:
         """Raise a LeaseError if the folder was moved, deleted or replaced."""
         if self._lease is not None:

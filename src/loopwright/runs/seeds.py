@@ -19,6 +19,7 @@ from loopwright.report.summary import verdict_text
 from loopwright.run_folder import RunFolder
 from loopwright.runs.console.screen import Screen, metric_text
 from loopwright.runs.creation import check_new_folder
+from loopwright.runs.ownership import Ownership
 from loopwright.runs.provenance import name_of, place_facts
 from loopwright.runs.settings import Settings
 from loopwright.runs.start import Outcome, check_files, start
@@ -83,6 +84,7 @@ class Seeds:
         self._command = command
         self._plan: DataPlan | None = None
         self._updates: int | None = None
+        self._previous = Ownership()
         self.seeds = [settings.training.seed + offset for offset in range(settings.args.seeds)]
         if len(self.seeds) > 1 and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
             raise InputError(
@@ -110,9 +112,14 @@ class Seeds:
         if word is not None:
             screen.print(f"seed {seed} ({self.seeds.index(seed) + 1} of {len(self.seeds)})")
         self._plan = check_files(get_task(one.args.task), one, screen, self._plan)
+        previous, self._previous = self._previous, Ownership()
         try:
-            return start(one, screen, self._command, known=self._plan, word=word)
+            outcome = start(one, screen, self._command, known=self._plan, word=word, previous=previous)
+            if seed != self.seeds[-1] and outcome.state != "stopped":
+                self._previous.take(outcome.run, "seeds")
+            return outcome
         finally:
+            previous.release()
             if one.args.time is not None and one.training.max_steps > 0:
                 self._updates = one.training.max_steps
             gc.collect()  # models have reference cycles; free their memory for the next run

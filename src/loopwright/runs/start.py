@@ -48,8 +48,15 @@ def start(
     *,
     known: DataPlan | None = None,
     word: str | None = None,
+    previous: Ownership | None = None,
 ) -> Outcome:
-    """Train in a new run folder; `known` is the plan of data already read, `word` becomes a part of the run id."""
+    """Train in a new run folder.
+
+    Args:
+        known: the plan of data already read.
+        word: becomes a part of the run id.
+        previous: of the run before this one, with another seed; a request to stop it then is for this one.
+    """
     task = get_task(settings.args.task)
     folder = settings.training.output_dir if settings.is_given("output_dir") else None
     if folder is not None:
@@ -63,6 +70,8 @@ def start(
         label = Path(plan.files[0].path).stem if len(plan.files) == 1 else Path(plan.files[0].path).parent.name
         run = create_run(label, metadata, folder, word=word, fill=fill)
         owner.take(run, "start")
+        if previous is not None:
+            previous.hand_over(run)
         remember_trackers(settings, run)
         return run
 
