@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -237,6 +238,34 @@ def test_the_package_runs_no_code_from_text_and_unpickles_nothing():
     assert len(modules()) >= LEAST_MODULES and looked_at >= 1500
     assert wrong == []
     assert len(loads) <= 1, f"one torch.load is enough: {loads}"
+
+
+# Calls that open a file of a run folder past `open_regular`, by module; each opens something else.
+OPENED_DIRECTLY = {
+    "run_folder/files.py": 4,  # open_regular itself, and new files
+    "run_folder/lease.py": 2,  # /proc
+    "runs/code_state.py": 2,  # a repository
+    "runs/console/screen.py": 1,  # /dev/null
+    "runs/console/json_events.py": 1,
+    "report/page.py": 1,  # templates
+    "report/pictures.py": 1,  # bytes in memory
+    "checkpoint/files.py": 1,  # a new file
+    "checkpoint/store.py": 1,
+    "metrics/paired.py": 1,  # bytes in memory
+}
+
+
+def test_the_files_of_a_run_folder_are_opened_in_one_place():
+    names = {"open", "read_text", "read_bytes", "fromfile", "memmap"}
+    found = Counter()
+    for line, node in nodes():
+        place = line.partition(":")[0]
+        if place.split("/")[0] in ("run_folder", "runs", "report", "checkpoint") or place == "metrics/paired.py":
+            function = getattr(node, "func", None)
+            is_open = (getattr(function, "attr", None) or getattr(function, "id", None)) in names
+            if is_open and ast.unparse(function) != "read_bytes" or function and ast.unparse(function) == "np.load":
+                found[place] += 1
+    assert found == OPENED_DIRECTLY
 
 
 def test_nothing_in_the_package_is_left_unfinished():
