@@ -180,7 +180,7 @@ def test_a_package_that_is_missing_is_told_with_the_line_that_installs_it(capsys
 
 
 def test_a_model_that_does_not_fit_into_memory_ends_with_3(capsys, reviews, tmp_path, monkeypatch):
-    monkeypatch.setattr(pretrained, "_check_size", lambda *given: None)  # which would blame the folder
+    monkeypatch.setattr(pretrained, "check_size", lambda *given: None)  # which would blame the folder
     folder = tiny_bert(tmp_path / "bert")
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, "vocab_size": 10**13}))

@@ -27,19 +27,9 @@ class OddModel(BertForSequenceClassification):
 AUTO_MAP = {"AutoConfig": "odd.OddConfig", "AutoModelForSequenceClassification": "odd.OddModel"}
 
 
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    return tiny_bert(tmp_path_factory.mktemp("models") / "bert")
-
-
 @pytest.fixture
-def folder(bert, tmp_path):
-    """Return a copy of a model that a test may damage."""
-    made = tmp_path / "model"
-    made.mkdir()
-    for file in bert.iterdir():
-        (made / file.name).write_bytes(file.read_bytes())
-    return made
+def folder(tmp_path):
+    return tiny_bert(tmp_path / "model")
 
 
 @pytest.fixture
@@ -48,6 +38,7 @@ def train(capsys, reviews):
 
     def start(model, *flags, task="text-classification", data=reviews):
         words = ["train", task, "--data", data, "--model", model, "--max_steps", 1, "--threads", 1, "--no_rehearsal"]
+        capsys.readouterr()
         code, _, err = run(capsys, *words, "--quiet", *flags)
         return code, err
 

@@ -6,11 +6,13 @@ A failure becomes an InputError that names the file.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from glob import escape
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -26,9 +28,9 @@ _PICKLES = ("pytorch_model*.bin", "adapter_model*.bin", "*.pth", "*.ckpt", "mode
 _LEAST_BYTES = 1 << 30  # models of less than that are built, whatever the size of their files is
 _CONVERT = (
     "import torch; from glob import glob; from safetensors.torch import save_file; "
-    'w = {{k: v.clone() for f in sorted(glob("{pickles}")) '
+    "w = {{k: v.clone() for f in sorted(glob({pickles})) "
     'for k, v in torch.load(f, map_location="cpu", weights_only=True).items()}}; '
-    'save_file(w, "{target}.safetensors", {{"format": "pt"}})'
+    'save_file(w, {target}, {{"format": "pt"}})'
 )
 _given: ContextVar[frozenset[str]] = ContextVar("consents", default=frozenset())
 
@@ -54,16 +56,26 @@ def open_weights(kind: Any, path: str, config: Any, **options: Any) -> Any:
     allows_pickle = "allow_pickle" in _given.get()
     if not allows_pickle:
         _refuse_pickles(path)
-    _check_size(kind, path, config)
+    check_size(path, lambda: _from_config(kind, config))
     options["use_safetensors"] = None if allows_pickle else True
-    return open_pretrained(kind, path, "config.json", config=config, **options)
+    try:
+        return open_pretrained(kind, path, "config.json", config=config, **options)
+    except InputError as error:
+        if os.path.isdir(path) or not isinstance(error.__cause__, OSError):
+            raise
+        fix = f"hf download {path} --local-dir FOLDER   and   --model FOLDER, which converts it   or   --allow_pickle"
+        raise InputError("model.pickle", f"{path} has no safetensors files", saw=error.saw, fix=fix) from error
 
 
 def build(kind: Any, path: str, config: Any) -> Any:
     """Call `from_config` of a model class."""
-    _check_size(kind, path, config)
+    check_size(path, lambda: _from_config(kind, config))
     with opening(path, "config.json"):
-        return kind.from_config(config, trust_remote_code="trust_remote_code" in _given.get())
+        return _from_config(kind, config)
+
+
+def _from_config(kind: Any, config: Any) -> Any:
+    return kind.from_config(config, trust_remote_code="trust_remote_code" in _given.get())
 
 
 def has_trusted_code(config: Any, auto_class: str) -> bool:
@@ -78,20 +90,18 @@ def check_config(path: str, config: Any) -> None:
         kernel = getattr(part, "_attn_implementation", None)  # transformers has no public name for it
         kernels = kernel.values() if isinstance(kernel, dict) else [kernel]
         if any("/" in str(each) for each in kernels) and "trust_remote_code" not in _given.get():
-            raise needs_code(
-                path, f"its config.json asks for the attention kernel {kernel}, which is code from the Hub"
-            )
+            raise needs_code(path, f"its config.json asks for the attention kernel {kernel} of the Hub, which is code")
         for name, value in vars(part).items() if part is not None else ():
             values = value if isinstance(value, (list, tuple)) else [value]
             numbers = [each for each in values if isinstance(each, int)]
             is_large = _LAYERS.search(name) is not None and any(each > MOST_LAYERS for each in numbers)
             if is_large or (_SIZES.search(name) is not None and any(each < 0 for each in numbers)):
-                raise _unusable(Path(path) / "config.json", [f"{name}: {value!s:.40}, expected 0 to {MOST_LAYERS:,}"])
+                raise _unusable(Path(path) / "config.json", f"{name}: {value!s:.40}, expected 0 to {MOST_LAYERS:,}")
             if "dropout" in name and isinstance(value, (int, float)) and not 0 <= value <= 1:
-                raise _unusable(Path(path) / "config.json", [f"{name}: {value:g}, expected 0 to 1"])
+                raise _unusable(Path(path) / "config.json", f"{name}: {value:g}, expected 0 to 1")
     names = config.architectures or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise _unusable(Path(path) / "config.json", [f"architectures: {names!s:.40}, expected a list of names"])
+        raise _unusable(Path(path) / "config.json", f"architectures: {names!s:.40}, expected a list of names")
 
 
 def needs_code(path: str, why: str) -> InputError:
@@ -109,18 +119,18 @@ def opening(path: str, file: str) -> Iterator[None]:
         raise
     except BaseException as error:  # the tokenizers of Rust panic with one
         is_ours = isinstance(error, LoopwrightError) and not isinstance(error, CheckpointError)
-        if is_ours or "DefaultCPUAllocator" in str(error):
+        if is_ours or "DefaultCPUAllocator" in str(error) or type(error).__name__ == "OutOfMemoryError":
             raise
         damaged = find_damage(Path(path))
         if damaged is None:
             saw = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             damaged = Path(path) / file if os.path.isdir(path) else Path(path), saw
-        raise _unusable(damaged[0], [damaged[1]]) from error
+        raise _unusable(*damaged) from error
 
 
 def find_damage(folder: Path) -> tuple[Path, str] | None:
     """Return the first damaged file of a model folder, and what is wrong with it."""
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+    for path in sorted(filter(Path.is_file, folder.iterdir())) if folder.is_dir() else ():
         try:
             if path.suffix == ".json":
                 content = json.loads(path.read_text(encoding="utf-8"))
@@ -145,9 +155,9 @@ def find_damage(folder: Path) -> tuple[Path, str] | None:
     return None
 
 
-def _unusable(file: Path, saw: list[str]) -> InputError:
+def _unusable(file: Path, saw: str) -> InputError:
     fix = "copy or download the model again   or   --model with a folder that save_pretrained has written"
-    return InputError("model.folder", f"{file} cannot be used", saw=saw, fix=fix)
+    return InputError("model.folder", f"{file} cannot be used", saw=[saw], fix=fix)
 
 
 def _refuse_pickles(path: str) -> None:
@@ -160,31 +170,34 @@ def _refuse_pickles(path: str) -> None:
                 names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
                 others = sorted({str(name) for name in names if not re.fullmatch(r"[\w.-]+\.safetensors", str(name))})
             if others:
-                raise _unusable(index, [f"it names {others[0][:80]}, expected .safetensors files of the folder"])
+                raise _unusable(index, f"it names {others[0][:80]}, expected .safetensors files of the folder")
         elif not (folder / f"{weights}.safetensors").is_file():
             own = [pattern for pattern in _PICKLES if pattern.startswith("adapter") == weights.startswith("adapter")]
             for pattern in own if folder.is_dir() else ():
                 if found := sorted(each.name for each in folder.glob(pattern)):
-                    pickles, target = (str(folder / each).replace('"', '\\"') for each in (pattern, weights))
-                    command = f"python -c {quote(_CONVERT.format(pickles=pickles, target=target))}"
+                    pickles, target = f"{escape(path)}/{pattern}", f"{path}/{weights}.safetensors"
+                    command = quote(_CONVERT.format(pickles=repr(pickles), target=repr(target)))
                     raise InputError(
                         "model.pickle",
                         f"{folder / found[0]} is a pickle, which can hold code",
                         saw=[f"the folder has no {weights}.safetensors"],
-                        fix=f"{command}   or   --allow_pickle, which unpickles it with torch's weights_only",
+                        fix=f"python -c {command}   or   --allow_pickle, which unpickles it with torch's weights_only",
                     )
 
 
-def _check_size(kind: Any, path: str, config: Any) -> None:
+def check_size(path: str, make: Callable[[], Any]) -> None:
     """Refuse a config whose model is out of all proportion to its weights, or to the memory if there are none."""
     import torch
 
-    with opening(path, "config.json"), torch.random.fork_rng(devices=[]), torch.device("meta"):
-        model = kind.from_config(config, trust_remote_code="trust_remote_code" in _given.get())
-    needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    needed = 0.0
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            needed = sum(parameter.numel() * parameter.element_size() for parameter in make().parameters())
+    except Exception as error:  # noqa: BLE001 - the model is built once more, and the error reported there
+        needed = math.inf if "overflow" in str(error) else 0.0
     files = [*Path(path).glob("*.safetensors"), *Path(path).glob("*.bin")] if os.path.isdir(path) else []
     there = 8 * sum(each.stat().st_size for each in files)  # 4-bit weights are loaded as 32 bits
     limit = max(_LEAST_BYTES, there or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     if needed > limit:
-        saw = [f"it describes a model of {needed / 1e9:,.1f} GB", f"the limit for these files is {limit / 1e9:,.1f} GB"]
+        saw = f"it describes a model of {needed / 1e9:,.1f} GB, and the limit for these files is {limit / 1e9:,.1f} GB"
         raise _unusable(Path(path) / "config.json", saw)

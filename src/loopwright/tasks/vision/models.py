@@ -223,6 +223,7 @@ def _load_small(
         values["image_size"] = form.height
     if labels is not None:
         values["num_labels"] = len(labels)
+    pretrained.check_size(origin.path, lambda: models.create(name, labels, **values))
     made = models.create(name, labels, **values)
     if origin.is_run and not (folder / WEIGHTS_FILE).is_file():
         return VisionModel(made, processor=form)
