@@ -39,10 +39,10 @@ PLACEHOLDER = re.compile(r"^(\.\.\.|[A-Z]{1,8}(\.\.\.)?)$")
 
 # Verbs whose flags are those of a task, and words of their own that the parser of the task does not see.
 TRAINING = {
-    "train": {"check", "print_config", "json"},
+    "train": {"check", "print_config", "json", "supervise", "no_standby"},
     "check": {"files", "print_config", "json"},
-    "demo": {"variant", "json"},
-    "resume": {"json"},
+    "demo": {"variant", "json", "supervise", "no_standby"},
+    "resume": {"json", "supervise", "no_standby"},
 }
 OF_A_RUN = {"evaluate": evaluation_flags, "predict": prediction_flags}
 
