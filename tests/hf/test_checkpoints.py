@@ -173,6 +173,10 @@ def test_the_state_of_callbacks_is_restored(tmp_path):
     assert stopping.early_stopping_patience_counter == 2
     trainer = trained(tmp_path, again, resume=True, **options)
     assert trainer.state.global_step == 5 and again.early_stopping_patience_counter == 4
+    trainer = trained(tmp_path, EarlyStoppingCallback(early_stopping_patience=4), resume=True, **options)
+    assert trainer.state.global_step == 5  # it has ended, and stays so until its rule is changed
+    trainer = trained(tmp_path, EarlyStoppingCallback(early_stopping_patience=5), resume=True, **options)
+    assert trainer.state.global_step == 6
 
 
 def test_a_signal_saves_and_the_run_resumes_exactly(tmp_path):

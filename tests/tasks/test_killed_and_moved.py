@@ -15,7 +15,7 @@ from sample_data import SAMPLES
 from tasks.forked import run_lines
 from tasks.reviews import events, read_lines
 
-FLAGS = ["--epochs", 3, "--batch", 4, "--lr", 1e-3, "--threads", 1, "--no_rehearsal"]
+FLAGS = ["--epochs", 3, "--batch", 4, "--lr", 1e-3, "--threads", 1, "--no_rehearsal", "--dropout", 0.1]
 FLAGS += ["--save_strategy", "steps", "--save_steps", 2]
 KILL = "after_optimizer_step:6:kill"  # two updates after a checkpoint, and in the second epoch
 FEW = "--max_train_samples 12 --max_eval_samples 6"

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from loopwright.data.images import ImageDataset
+from loopwright.engine.sharding import whole_state
 from loopwright.errors import CheckpointError
 from loopwright.run_folder import RunFolder
 from loopwright.runs import trial
@@ -95,20 +96,24 @@ def test_as_many_rows_are_rehearsed_as_are_asked_for_and_no_image_is_decoded_to_
 
 @pytest.mark.parametrize("is_broken", [False, True], ids=["whole", "broken off"])
 def test_there_is_one_way_to_put_a_job_back_and_it_puts_back_everything(job, is_broken):
-    before = {name: tensor.clone() for name, tensor in job.model.state_dict().items()}
+    job.model.register_buffer("steps", torch.zeros(2), persistent=False)
+    job.model.count, kind = 3, job.model.config.problem_type
+    before = {name: tensor.clone() for name, tensor in whole_state(job.model).items()}
     frozen = next(iter(job.model.children())).eval()
     modes = [module.training for module in job.model.modules()]
     generator = torch.get_rng_state()
     with pytest.raises(KeyError) if is_broken else nullcontext(), trial.put_back(job, torch.device("cpu")):
         torch.rand(3)
         job.model.train()
+        job.model.steps, job.model.count, job.model.config.problem_type = torch.ones(3), 4, "regression"
         with torch.no_grad():
             for parameter in job.model.parameters():
                 parameter.add_(1)
                 parameter.grad = torch.ones_like(parameter)
         if is_broken:
             raise KeyError("broken off")
-    assert all(torch.equal(tensor, before[name]) for name, tensor in job.model.state_dict().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in whole_state(job.model).items())
+    assert job.model.count == 3 and job.model.config.problem_type == kind
     assert [module.training for module in job.model.modules()] == modes and not frozen.training
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(parameter.grad is None for parameter in job.model.parameters())

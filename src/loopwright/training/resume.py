@@ -17,7 +17,7 @@ from loopwright.checkpoint.fingerprint import EXACT, TIERS, Change, differences,
 from loopwright.checkpoint.state_by_name import parameter_names
 from loopwright.data import Loader
 from loopwright.engine.engine import check_reduction
-from loopwright.engine.processes import world_process_zero_only
+from loopwright.engine.processes import gather_objects, world_process_zero_only
 from loopwright.errors import CheckpointError, ConfigError, ConfigTypeError, DataError
 from loopwright.progress import Parts, StopKind, StopReason
 from loopwright.settings import RunSettings
@@ -245,7 +245,8 @@ def _keep_ended(run: TrainingRun, stop: list[Any] | None) -> None:
     if stop is None:
         return
     text, kind, rule = stop
-    if not run.checkpoints.changes and rule in as_json(run.boundary.rules()):
+    # Callbacks may differ from process to process: rank 0 has saved the decision.
+    if gather_objects(not run.checkpoints.changes and rule in as_json(run.boundary.rules()))[0]:
         run.checkpoints.ended = StopReason(text, StopKind(kind))
         run.checkpoints.ended.rule = rule
         return
