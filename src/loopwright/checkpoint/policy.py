@@ -44,7 +44,7 @@ class Checkpointing:
         is_open: others may add files to a checkpoint's folder; they are never read. Otherwise an unknown file
             invalidates it.
         require_exact: refuse to resume if the result might differ from an uninterrupted run.
-        spare_seconds: also save when N seconds have passed since the last save, or ten times as long as a save takes.
+        spare_seconds: also save when N seconds have passed since the last save, or five times as long as a save takes.
             Of these checkpoints only the newest two are kept; they do not count as `keep_last`.
     """
 
