@@ -5,6 +5,8 @@ import yaml
 
 from loopwright import api, cli
 from loopwright.errors import InputError
+from loopwright.run_folder import RunFolder
+from loopwright.runs.kept_config import kept_config
 
 
 def cut(run, share):
@@ -81,3 +83,10 @@ def test_a_deleted_line_is_an_edit_and_not_a_cut(copied):
     path.write_text("".join(line for line in lines if not line.startswith("weight_decay:")))
     copied.evaluate()
     assert "cut off" not in (copied.path / "log.txt").read_text()
+
+
+def test_a_config_that_is_damaged_while_the_run_trains_is_not_copied_into_checkpoints(copied):
+    run, whole = RunFolder(copied.path), (copied.path / "config.yaml").read_bytes()
+    assert kept_config(run) == {"config.yaml": whole}
+    run.config.write_bytes(bytes([whole[0] ^ 4]) + whole[1:])
+    assert kept_config(run) == {}

@@ -7,7 +7,7 @@ import hashlib
 from pathlib import Path
 
 from loopwright.config.files import read_mapping
-from loopwright.errors import CheckpointError
+from loopwright.errors import CheckpointError, LoopwrightError
 from loopwright.run_folder import RunFolder
 from loopwright.run_folder.config_file import is_cut_off
 from loopwright.run_folder.files import read_bytes, warn_once
@@ -16,8 +16,11 @@ DIGEST = "config_sha256"  # of config.yaml, in run.json
 
 
 def kept_config(run: RunFolder) -> dict[str, bytes]:
-    """Return config.yaml by name for a checkpoint; empty if it is missing or truncated."""
-    return {} if is_cut_off(run.config) else {run.config.name: read_bytes(run.config)}
+    """Return config.yaml by name for a checkpoint; empty if it is missing, truncated, or not as the run wrote it."""
+    with contextlib.suppress(LoopwrightError, OSError):
+        if is_cut_off(run.config) or run.metadata.get(DIGEST) not in (None, digest_of(run)):
+            return {}
+    return {run.config.name: read_bytes(run.config)}
 
 
 def config_of(run: RunFolder) -> Path:
