@@ -18,6 +18,7 @@ Most starts are forks of a process that has imported everything; some are `pytho
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -40,6 +41,7 @@ from safetensors.torch import load_file
 from soak_faults import (
     COMMANDS,
     KINDS,
+    LENGTHS,
     OUTPUT,
     REFUSED,
     RUN,
@@ -52,12 +54,14 @@ from soak_faults import (
     left_alive,
 )
 
+from loopwright.errors import LoopwrightError
 from loopwright.run_folder import read_json
 
 EVENTS = faults.EVENTS | {"training"}
 HANGING_SECONDS, ORPHAN_SECONDS = 60.0, {True: 2.0, False: 8.0}  # the latter: of a launched run, of others
-MOST_REFUSALS, MOST_STARTS = 3, 60
+MOST_REFUSALS, MOST_STARTS, NO_CHECKPOINT = 3, 60, 65
 GROWTH = 1.05  # of memory from the second to the last third of a process's life: more is a failure
+KILLED = "SIGKILL of a supervised trainer"
 REAL = 0.25  # of the starts with nothing armed: the command line itself
 
 
@@ -128,8 +132,8 @@ def differences(found: dict[str, Any], oracle: dict[str, Any], trial: Trial) -> 
 class Soak:
     """Runs under faults, and what came of them."""
 
-    def __init__(self, root: Path, kinds: dict[str, Kind], seed: int) -> None:
-        self.root, self.kinds, self.draw = root, kinds, random.Random(seed)
+    def __init__(self, root: Path, kinds: dict[str, Kind], seed: int, scale: float) -> None:
+        self.root, self.kinds, self.draw, self.scale = root, kinds, random.Random(seed), scale
         self.injected: Counter[str] = Counter()
         self.survived: Counter[str] = Counter()
         self.fixed: Counter[str] = Counter()
@@ -173,7 +177,7 @@ class Soak:
         for _ in range(MOST_STARTS):
             kinds: list[str] = []
             if refusals == 0 and not is_gentle and time.monotonic() < deadline and trial.run.exists():
-                self.inject_one(trial, "rest", None, kinds, 0.5)
+                self.inject_one(trial, "rest", None, kinds, 0.7)
             options = self.options(trial, kinds) if refusals == 0 and not is_gentle else {}
             is_real = not options and not is_gentle and name != "script" and self.draw.random() < REAL
             begin = size(trial.folder / OUTPUT)
@@ -193,16 +197,21 @@ class Soak:
                     start.code in self.kinds[name].codes for name in kinds if self.kinds[name].when != "rest"
                 )
                 refusals = 0 if is_known else refusals + 1
-                self.fix(trial, kinds)
+                self.fix(trial, kinds, said, start.code)
             else:
                 refusals = 0
                 self.survived.update(kinds)
         self.fail(trial, kinds, f"not complete after {MOST_STARTS} starts", said)
 
-    def fix(self, trial: Trial, kinds: list[str]) -> None:
+    def fix(self, trial: Trial, kinds: list[str], said: str, code: int) -> None:
         """Do what the error says: put back what was damaged, make the folder writable, raise the limit."""
         for damage in reversed(trial.damages):
+            if damage.whole and damage.kind not in kinds and code != NO_CHECKPOINT:
+                continue  # the run has gone on from another checkpoint since
             damage.undo()
+            if damage.kind not in kinds and damage.path.name in said:  # done to an earlier start, and found now
+                self.survived[damage.kind] -= 1
+                self.fixed[damage.kind] += 1
         trial.damages.clear()
         guilty = [name for name in kinds if self.kinds[name].codes & REFUSED]
         self.fixed.update(guilty)
@@ -212,7 +221,7 @@ class Soak:
         """Compare a complete run with the one without a fault."""
         try:
             different = differences(outcome(trial), self.oracles[trial.name][0], trial)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, LoopwrightError) as error:
             different = [f"what it left cannot be read: {error}"]
         self.complete[trial.name] += 1
         self.differences.update(name.partition(" ")[0] for name in different)
@@ -238,19 +247,22 @@ class Soak:
 
     def start(self, trial: Trial, options: dict[str, Any], is_real: bool, is_new: bool = False) -> Start:
         self.starts += 1
-        words = COMMANDS[trial.name]
-        if words and trial.run.exists() and not is_new:
+        words = [*COMMANDS[trial.name], str(int(LENGTHS[trial.name] * self.scale))]
+        if trial.name != "script" and trial.run.exists() and not is_new:
             words = ["resume", RUN, "--plain"]
-        if is_real or options.get("is_launched"):
+        if is_real or "prefix" in options:
             self.real_starts += 1
             trial.is_journal_whole = False
-            prefix = ["launch", "-n", "1", "--"] if options.get("is_launched") else []
+            words = [*options.get("prefix", []), *words, *options.get("suffix", [])]
             with open(trial.folder / OUTPUT, "ab") as output:
-                command = [sys.executable, "-m", "loopwright", *prefix, *words]
                 process = subprocess.Popen(
-                    command, cwd=trial.folder, stdout=output, stderr=output, start_new_session=True
+                    [sys.executable, "-m", "loopwright", *words],
+                    cwd=trial.folder,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
                 )
-            return Start(process)
+            return Start(process, is_supervised="suffix" in options)
         weather = RawArray("d", 2)
         job = (trial.folder, words, weather, options.get("failpoint"), options.get("limits", {}))
         process = SERVER.Process(target=child, args=job)
@@ -272,9 +284,12 @@ class Soak:
 
     def draw_kind(self, when: str, is_gentle: bool = False) -> str | None:
         """Draw a kind, those that were drawn less often before the others."""
-        found = {name: kind for name, kind in self.kinds.items() if kind.when == when}
+        found = {name: kind for name, kind in self.kinds.items() if kind.when == when and kind.weight}
         found = {name: kind for name, kind in found.items() if kind.is_gentle or not is_gentle}
-        weights = [kind.weight / (1 + self.injected[name]) for name, kind in found.items()]
+        weights = [
+            kind.weight * (0.3 if kind.is_gentle and not is_gentle else 1) / (1 + self.injected[name])
+            for name, kind in found.items()
+        ]
         return self.draw.choices(list(found), weights)[0] if found else None
 
     def note(self, trial: Trial, name: str, kinds: list[str]) -> None:
@@ -283,8 +298,12 @@ class Soak:
 
     def inject_one(self, trial: Trial, when: str, start: Any, kinds: list[str], chance: float, **more: Any) -> None:
         name = self.draw_kind(when, **more) if self.draw.random() < chance else None
-        if name and self.kinds[name].act(trial, start):
-            self.note(trial, name, kinds)
+        before = len(trial.damages)
+        with contextlib.suppress(FileNotFoundError):  # the run was faster
+            if name and self.kinds[name].act(trial, start):
+                self.note(trial, name, kinds)
+        for damage in trial.damages[before:]:
+            damage.kind = name or ""
 
     def attend(
         self, trial: Trial, start: Start, options: dict[str, Any], kinds: list[str], is_gentle: bool, deadline: float
@@ -305,13 +324,16 @@ class Soak:
             if kill_at is not None and now >= kill_at:
                 below = descendants(start.pid)
                 start.process.kill()
-                start.process.wait() if options.get("is_launched") else start.process.join()
+                start.process.wait() if "prefix" in options else start.process.join()
                 break
             if now > limit:
                 start.process.kill()
                 return f"still running after {now - start.begin:.0f} s: hangs"
-            can_be_hit = start.weather is not None and not options.get("is_quiet") and now < deadline
-            if now >= next_fault and can_be_hit:
+            if now >= next_fault and start.is_supervised:
+                if trial.checkpoints() and KILLED in self.kinds and self.kinds[KILLED].act(trial, start):
+                    self.note(trial, KILLED, kinds)
+                next_fault = time.monotonic() + self.draw.uniform(3, 10)
+            elif now >= next_fault and now < deadline and not options.get("is_quiet") and "prefix" not in options:
                 self.inject_one(trial, "live", start, kinds, 1.0, is_gentle=is_gentle)
                 next_fault = time.monotonic() + self.draw.uniform(1, 3)
                 codes = self.kinds[kinds[-1]].codes if kinds else set()
@@ -319,7 +341,7 @@ class Soak:
                     limit, next_fault = min(limit, now + HANGING_SECONDS), limit
         if start.code == -9 and "SIGKILL at a random time" not in kinds and options.get("kind") not in (None, *kinds):
             self.note(trial, options["kind"], kinds)  # its point was reached
-        return self.orphans(below, bool(options.get("is_launched")))
+        return self.orphans(below, "prefix" in options)
 
     def orphans(self, below: dict[int, str], is_launched: bool) -> str | None:
         """What a process left behind is to end by itself."""
@@ -344,7 +366,9 @@ class Soak:
 
     def problem_of(self, trial: Trial, code: int | None, said: str, kinds: list[str], refusals: int) -> str | None:
         """What is wrong with the end of a process; None if its faults explain it."""
-        if "Traceback (most recent call last)" in said:
+        # Workers whose parent is gone, or which lack descriptors, may print one of multiprocessing itself.
+        shown = said.split("Traceback (most recent call last)")[1:]
+        if any("/multiprocessing/" not in text[:200] for text in shown):
             return f"a traceback (exit {code})"
         if code == 0 or any(code in self.kinds[name].codes for name in kinds):
             named = code not in REFUSED or refusals or trial.is_named(said)
@@ -432,6 +456,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=30.0, help="how long faults go on (default 30)")
     parser.add_argument("--seed", type=int, default=0, help="of faults and moments (default 0)")
     parser.add_argument("--kinds", help="only kinds whose name contains one of these, as in SIGKILL,flipped")
+    parser.add_argument("--scale", type=float, default=1.0, help="length of the runs (default 1.0: some 1000 updates)")
     parser.add_argument("--runs", default=",".join(COMMANDS), help=f"default {','.join(COMMANDS)}")
     parser.add_argument("--folder", type=Path, help="where the runs lie (default: a temporary folder)")
     parser.add_argument("--output", type=Path, help="also write the report to this file")
@@ -448,7 +473,11 @@ def main() -> int:
     asked = arguments.kinds.split(",") if arguments.kinds else [""]
     kinds = {name: kind for name, kind in KINDS.items() if any(word in name for word in asked)}
     make_data(root / "data")
-    load, soak, names = os.getloadavg()[0], Soak(root, kinds, arguments.seed), arguments.runs.split(",")
+    load, soak, names = (
+        os.getloadavg()[0],
+        Soak(root, kinds, arguments.seed, arguments.scale),
+        arguments.runs.split(","),
+    )
     for name in names:
         soak.undisturbed(name)
     soak.begin = time.monotonic()

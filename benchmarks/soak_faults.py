@@ -24,18 +24,23 @@ from typing import Any
 
 import faults  # the script with a plain Trainer, and the package of this checkout
 import torch
+import yaml
 
 from loopwright import failpoints
 from loopwright.errors import LoopwrightError
 
-faults.EPOCHS, faults.UPDATES = 60, 1440
 RUN, OUTPUT = "run", "output.txt"
-TEXT = "text-classification --data ../data/rows.csv --dropout 0.1 --dataloader_num_workers 2 --batch 8 --max_steps 900"
-IMAGE = "image-classification --data ../data/pictures --workers 2 --batch 8 --max_steps 1000 --image_size 24"
+TEXT = "text-classification --data ../data/rows.csv --dropout 0.1 --dataloader_num_workers 2"
+IMAGE = "image-classification --data ../data/pictures --image_size 24 --workers 2"
 COMMON = (
-    "--save_strategy steps --save_steps 25 --eval_strategy steps --eval_steps 50 --logging_steps 1 --out run --plain"
+    "--batch 8 --save_strategy steps --save_steps 25 --eval_strategy steps --eval_steps 50 --logging_steps 1 --plain"
 )
-COMMANDS = {"text": f"train {TEXT} {COMMON}".split(), "image": f"train {IMAGE} {COMMON}".split(), "script": []}
+COMMANDS = {
+    "text": f"train {TEXT} {COMMON} --out run --max_steps".split(),
+    "image": f"train {IMAGE} {COMMON} --out run --max_steps".split(),
+    "script": ["script"],
+}
+LENGTHS = {"text": 900, "image": 1000, "script": 60}  # updates, updates, epochs
 HANGING_SECONDS = 60.0
 REFUSED = {2, 65, 74}
 
@@ -89,7 +94,7 @@ def obey_permissions() -> None:
 
 
 def child(folder: Path, words: list[str], weather: Any, failpoint: str | None, limits: dict[int, int]) -> None:
-    """Run a command line, or the script if there are no words, in a folder."""
+    """Run a command line, or the script, in a folder."""
     os.setsid()
     os.chdir(folder)
     multiprocessing.set_start_method("fork", force=True)  # of the workers, as for a command line
@@ -102,20 +107,21 @@ def child(folder: Path, words: list[str], weather: Any, failpoint: str | None, l
         failpoints.arm(failpoint)
     for name, most in limits.items():
         resource.setrlimit(name, (most, resource.getrlimit(name)[1]))
-    if words:
+    if words[0] == "script":
+        code = script(folder, int(words[1]))
+    else:
         from loopwright.cli import main
 
         journal(folder)
         code = main(words)
-    else:
-        code = script(folder)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def script(folder: Path) -> int:
+def script(folder: Path, epochs: int) -> int:
     """Train as faults.py does; return an exit code as the command line would."""
+    faults.EPOCHS, faults.UPDATES = epochs, 24 * epochs
     try:
         outcome = faults.train(folder)
         if any(record["event"] == "end" and record["state"] == "stopped" for record in last_records(folder)):
@@ -149,8 +155,8 @@ SERVER.set_forkserver_preload(
 class Start:
     """A started process, and its memory and descriptors over time."""
 
-    def __init__(self, process: Any, weather: Any = None) -> None:
-        self.process, self.pid, self.weather = process, process.pid, weather
+    def __init__(self, process: Any, weather: Any = None, is_supervised: bool = False) -> None:
+        self.process, self.pid, self.weather, self.is_supervised = process, process.pid, weather, is_supervised
         self.begin = time.monotonic()
         self.samples: list[tuple[float, float, int]] = []  # seconds, MB, descriptors
 
@@ -167,6 +173,12 @@ class Start:
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
+
+
+def parent_of(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def descendants(pid: int) -> dict[int, str]:
@@ -205,6 +217,7 @@ class Damage:
     before: Path | None  # a copy; None: there was nothing
     after: bytes | None  # the content that the fault left; None: not a plain file
     whole: Path | None = None  # the checkpoint that it belongs to
+    kind: str = ""
 
     def undo(self) -> None:
         """Put it back, unless the run has replaced it since."""
@@ -308,9 +321,21 @@ def flip(path: Path, draw: random.Random) -> None:
 def on_any_file(change: Callable[[Path, random.Random], None]) -> Act:
     def act(trial: Trial, start: Any) -> bool:
         path = trial.any_file()
-        return bool(path and path.stat().st_size) and trial.damage(path, lambda path: change(path, trial.draw))
+        if not path or not path.stat().st_size or not trial.damage(path, lambda path: change(path, trial.draw)):
+            return False
+        if change is flip and path == trial.run / "config.yaml" and is_edited(trial.damages[-1]):
+            trial.damages.pop().undo()
+            return False
+        return True
 
     return act
+
+
+def is_edited(damage: Damage) -> bool:
+    """Whether a damaged config.yaml reads as settings: it is taken for an edit of the user, whose values count."""
+    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+        return isinstance(yaml.safe_load(damage.path.read_text()), dict)
+    return False
 
 
 def cut(path: Path, draw: random.Random) -> None:
@@ -394,13 +419,15 @@ def stop_and_go(trial: Trial, start: Start) -> bool:
 
 
 def slow_disk(trial: Trial, start: Start) -> bool:
-    start.weather[0] = trial.draw.uniform(0.05, 0.5) if start.weather[0] == 0 else 0.0
-    return True
+    if start.weather is not None:
+        start.weather[0] = trial.draw.uniform(0.05, 0.5) if start.weather[0] == 0 else 0.0
+    return start.weather is not None
 
 
 def jump_clock(trial: Trial, start: Start) -> bool:
-    start.weather[1] = trial.draw.choice([-1, 1]) * 10 ** trial.draw.uniform(1, 7)
-    return True
+    if start.weather is not None:
+        start.weather[1] = trial.draw.choice([-1, 1]) * 10 ** trial.draw.uniform(1, 7)
+    return start.weather is not None
 
 
 def kill_worker(trial: Trial, start: Start) -> bool:
@@ -414,7 +441,7 @@ def kill_worker(trial: Trial, start: Start) -> bool:
 def move_folder(trial: Trial, start: Start | None) -> bool:
     """Move the folder away and back after a while; what the process wrote to a new one is given up."""
     away = trial.folder / "away"
-    if not trial.run.is_dir():
+    if not trial.run.is_dir() or away.exists():
         return False
     trial.run.rename(away)
     deadline = time.monotonic() + trial.draw.uniform(0.05, 3)
@@ -468,7 +495,21 @@ def in_final_phase(trial: Trial, start: Any) -> dict[str, Any] | None:
 def of_launcher(trial: Trial, start: Any) -> dict[str, Any] | None:
     if trial.name == "script" or not trial.checkpoints():
         return None
-    return {"is_launched": True, "kill_after": trial.draw.uniform(1, 14)}
+    return {"prefix": ["launch", "-n", "1", "--"], "kill_after": trial.draw.uniform(1, 14)}
+
+
+def of_supervisor(trial: Trial, start: Any) -> dict[str, Any] | None:
+    if trial.name == "script":
+        return None
+    return {"prefix": [], "suffix": ["--supervise"], "kill_after": trial.draw.uniform(10, 60)}
+
+
+def kill_trainer(trial: Trial, start: Start) -> bool:
+    """Kill the process that a supervisor has started."""
+    found = [pid for pid in descendants(start.pid) if parent_of(pid) == start.pid] if start.is_supervised else []
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+    return bool(found)
 
 
 def limited(name: int, low: int, high: int) -> Act:
@@ -484,8 +525,10 @@ KINDS: dict[str, Kind] = {
     "kill in the resume": Kind("start", in_resume, {-9}),
     "kill in the final phase": Kind("start", in_final_phase, {-9}, weight=2),
     "SIGKILL of the launcher": Kind("start", of_launcher, {-9}, weight=0.5),
-    "SIGTERM": Kind("live", send(signal.SIGTERM), {75}),
-    "SIGINT": Kind("live", send(signal.SIGINT), {130}),
+    "SIGKILL of the supervisor": Kind("start", of_supervisor, {-9}),
+    "SIGKILL of a supervised trainer": Kind("live", kill_trainer, weight=0),
+    "SIGTERM": Kind("live", send(signal.SIGTERM), {75, -15}),  # -15, -2: before or after the handlers
+    "SIGINT": Kind("live", send(signal.SIGINT), {130, -2}),
     "lw stop": Kind("live", ask_to_stop, {75}),
     "SIGSTOP, then SIGCONT": Kind("live", stop_and_go, is_gentle=True),
     "flipped bit, at rest": Kind("rest", on_any_file(flip), REFUSED, weight=2),
