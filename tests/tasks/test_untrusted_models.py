@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 import loopwright
 from cli.streams import run
+from loopwright.cli.exit_codes import words_for_resuming
 from loopwright.errors import InputError
 from tasks.texts import tiny_bert, tiny_gpt2
 
@@ -75,6 +76,11 @@ def test_an_unknown_model_type_is_refused_without_a_question_until_its_code_is_t
         assert code == 2 and "error[model.code]" in err and not marker.exists()
     assert run(capsys, "predict", "kept", "a text", "--trust_remote_code")[0] == 0
     assert loopwright.api.Run.find("kept").export("x", trust_remote_code=True).is_dir()
+
+
+def test_a_supervised_run_is_resumed_with_the_consents_of_its_start():
+    words = ["train", "x", "--quiet", "--trust-remote-code", "--allow_pickle", "false", "--lr", "1"]
+    assert words_for_resuming(words) == ["--quiet", "--trust-remote-code"]
 
 
 def test_code_beside_a_known_model_type_is_ignored(train, folder, text_file):
@@ -195,6 +201,7 @@ def test_a_damaged_folder_of_a_vision_model_names_the_file(squares, tmp_path, fi
 
 
 def test_the_damaged_weights_of_a_run_are_named(copied):
+    (copied.path / "model" / "SHA256SUMS").unlink()
     weights = copied.path / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-5])
     with pytest.raises(InputError, match=r"model\.safetensors"):

@@ -91,6 +91,14 @@ def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
         return failure.exit_code
 
 
+def words_for_resuming(argv: Sequence[str]) -> list[str]:
+    """Return the words of a command line that hold for one call only, for the call that resumes its run."""
+    consents = ("--trust_remote_code", "--allow_pickle")
+    pairs = zip(argv, [*argv[1:], ""], strict=True)
+    given = {word for word, after in pairs if after.lower() not in ("false", "no", "f", "n", "0")}
+    return [word for word in argv if word in OWN or (f"--{word[2:].replace('-', '_')}" in consents and word in given)]
+
+
 def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 

@@ -20,11 +20,11 @@ from loopwright.cli.exit_codes import (
     DONE,
     INPUT,
     INTERRUPTED,
-    OWN,
     PREEMPTED,
     TOGETHER,
     is_first,
     keep_search_path,
+    words_for_resuming,
 )
 from loopwright.config.parser import split_off
 from loopwright.errors import InputError
@@ -240,8 +240,8 @@ def work(argv: list[str]) -> int:
     folder = folder_in(argv) if is_restarted and argv[0] in _TRAINING else None
     if folder is not None:
         with contextlib.suppress(InputError):  # lost before it had a folder
-            words = [word for word in argv if word in OWN]  # the user started this code already
-            argv = ["resume", str(find_run(folder).path), "--allow_code", *words]
+            words = words_for_resuming(argv)
+            argv = ["resume", str(find_run(folder).path), "--allow_code", *words]  # the user started this code already
     # Only rank 0 prints.
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if is_first() else nowhere):
         code = main(argv)

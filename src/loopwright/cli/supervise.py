@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 from loopwright.api import EventLines
-from loopwright.cli.exit_codes import DONE, INTERRUPTED, OWN, PREEMPTED, TOGETHER, keep_search_path
+from loopwright.cli.exit_codes import DONE, INTERRUPTED, PREEMPTED, TOGETHER, keep_search_path, words_for_resuming
 from loopwright.cli.parser import VerbParser
 from loopwright.errors import InputError, LoopwrightError
 from loopwright.run_folder import find_run
@@ -49,8 +49,7 @@ def supervise(asked: Namespace, folder: Path, first: Sequence[str], again: Seque
     if not is_alone or not hasattr(os, "fork"):
         fix = "leave it out" if is_alone else "lw launch -n N --max-restarts 3 -- train ..."
         raise InputError("args.value", "--supervise is for one process on Linux or macOS", fix=fix, flag="--supervise")
-    own = [word for word in first if word in OWN]
-    again = again or ["resume", str(folder), "--allow_code", *own]  # the code of the first start
+    again = again or ["resume", str(folder), "--allow_code", *words_for_resuming(first)]  # the code of the first start
     return _Supervisor(asked, folder).run(first, again)
 
 
