@@ -76,7 +76,7 @@ class ReportServer(ThreadingHTTPServer):
                     request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):  # a browser that went away is no error
+        if not isinstance(sys.exc_info()[1], OSError):  # a closed browser is not an error
             super().handle_error(request, client_address)
 
     @property
