@@ -36,7 +36,7 @@ def sharded(folder: Path, change=lambda table: None) -> Path:
     }
     change(table)
     draft = store.Draft(folder, store.identify("run", 5))
-    draft.create(0)
+    draft.create(0, store.Label())
     buffer = {"model/mean": torch.tensor([1.0, 2.0])}
     state = {"optimizer": {"moment": {"$": "tensor", "v": MOMENT}}, "tied": {"again": "weight"}}
     draft.write_rest(store.Snapshot({}, buffer, state, 5, {}))
