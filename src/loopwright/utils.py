@@ -8,11 +8,7 @@ from typing import Any
 from loopwright.callbacks.ema import ModelEma
 from loopwright.data.defaults import LIMIT_BATCHES_ENV_VAR, DataLoaderSlice, LimitBatches, worker_init_fn
 from loopwright.engine.nested import remove_padding
-from loopwright.engine.processes import (
-    local_process_zero_first,
-    local_process_zero_only,
-    world_process_zero_only,
-)
+from loopwright.engine.processes import local_process_zero_first, local_process_zero_only, world_process_zero_only
 
 __all__ = [
     "LIMIT_BATCHES_ENV_VAR",

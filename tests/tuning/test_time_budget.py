@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopwright.durations import seconds_of
+from loopwright.config.durations import seconds_of
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder, write_json
 from loopwright.runs.auto import time_budget

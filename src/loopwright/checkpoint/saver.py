@@ -133,9 +133,8 @@ class Saver:
         seconds = self._policy.every_seconds
         passed, spare = time.monotonic() - self._last_save, self._policy.spare_seconds
         is_due = (seconds is not None and passed >= seconds) or self._policy.is_due_after_update(update)
-        self._is_spare = (
-            not is_due and spare is not None and passed >= max(spare, self._save_seconds / _MOST_TIME_FOR_SPARES)
-        )
+        is_time = spare is not None and passed >= max(spare, self._save_seconds / _MOST_TIME_FOR_SPARES)
+        self._is_spare = is_time and not is_due
         return is_due or self._is_spare
 
     def is_due_after_epoch(self, epoch: int, metrics: Mapping[str, Any]) -> bool:

@@ -57,6 +57,7 @@ _SHARDED_FILES = ("state.safetensors", "state.json", shards.TABLE)
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
 SPARE = "is_spare"  # of a manifest's metadata: saved by `spare_seconds`
 _NUM_SPARE = 2
+_DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, SafetensorError)
 _DICTS = ("fingerprint", "settings", "data", "best")  # of a manifest's values for the run
 _LARGEST_MANIFEST_BYTES = 1_000_000
 _LARGEST_STATE_BYTES = 200_000_000
@@ -184,13 +185,10 @@ class Draft:
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a JSON file that names its checkpoint."""
-        text, what = (
-            json.dumps({"identity": self.identity, **content}, allow_nan=False),
-            f"{name} (the state without its tensors)",
-        )
-        # Never write a state that reading would refuse.
-        check_parsable(text.encode(), what, _tensor_bytes(self.files))
-        self.write_bytes(name, within(text.encode(), _LARGEST_STATE_BYTES, what))
+        text = json.dumps({"identity": self.identity, **content}, allow_nan=False).encode()
+        what = f"{name} (the state without its tensors)"
+        check_parsable(text, what, _tensor_bytes(self.files))  # never write a state that reading would refuse
+        self.write_bytes(name, within(text, _LARGEST_STATE_BYTES, what))
 
     def write_rest(self, snapshot: Snapshot) -> None:
         """Write everything but the weights."""
@@ -288,15 +286,7 @@ def refusing_damage(folder: Path | None) -> Iterator[None]:
     """Turn what a state of unexpected types raises into a CheckpointError."""
     try:
         yield
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        ArithmeticError,
-        RuntimeError,
-        SafetensorError,
-    ) as error:
+    except _DAMAGE as error:
         if isinstance(error, LoopwrightError) or is_out_of_memory(error):
             raise
         raise CheckpointError(f"{folder} cannot be restored: {type(error).__name__}: {str(error)[:500]}") from error

@@ -26,8 +26,8 @@ from loopwright.checkpoint import Checkpointing, read
 from loopwright.checkpoint.hidden_state import plain_values
 from loopwright.checkpoint.state_by_name import optimizer_state, parameter_names
 from loopwright.checkpoint.store import read_manifest, update_of
+from loopwright.config.durations import seconds_of
 from loopwright.data.images import ImageDataset
-from loopwright.durations import seconds_of
 from loopwright.engine.memory import release_memory
 from loopwright.engine.nested import iter_tensors
 from loopwright.engine.processes import gather_objects, world_process_zero_only

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 
 from loopwright.config import TrainingArguments
 from loopwright.config.choices import must_be
+from loopwright.config.durations import seconds_of
 from loopwright.config.old_names import AcceptsOldNames, OldName
-from loopwright.durations import seconds_of
 from loopwright.errors import ConfigError
 
 T = TypeVar("T")

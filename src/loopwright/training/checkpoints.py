@@ -172,7 +172,7 @@ class RunCheckpoints:
 
     def _run_state(self) -> dict[str, Any]:
         run, loader = self.run, self.run.train_loader
-        reason = run.boundary.decision()
+        why, names = run.boundary.decision(), [type(run.trainer).__name__]
         skips = run.settings.bad_samples == "skip" and loader is not None
         return {
             "progress": run.progress.state_dict(),
@@ -182,9 +182,7 @@ class RunCheckpoints:
             "gradient_norm": run.gradient_norm,
             "losses": gather_objects(run.losses.state_dict()),
             "made": self.initial,
-            "stop": None
-            if reason is None
-            else [str(reason), reason.kind.value, reason.rule or [type(run.trainer).__name__]],
+            "stop": None if why is None else [str(why), why.kind.value, why.rule or names],
             "skipped_in_a_row": run.logbook.skipped_in_a_row,
             "parts": asdict(run.memory.parts),
             "skipped_samples": dict(loader.agree_on_skipped()) if skips else {},

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from loopwright.durations import seconds_of
+from loopwright.config.durations import seconds_of
 from loopwright.errors import InputError
 from loopwright.runs.clock import RunLength
 
