@@ -162,7 +162,7 @@ def test_the_best_checkpoint_keeps_its_place_under_a_custom_name(tmp_path):
 
     fit(tmp_path, WorseAndWorse, 3, name="checkpoint-{update}", keep_last=1, keep_best=("eval_loss_epoch", "min"))
     assert checkpoints_in(tmp_path) == ["checkpoint-12", "checkpoint-4"]
-    best = json.loads((tmp_path / "best.json").read_text())
+    best = read_json(tmp_path / "best.json")
     assert best == {"checkpoint": "checkpoint-4", "metric": "eval_loss_epoch", "direction": "min", "value": 4.0}
 
 
