@@ -10,6 +10,7 @@ from loopwright import Checkpointing, Trainer
 from loopwright.checkpoint import find_newest, read, verify, write
 from loopwright.checkpoint.store import _canonical
 from loopwright.errors import CheckpointError, ConfigError
+from loopwright.run_folder import read_json
 
 MODEL = {"weight": torch.arange(4.0)}
 FILES = {"config.json": b'{"width": 4}', "vocab.txt": b"a\nb\n", "empty": b""}
