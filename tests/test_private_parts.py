@@ -57,7 +57,7 @@ USES = {
     "runs/settings.py": {"_actions", "_option_string_actions"},
     "sources/hub.py": {"_fingerprint"},
     "stepping/graphs.py": {"_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"},
-    "tasks/adapters.py": {"_DropoutNd"},
+    "tasks/adapters.py": {"_DropoutNd", "_modules"},
     "tasks/pretrained.py": {"_attn_implementation"},
     "tasks/text/models.py": {"_model_mapping"},
     "tasks/text/seq2seq.py": {"_from_model_config"},
@@ -185,11 +185,11 @@ def _():
     assert BertConfig(attn_implementation="eager")._attn_implementation == "eager"
 
 
-@part("_buffers", "_non_persistent_buffers_set", "_parameters")
+@part("_buffers", "_modules", "_non_persistent_buffers_set", "_parameters")
 def _():
     module = nn.BatchNorm1d(2)
     module.register_buffer("mask", None, persistent=False)
-    assert module._non_persistent_buffers_set == {"mask"}
+    assert module._non_persistent_buffers_set == {"mask"} and list(nn.Sequential(module)._modules.values()) == [module]
     module.register_buffer("absent", None)
     assert module._parameters["weight"] is module.weight and list(module._parameters) == ["weight", "bias"]
     assert module._buffers["running_mean"] is module.running_mean and module._buffers["absent"] is None

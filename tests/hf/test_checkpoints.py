@@ -164,7 +164,7 @@ def test_a_new_run_in_the_same_folder_sets_the_old_checkpoints_aside(tmp_path, c
     assert len(list(tmp_path.glob(".superseded-*"))) == 2
 
 
-def test_the_state_of_callbacks_is_restored(tmp_path):
+def test_the_state_of_callbacks_is_restored(tmp_path, capsys):
     options = {**EVERY_UPDATE, "metric_for_best_model": "score", "load_best_model_at_end": True, "num_train_epochs": 3}
     options["compute_metrics"] = lambda prediction: {"score": -float(len(os.listdir(tmp_path)))}  # ever worse
     stopping, again = (EarlyStoppingCallback(early_stopping_patience=4) for _ in range(2))
@@ -175,8 +175,9 @@ def test_the_state_of_callbacks_is_restored(tmp_path):
     assert trainer.state.global_step == 5 and again.early_stopping_patience_counter == 4
     trainer = trained(tmp_path, EarlyStoppingCallback(early_stopping_patience=4), resume=True, **options)
     assert trainer.state.global_step == 5  # it has ended, and stays so until its rule is changed
+    options["model"] = Classifier(dropout=0.5)
     trainer = trained(tmp_path, EarlyStoppingCallback(early_stopping_patience=5), resume=True, **options)
-    assert trainer.state.global_step == 6
+    assert trainer.state.global_step == 6 and "model.dropout.p: 0.3 -> 0.5" in capsys.readouterr().out
 
 
 def test_a_signal_saves_and_the_run_resumes_exactly(tmp_path):

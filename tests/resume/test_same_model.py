@@ -28,7 +28,7 @@ class Wandering(nn.Module):
     def forward(self, inputs):
         if self.training:
             self.count += 1
-            if self.kind == "in place":
+            if self.kind == "in-place":
                 self.moved += 0.25
             elif self.kind != "count":
                 self.moved = (torch.zeros(3) if self.moved is None else self.moved) + 0.25
@@ -53,22 +53,16 @@ def made(make, seed=0):
     return make()
 
 
-KINDS = [
-    ("buffer", 3),
-    ("in place", 3),
-    ("in place", 70_000),
-    ("buffer", 70_000),
-    ("late", 3),
-    ("tensor", 3),
-    ("count", 3),
-]
+KINDS = ["buffer 3", "in-place 3", "in-place 70000", "buffer 70000", "late 3", "tensor 3", "count 3"]
 
 
-@pytest.mark.parametrize(("kind", "size"), KINDS)
-def test_state_outside_the_state_dict_is_saved_and_restored(kind, size, tmp_path):
-    whole = fit(None, made(lambda: nn.Sequential(Wandering(kind, size))))
-    fit(tmp_path, made(lambda: nn.Sequential(Wandering(kind, size))), [toys.stop_at(3)])
-    resumed = fit(tmp_path, made(lambda: nn.Sequential(Wandering(kind, size)), seed=5))
+@pytest.mark.parametrize("case", KINDS)
+def test_state_outside_the_state_dict_is_saved_and_restored(case, tmp_path):
+    kind, size = case.split()
+    make = lambda: nn.Sequential(Wandering(kind, int(size)))  # noqa: E731
+    whole = fit(None, made(make))
+    fit(tmp_path, made(make), [toys.stop_at(3)])
+    resumed = fit(tmp_path, made(make, seed=5))
     assert resumed.progress.update == 8 and torch.equal(toys.weights(resumed), toys.weights(whole))
     assert resumed.model[0].count == whole.model[0].count == 8
     assert kind == "count" or torch.equal(resumed.model[0].moved, whole.model[0].moved)
@@ -76,16 +70,16 @@ def test_state_outside_the_state_dict_is_saved_and_restored(kind, size, tmp_path
 
 def test_the_buffers_of_averages_kept_parts_and_of_a_loop_of_ones_own_are_state_too(tmp_path):
     def run(folder, *callbacks):
-        ema, part = ModelEmaCallback(0.5, False, tmp_path / "ema.pt"), Wandering("in place")
+        ema, part = ModelEmaCallback(0.5, False, tmp_path / "ema.pt"), Wandering("in-place")
         count = toys.callback(on_update_end=lambda trainer, **kwargs: part(torch.zeros(1, 4)))
-        fit(folder, made(partial(Wandering, "in place")), [ema, KeepStateCallback(part=part), count, *callbacks])
+        fit(folder, made(partial(Wandering, "in-place")), [ema, KeepStateCallback(part=part), count, *callbacks])
         return ema.ema_model.module.moved, part.moved
 
     whole = run(None)
     run(tmp_path / "run", toys.stop_at(3))
     assert all(map(torch.equal, run(tmp_path / "run"), whole)) and whole[1][0] == 2.0
     for steps in (1, 2):
-        model = Wandering("in place")
+        model = Wandering("in-place")
         state = ResumableState(
             Checkpointing(tmp_path / "own", keep_best=None), model, optimizer=torch.optim.SGD(model.parameters(), 0.1)
         )

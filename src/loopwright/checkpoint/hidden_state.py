@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from loopwright.checkpoint.fingerprint import Change
 
-_OF_TORCH = frozenset(vars(nn.Module())) | {"forward"}  # of every module; accelerate wraps the last
+# Of every module; accelerate wraps its forward, and recomputed activations change no number.
+_OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "gradient_checkpointing"}
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)  # an activation
 _COMPARED_NUMBERS = 65536  # a larger tensor has changed if autograd says so; smaller ones are compared
 _CLASS, _FROZEN = "class", "frozen parameters"  # neither is the name of an attribute
@@ -76,7 +77,7 @@ class HiddenState:
     """
 
     def __init__(self, **modules: Any) -> None:
-        self._modules = modules
+        self._roots = modules
         self._restored: set[str] = set()
         values = {key: holder[name] for key, holder, name in self._entries()}
         # Autograd counts the in-place changes of a tensor.
@@ -91,7 +92,7 @@ class HiddenState:
     @torch.no_grad()
     def restore(self, saved: Mapping[str, Any], device: torch.device) -> None:
         """Restore what `changed` returned; `device` is for tensors that the modules do not have yet."""
-        parts = dict(_parts(self._modules))
+        parts = dict(_parts(self._roots))
         self._restored = set(saved)
         for key, value in saved.items():
             path, _, name = key.rpartition(".")
@@ -107,7 +108,7 @@ class HiddenState:
             holder[name] = value
 
     def _entries(self) -> Iterator[tuple[str, dict[str, Any], str]]:
-        for path, part in _parts(self._modules):
+        for path, part in _parts(self._roots):
             # Torch has no public way to tell them from those in the state.
             for name in sorted(part._non_persistent_buffers_set & part._buffers.keys()):
                 yield f"{path}.{name}", part._buffers, name

@@ -192,6 +192,7 @@ class HfRun(TrainerCallback):
             asynchronous=False,
             name="checkpoint-{update}",
             is_open=True,
+            allow_changed_model=True,  # as in transformers, but the differences are printed
         )
 
     def begin(self) -> None:

@@ -145,6 +145,7 @@ def _rebuild_dropout(model: Any) -> None:
         own = built.get(path)
         if own is None or [type(each) for each in part._modules.values()] == [type(e) for e in own._modules.values()]:
             continue
+        # The public iterators leave out children that are None, and cannot set their order.
         for name, child in [*part._modules.items()]:
             is_alike = name in own._modules and type(own._modules[name]) is type(child)
             if not is_alike and child is not None and not [*child.parameters(), *child.buffers()]:
