@@ -69,7 +69,10 @@ REAL = 0.25  # of the starts with nothing armed: the command line itself
 
 
 def digest(path: Path) -> str:
-    """The sha256 of a file; of its tensors alone if it has some, since the rest names the run."""
+    """The sha256 of a file without what may differ: names of the run beside tensors, the last use of a tokenizer."""
+    if path.name == "tokenizer.json":
+        content = json.loads(path.read_text())
+        return repr([value for name, value in content.items() if name not in ("truncation", "padding")])
     if path.suffix != ".safetensors":
         return hashlib.sha256(path.read_bytes()).hexdigest()
     tensors = load_file(path)
@@ -106,7 +109,8 @@ def outcome(trial: Trial) -> dict[str, Any]:
         metrics = [without_clock(read_json(trial.run / "result.json"))]
         metrics.append(digest(trial.run / "eval" / "predictions.jsonl"))
         newest = max(trial.checkpoints()) / "model.safetensors"
-        weights = [digest(path) for path in (newest, *sorted((trial.run / "model").glob("*.[sj]*")))]
+        model = [trial.run / "model" / name for name in ("config.json", "model.safetensors", "tokenizer.json")]
+        weights = [digest(path) for path in (newest, *model) if path.exists()]
     return {"weights": weights, "order": seen, "metrics": metrics, "log": records(trial.run / "metrics.jsonl")}
 
 
@@ -206,8 +210,9 @@ class Soak:
     def fix(self, trial: Trial, kinds: list[str], said: str, code: int) -> None:
         """Do what the error says: put back what was damaged, make the folder writable, raise the limit."""
         for damage in reversed(trial.damages):
-            if damage.whole and damage.kind not in kinds and code != NO_CHECKPOINT:
-                continue  # the run has gone on from another checkpoint since
+            has_gone_on = "Resumed training state" in said or damage.kind not in kinds
+            if damage.whole and has_gone_on and code != NO_CHECKPOINT:
+                continue  # from another checkpoint: this one belongs to what was given up
             damage.undo()
             if damage.kind not in kinds and damage.path.name in said:  # done to an earlier start, and found now
                 self.survived[damage.kind] -= 1
