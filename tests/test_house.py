@@ -37,31 +37,31 @@ MOST_BODY_LINES = 60
 # Lines per package; "core" holds the modules at the top level. These only go down.
 MOST_LINES = {
     "baselines": 351,
-    "callbacks": 1804,
-    "checkpoint": 2398,
-    "cli": 1696,
-    "config": 2014,
-    "core": 3732,
-    "data": 5050,
+    "callbacks": 1805,
+    "checkpoint": 2639,
+    "cli": 1974,
+    "config": 2137,
+    "core": 3342,
+    "data": 5043,
     "demos": 1455,
-    "engine": 2413,
-    "hf": 3546,
-    "metrics": 3707,
+    "engine": 2408,
+    "hf": 3557,
+    "metrics": 3716,
     "models": 795,
-    "report": 3522,
-    "run_folder": 1561,
-    "runs": 4537,
+    "report": 3549,
+    "run_folder": 1658,
+    "runs": 5122,
     "schedulers": 1297,
-    "sources": 5869,
+    "sources": 5908,
     "stepping": 818,
-    "tasks": 8965,
+    "tasks": 9186,
     "tracking": 557,
-    "training": 2716,
+    "training": 2803,
 }
 
 # Lines of the packages that any training run needs, and of the tests.
 MOST_CORE_LINES = 19_000
-MOST_TEST_LINES = 50_900  # docs/decisions/0015-lines-of-the-numbers.md
+MOST_TEST_LINES = 52_200  # docs/decisions/0016-lines-of-the-second-round.md
 CORE_FOLDERS = {"core", "training", "stepping", "checkpoint", "engine"}
 CORE_FOLDERS |= {"callbacks", "run_folder", "schedulers", "tracking"}
 CORE_OF_DATA = ("order", "loader", "samples", "workers", "prefetch", "streams", "defaults", "collate")

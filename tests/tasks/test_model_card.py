@@ -39,7 +39,7 @@ def shown_by(run):
 
 
 def change(path, **fields):
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "sha256": None, **fields}))
 
 
 def exported_card(run, tmp_path):
@@ -93,7 +93,7 @@ def test_a_notebook_shows_the_name_of_a_run_escaped_and_an_unfinished_run_with_i
 
 def test_the_card_of_an_unfinished_run_says_so(finished, copied, tmp_path):
     change(copied.path / "status.json", state="preempted", update=99)
-    for name in ("result.json", "model/README.md", "model/model.safetensors"):
+    for name in ("result.json", "model/README.md", "model/model.safetensors", "model/SHA256SUMS"):
         (copied.path / name).unlink()
     card = exported_card(copied, tmp_path)
     update, best = finished.result["update"], finished.result["metrics"]["accuracy"]

@@ -224,7 +224,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         self.error(str(error))
 
     def _add_dataclass(self, kind: type) -> None:
-        title = getattr(kind, "_argument_group_name", None)
+        title = getattr(kind, "_argument_group_name", None)  # as trl names the groups of its dataclasses
         group = self.add_argument_group(title) if title else self
         hints = conversion.field_types(kind)
         for field in dataclasses.fields(kind):

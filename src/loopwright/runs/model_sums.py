@@ -31,12 +31,12 @@ def check_sums(folder: Path) -> None:
         return
     for line in lines:
         digest, _, name = line.partition("  ")
+        what = f"{folder / name} is damaged: its sha256 is not the one in {SUMS}"
         try:
             found = _file_digest(folder / name)
-        except (FileNotFoundError, ValueError) as error:
-            found = f"nothing: {error}"
+        except (FileNotFoundError, ValueError):  # ValueError: a name with a null byte, in damaged sums
+            found, what = "", f"{folder / name} is missing, and {SUMS} lists it"
         if found != digest:
-            what = f"{folder / name} is damaged: its sha256 is not the one in {SUMS}"
             raise DamagedFileError(what, f"restore the file; if you changed it on purpose, remove {folder / SUMS}")
 
 
