@@ -65,7 +65,7 @@ def test_a_killed_run_resumes_in_another_folder_to_the_same_bits(task, tmp_path,
     assert code == 0 and "Resumed training state" in said, said
     assert main([*map(str, words), "--out", "whole"]) == 0
     whole = tmp_path / "whole"
-    for name in ("model/model.safetensors", "eval/predictions.jsonl", "baselines.json"):
+    for name in ("model/model.safetensors", "model/SHA256SUMS", "eval/predictions.jsonl", "baselines.json"):
         assert (moved / name).read_bytes() == (whole / name).read_bytes()
     assert events(moved) == events(whole) and result_of(moved) == result_of(whole)
     told = json.loads(said.splitlines()[-1])

@@ -344,7 +344,7 @@ class Task(ABC):
         with quiet():
             job.model.save_pretrained(folder)
         give_usual_mode(folder)
-        job.processor.save_pretrained(folder)
+        save_processor(job.processor, folder)
 
     def save_skeleton(self, job: Job, folder: Path) -> None:
         """Write the config and tokenizer, to rebuild the model before loading weights; nothing for a plain module."""
@@ -353,7 +353,17 @@ class Task(ABC):
         inner = job.model.get_base_model() if job.args.lora else job.model
         inner.config.architectures = [type(inner).__name__]
         inner.config.save_pretrained(folder)
-        job.processor.save_pretrained(folder)
+        save_processor(job.processor, folder)
+
+
+def save_processor(processor: Any, folder: Path) -> None:
+    """Write a tokenizer as it was made, without the truncation of its last call and the place it was opened from."""
+    if getattr(processor, "is_fast", False):
+        processor.backend_tokenizer.no_truncation()
+        processor.backend_tokenizer.no_padding()
+    for name in ("is_local", "local_files_only"):
+        getattr(processor, "init_kwargs", {}).pop(name, None)
+    processor.save_pretrained(folder)
 
 
 def label_map(words: Sequence[str]) -> dict[str, str]:

@@ -48,7 +48,11 @@ def consenting(args: Any) -> Iterator[None]:
 def open_pretrained(kind: Any, path: str, file: str, **options: Any) -> Any:
     """Call `from_pretrained`; `file` is blamed for an error if no file is damaged."""
     with opening(path, file):
-        return kind.from_pretrained(path, trust_remote_code="trust_remote_code" in _given.get(), **options)
+        found = kind.from_pretrained(path, trust_remote_code="trust_remote_code" in _given.get(), **options)
+    for each in (found, getattr(found, "generation_config", None)):
+        if type(each).__name__ == "GenerationConfig":  # it takes the flag for one of its settings
+            vars(each).pop("trust_remote_code", None)
+    return found
 
 
 def open_weights(kind: Any, path: str, config: Any, **options: Any) -> Any:
