@@ -70,7 +70,7 @@ def go_on(folder, room: int, accumulation: int, updates: int | None = None) -> l
     model = toys.seeded(Small, 4, 1)
     model.room = room
     windows = {"per_device_batch_size": 6, "gradient_accumulation_steps": accumulation, "max_num_train_steps": updates}
-    saved = {"checkpoints": Checkpointing(folder), "resume_from": "auto"}
+    saved = {"checkpoints": Checkpointing(folder, allow_changed_model=True), "resume_from": "auto"}
     options = {"eval_dataset": toys.data(5), "seed": 2, "oom": "split", **windows, **saved}
     trainer = toys.trained((), toys.data(17), model=model, cls=Trainer, **options)
     result = trainer.result
