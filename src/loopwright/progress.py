@@ -95,7 +95,7 @@ class StopReason(str):
 
 
 def rule_of(callback: Any) -> list[Any]:
-    """Return what decides when a callback stops: its class, its settings, and the numbers in a user's own code.
+    """Return the rule by which a callback stops: its class, its settings, and the numbers in a user's own code.
 
     The settings are the arguments that it was made with, or all its attributes if it keeps none of them.
     """

@@ -85,7 +85,7 @@ class HiddenState:
         self._initial = {key: value.detach().clone() if _is_small(value) else value for key, value in values.items()}
 
     def changed(self) -> dict[str, Any]:
-        """Return what has changed, by path."""
+        """Return the changed entries, by path."""
         values = ((key, holder[name]) for key, holder, name in self._entries())
         return {key: value for key, value in values if key in self._restored or self._is_changed(key, value)}
 

@@ -362,7 +362,7 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
     if not (_is_identity(manifest.get("identity")) and isinstance(manifest.get("is_open"), bool)):
         raise CheckpointError(f"{path} does not name its run and update")
     if not isinstance(about, dict) or not all(isinstance(about.get(name) or {}, dict) for name in _DICTS):
-        raise CheckpointError(f"{path} is damaged: what it says about the run has unexpected types")
+        raise CheckpointError(f"{path} is damaged: its entries about the run have unexpected types")
     listed, needed = manifest.get("files"), _SHARDED_FILES if kind == SHARDED_FORMAT else _FILES
     if (
         not isinstance(listed, dict)

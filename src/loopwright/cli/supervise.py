@@ -143,7 +143,7 @@ class _Supervisor:
         gc.freeze()  # so that collections in the children copy no pages
 
     def _update(self) -> int:
-        """Return the update that the run has reached: that of its newest checkpoint, or of its last log."""
+        """Return the update that the run has reached, from its newest checkpoint or its last log."""
         with contextlib.suppress(LoopwrightError, OSError):
             run = find_run(self._folder)
             saved = [int(path.name.partition("-")[2]) for path in run.checkpoints.glob("step-*[0-9]")]

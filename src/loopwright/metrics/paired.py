@@ -166,7 +166,7 @@ def read_rows(path: Path) -> dict[str, RowScores]:
         raise
     except Exception as error:  # noqa: BLE001 - zipfile, zlib and numpy raise many kinds for a damaged file
         what = f"{path} is damaged: {type(error).__name__}: {error}"
-        raise DamagedFileError(what, "move it away, and go on without verdicts on rows") from None
+        raise DamagedFileError(what, "move it away, and continue without verdicts on rows") from None
 
 
 def tail(trials: int, least: int) -> float:

@@ -75,7 +75,7 @@ def _read(path: Path, most: int = 65_536) -> bytes:
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size > most:
-            raise OSError(f"{path} is no regular file of at most {most} bytes")
+            raise OSError(f"{path} is not a regular file of at most {most} bytes")
         return file.read(most)
 
 
