@@ -38,7 +38,7 @@ MOST_BODY_LINES = 60
 MOST_LINES = {
     "baselines": 351,
     "callbacks": 1805,
-    "checkpoint": 2639,
+    "checkpoint": 2640,
     "cli": 1974,
     "config": 2137,
     "core": 3342,
@@ -50,7 +50,7 @@ MOST_LINES = {
     "models": 795,
     "report": 3549,
     "run_folder": 1658,
-    "runs": 5122,
+    "runs": 5135,
     "schedulers": 1297,
     "sources": 5908,
     "stepping": 818,

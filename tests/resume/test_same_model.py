@@ -11,6 +11,7 @@ import toys
 from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import EarlyStoppingCallback, KeepStateCallback, ModelEmaCallback, TrainerCallback
 from loopwright.checkpoint import ResumableState
+from loopwright.checkpoint.hidden_state import HiddenState, changed_modules, describe_modules
 from loopwright.errors import CheckpointError, StopTrainingError
 
 
@@ -122,6 +123,15 @@ def test_a_model_that_is_built_differently_is_refused_by_name(name, tmp_path, ca
         fit(tmp_path, made(second))
     assert fit(tmp_path, made(second), allow_changed_model=True).progress.update == 8
     assert "Changed since the checkpoint (new value used): " + NAMED[name].replace("\\", "") in capsys.readouterr().out
+
+
+def test_an_attribute_may_become_a_vector_and_nan_equals_nan():
+    model = nn.Linear(1, 1)
+    model.mean, model.unknown = 0.0, float("nan")
+    hidden, tree = HiddenState(model=model), describe_modules(model=model)
+    model.mean = torch.ones(3)
+    assert set(hidden.changed()) == {"model.mean"}
+    assert changed_modules(tree, {**tree}, ()) == []
 
 
 def test_a_changed_loss_function_is_reported(tmp_path, capsys):

@@ -79,6 +79,15 @@ def test_half_a_run_of_an_older_version_is_not_resumed_and_is_replaced(reviews, 
     assert (run / "config.yaml").read_text() == "of the user"
 
 
+def test_a_folder_of_the_user_with_such_a_name_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(creation, "_YOUNG_SECONDS", 0.0)
+    for place in (tmp_path, tmp_path / "run"):
+        (place / ".new-photos").mkdir(parents=True)
+        (place / ".new-photos" / "one.png").write_text("of the user")
+    creation.remove_stale(tmp_path)
+    assert (tmp_path / ".new-photos" / "one.png").exists() and not creation.is_half_made(tmp_path / "run")
+
+
 def test_the_last_run_is_the_one_of_the_index_unless_a_newer_folder_is_not_in_it(tmp_path, monkeypatch):
     monkeypatch.setenv("LOOPWRIGHT_RUNS", str(tmp_path / "runs"))
     first, second = (creation.create_run(name, {}, fill=fill) for name in "ab")

@@ -63,10 +63,11 @@ def changed_modules(saved: Mapping[str, Any], current: Mapping[str, Any], moved:
         if old.get(_CLASS) != new.get(_CLASS):
             changes.append(Change(path, old.get(_CLASS), new.get(_CLASS)))
             continue
-        names = [name for name in old if name in new and old[name] != new[name] and f"{path}.{name}" not in moved]
+        names = [name for name in old if name in new and f"{path}.{name}" not in moved]
         # A config's None is decided by the first forward pass.
         names = [name for name in names if not name.startswith("config.") or None not in (old[name], new[name])]
-        changes += [Change(f"{path}.{name}", old[name], new[name]) for name in names]
+        differ = [name for name in names if repr(old[name]) != repr(new[name])]  # as texts: nan equals nan
+        changes += [Change(f"{path}.{name}", old[name], new[name]) for name in differ]
     return changes
 
 
@@ -117,9 +118,9 @@ class HiddenState:
                     yield f"{path}.{name}", vars(part), name
 
     def _is_changed(self, key: str, value: Any) -> bool:
-        before = self._initial.get(key)
+        before = self._initial.get(key, self)  # itself, which no value is, if it is new
         if not isinstance(value, Tensor) or not isinstance(before, Tensor):
-            return key not in self._initial or (value is not before and bool(value != before))
+            return not (value is before or (type(value) is type(before) and value == before))
         if not _is_small(value):
             return value is not before or value._version != self._versions[key]
         return value.dtype != before.dtype or not torch.equal(value, before.to(value.device))

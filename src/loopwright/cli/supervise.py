@@ -146,8 +146,8 @@ class _Supervisor:
         """Return the update that the run has reached, from its newest checkpoint or its last log."""
         with contextlib.suppress(LoopwrightError, OSError):
             run = find_run(self._folder)
-            saved = [int(path.name.partition("-")[2]) for path in run.checkpoints.glob("step-*[0-9]")]
-            return max([int(run.status.get("update", 0)), *saved])
+            names = [path.name.removeprefix("step-") for path in run.checkpoints.glob("step-*")]
+            return max([int(run.status.get("update") or 0), *(int(name) for name in names if name.isdecimal())])
         return 0
 
     def _note(self, text: str, code: int, update: int) -> None:

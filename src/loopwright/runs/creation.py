@@ -71,17 +71,27 @@ def removed_on_error(folder: Path) -> Iterator[None]:
 
 def remove_stale(parent: Path, *prefixes: str) -> None:
     """Remove the hidden folders that killed processes left: those with such a name and no live owner."""
-    for folder in [each for each in parent.glob(".*") if each.name.startswith((_NEW, *prefixes))]:
+    for folder in parent.glob(".*"):
+        if not (_is_aside(folder) or (prefixes and folder.name.startswith(prefixes))):
+            continue
         with contextlib.suppress(OSError):  # another process was faster
             is_young = not (folder / LEASE).exists() and time.time() - folder.stat().st_mtime < _YOUNG_SECONDS
             if not is_young and live_owner(folder) is None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
+def _is_aside(folder: Path) -> bool:
+    """Whether this is a folder in which `create_run` made a run, and not one that happens to have such a name."""
+    is_named = folder.name.startswith(_NEW) and folder.is_dir()
+    return is_named and all(
+        entry.name in {*_FIRST_FILES, LEASE, LOCK} or entry.name.startswith(".tmp-") for entry in folder.iterdir()
+    )
+
+
 def is_half_made(path: Path) -> bool:
     """Whether a process was killed while it created a run in this folder, which has nothing else."""
     entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-    aside = {name for name in entries if name.startswith(_NEW)}
+    aside = {name for name in entries if _is_aside(path / name)}
     names = {name for name in entries - aside if not name.startswith(".tmp-")}
     is_half = (RUN_FILE in names or bool(aside)) and not _FIRST_FILES - {"command.txt"} <= names
     return is_half and names <= _FIRST_FILES and not any(live_owner(path / name) for name in ("", *aside))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 
 from loopwright.run_folder import write_atomically
@@ -31,6 +32,8 @@ def check_sums(folder: Path) -> None:
         return
     for line in lines:
         digest, _, name = line.partition("  ")
+        if re.fullmatch("[0-9a-f]{64}", digest) is None:
+            continue  # a comment, or another form of such files
         what = f"{folder / name} is damaged: its sha256 is not the one in {SUMS}"
         try:
             found = _file_digest(folder / name)
