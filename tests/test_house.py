@@ -50,7 +50,7 @@ MOST_LINES = {
     "models": 795,
     "report": 3549,
     "run_folder": 1658,
-    "runs": 5135,
+    "runs": 5139,
     "schedulers": 1297,
     "sources": 5908,
     "stepping": 818,

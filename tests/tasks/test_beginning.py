@@ -155,9 +155,15 @@ def test_a_request_to_stop_is_heeded_in_every_phase_and_the_run_resumed(
     assert "was asked to stop: it " in shown and when in shown
     assert phase in ("start", "evaluation") or not ended, "it stopped within the phase"
     assert not list(Path("run").glob(".trial-*")) and not Path("run/lease.json").exists()
+    if phase == "rehearsal":  # whoever sends a run can put links into it: nothing is written through them
+        victim = tmp_path / "victim"
+        victim.write_text("of the user")
+        Path("run/model/tokenizer_config.json").unlink()
+        Path("run/model/tokenizer_config.json").symlink_to(victim)
     if phase not in ("rate", "timing"):
         assert main(["resume", "run"]) == 0
         assert_same_files(tmp_path / "run", finished.path, WEIGHTS)
+        assert phase != "rehearsal" or victim.read_text() == "of the user"
 
 
 def test_between_two_seeds_a_request_to_stop_is_for_the_next_run(reviews, monkeypatch, capsys):

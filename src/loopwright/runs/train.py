@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from pathlib import Path
 
 from loopwright.callbacks import TerminateOnNaNCallback
 from loopwright.engine.processes import gather_objects
@@ -22,7 +23,7 @@ from loopwright.runs.auto.learning_rate import Search, choose_rate, find_rate
 from loopwright.runs.clock import Pace, TimeSpent
 from loopwright.runs.console import start as start_block
 from loopwright.runs.console.progress import ReportProgress
-from loopwright.runs.finish import finish
+from loopwright.runs.finish import finish, replace_folder
 from loopwright.runs.job import RunJob
 from loopwright.runs.model_sums import write_sums
 from loopwright.runs.ownership import StopAskedError
@@ -147,9 +148,12 @@ def _write_start(run: RunJob, is_planned: bool) -> None:
     if not is_begun:
         write_json(folder.path / _BASELINES, run.baselines, is_sealed=True)
         save_rows(folder.path / BASELINE_ROWS, run.baseline_rows)
-        folder.model.mkdir(exist_ok=True)
-        run.task.save_skeleton(run.job, folder.model)
-        write_sums(folder.model)
+        replace_folder(folder.model, lambda aside: _write_skeleton(run, aside))  # also if links are in its place
+
+
+def _write_skeleton(run: RunJob, folder: Path) -> None:
+    run.task.save_skeleton(run.job, folder)
+    write_sums(folder)
 
 
 def rehearse_only(run: RunJob) -> None:
