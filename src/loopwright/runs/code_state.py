@@ -12,12 +12,13 @@ import re
 import select
 import shutil
 import signal
-import stat
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from loopwright.run_folder.files import open_regular
 
 _MOST_SECONDS = 10.0
 _MOST_BYTES = 4_000_000  # of a difference
@@ -48,7 +49,7 @@ def code_state(place: Path) -> CodeState | None:
         return None
     if commit is None:
         return None
-    with tempfile.TemporaryDirectory(prefix="loopwright-git-") as own, contextlib.suppress(OSError):
+    with tempfile.TemporaryDirectory(prefix="loopwright-git-") as own, contextlib.suppress(OSError, ValueError):
         difference = _difference(root, git_dir, common, commit, Path(own))
         return CodeState(commit, None if difference is None else difference.decode(errors="replace"))
     return CodeState(commit, None)
@@ -70,13 +71,12 @@ def _commit(git_dir: Path, common: Path) -> str | None:
 
 
 def _read(path: Path, most: int = 65_536) -> bytes:
-    """Return a regular file of at most this many bytes; an OSError for anything else, such as a named pipe."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
-            raise OSError(f"{path} is not a regular file of at most {most} bytes")
-        return file.read(most)
+    """Return a regular file of at most this many bytes; an OSError or ValueError for anything else."""
+    with os.fdopen(open_regular(path, follows_links=True), "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(f"{path} has more than {most} bytes")
+    return content
 
 
 def _difference(root: Path, git_dir: Path, common: Path, commit: str, own: Path) -> bytes | None:

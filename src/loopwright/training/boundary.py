@@ -39,7 +39,7 @@ class Boundary:
         return reason if is_ours and self.run.signals.received is None else None
 
     def rules(self) -> list[Any]:
-        """Return what may stop the run: its callbacks, and the hooks of its trainer."""
+        """Return the rules that may stop the run: its callbacks, and the hooks of its trainer."""
         return [*map(rule_of, self.run.trainer.callback_handler), [type(self.run.trainer).__name__]]
 
     def stay_ended(self, reason: StopReason) -> None:
