@@ -1,6 +1,7 @@
 """Workers that die or hang are replaced where they stood, and nobody can tell from the batches."""
 
 import ctypes
+import gc
 import logging
 import multiprocessing
 import os
@@ -112,6 +113,19 @@ def test_a_worker_that_is_killed_or_hangs_while_it_sends_is_replaced(quick, capl
         assert seen(adopted(Large(), 2, collate_fn=list).windows(), disturb) == expected
     assert len(caplog.records) == 2
     assert seen(adopted(Large(), 1, collate_fn=list, timeout=1).windows(), send(signal.SIGSTOP)) == expected
+
+
+def test_the_pipes_of_workers_are_closed_without_the_garbage_collector():
+    loader, seconds = adopted(Noisy(), 2), time.monotonic
+    seen(loader.windows())
+    gc.collect()
+    before, limit = len(os.listdir("/proc/self/fd")), seconds() + 2
+    gc.disable()
+    seen(loader.windows(1))
+    while (left := len(os.listdir("/proc/self/fd"))) > before and seconds() < limit:
+        time.sleep(0.05)  # a thread that waits for the workers ends a little later
+    gc.enable()
+    assert left <= before
 
 
 def test_workers_that_are_killed_between_epochs_are_replaced(quick, caplog):

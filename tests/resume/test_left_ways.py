@@ -87,6 +87,20 @@ def test_a_damaged_note_of_the_best_checkpoint_is_rebuilt_from_the_manifests(con
     assert (tmp_path / "best.json").read_text() == note
 
 
+@pytest.mark.parametrize("damage", [shutil.rmtree, lambda path: (path / "MANIFEST.json").write_text("{}")])
+def test_a_lost_best_checkpoint_is_reported_and_the_best_that_is_left_replaces_it(damage, tmp_path, capsys):
+    settings = {"eval_dataset": toys.data(8), "policy": {"keep_best": ("eval_loss_epoch", "max")}}
+    continuity.fit(tmp_path, num_epochs=2, **settings)
+    best = json.loads((tmp_path / "best.json").read_text())["checkpoint"]
+    damage(tmp_path / best)
+    trainer = continuity.fit(tmp_path, num_epochs=3, resume_from="auto", **settings)
+    assert f"The best checkpoint, {best} (eval_loss_epoch " in capsys.readouterr().out
+    left = json.loads((tmp_path / "best.json").read_text())
+    assert left["checkpoint"] != best and left["value"] in list(
+        trainer.run_history.get_metric_values("eval_loss_epoch")
+    )
+
+
 def test_what_a_killed_process_moved_aside_is_removed_once_its_successor_is_whole(tmp_path):
     continuity.fit(tmp_path, num_epochs=1)
     newest, older = step(tmp_path, 4), step(tmp_path, 2)

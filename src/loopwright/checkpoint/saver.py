@@ -86,8 +86,14 @@ class Saver:
         kinds: dict[str, Any] = {"checkpoint": str, "metric": str, "value": (int, float)}
         if not isinstance(best, dict) or not all(isinstance(best.get(name), kind) for name, kind in kinds.items()):
             return None
-        # Otherwise it was damaged, or belongs to a branch that the run has left.
-        return best if (self.directory / best["checkpoint"]).exists() else None
+        name, resumed = best["checkpoint"], self._resumed_from
+        if (self.directory / name).exists():
+            return best
+        has_left = any(self.directory.glob(f".superseded-{name}-*"))  # the branch that it belongs to
+        if resumed is not None and resumed.parent == self.directory and not has_left:
+            what = f"The best checkpoint, {name} ({best['metric']} {best['value']:g}), is missing or damaged"
+            self.refusals.append(f"{what}: the best one that is left replaces it")
+        return None
 
     def _take_over_best(self) -> None:
         """Recover the best checkpoint from the manifests if best.json is damaged, or a kill prevented its writing."""

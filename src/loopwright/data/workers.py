@@ -90,7 +90,8 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         workers: list[Any] = self._workers
         for worker in workers:
             # They ignore SIGTERM, which torch and multiprocessing send to unresponsive workers.
-            worker._popen.terminate = worker._popen.kill
+            popen = weakref.proxy(worker._popen)  # a cycle would keep its pipes open until the garbage collector runs
+            worker._popen.terminate = functools.partial(type(worker._popen).kill, popen)
         self._inbox = _Inbox(self._worker_result_queue, workers, self._patience)
 
     def _get_data(self) -> Any:
