@@ -6,6 +6,7 @@ import inspect
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
+from types import CellType
 from typing import Any
 
 # How far an epoch is. A state saved by an epoch-end event knows by it what a resumed run must not do twice.
@@ -80,7 +81,7 @@ class StopReason(str):
     """Why a run was stopped early: a text for people, with its `kind` for programs."""
 
     kind: StopKind
-    rule: list[Any] | None = None  # `rule_of` the callback that decided it
+    rule: dict[str, Any] | None = None  # of the callback or trainer that decided it; see `Boundary.rule_of`
 
     def __new__(cls, text: str, kind: StopKind = StopKind.REQUEST) -> StopReason:  # noqa: D102
         reason = super().__new__(cls, text)
@@ -94,20 +95,25 @@ class StopReason(str):
         return given if isinstance(given, cls) else cls(str(cause))
 
 
-def rule_of(callback: Any) -> list[Any]:
-    """Return the rule by which a callback stops: its class, its settings, and the numbers in a user's own code.
+def rule_of(decider: Any) -> dict[str, Any]:
+    """Return the rule by which a callback or trainer stops a run: its class, plain attributes, and numbers in its code.
 
-    The settings are the arguments that it was made with, or all its attributes if it keeps none of them.
+    Our own code is left out, and so are paths and long numbers: nobody types these, they come from a clock.
     """
-    kind, own = type(callback), getattr(callback, "__dict__", {})
-    names = inspect.signature(kind.__init__).parameters.keys() & {name.lstrip("_") for name in own}
-    kept = {name: value for name, value in own.items() if not names or name.lstrip("_") in names}
-    kept = {name: value for name, value in kept.items() if isinstance(value, (bool, int, float, str))}
-    found = () if kind.__module__.startswith("loopwright.") else (*vars(kind).values(), *own.values())
-    codes = [code for code in (getattr(each, "__func__", each) for each in found) if inspect.isfunction(code)]
-    cells = [cell.cell_contents for code in codes for cell in code.__closure__ or ()]
-    numbers = [*(number for code in codes for number in code.__code__.co_consts), *cells]
-    return [kind.__name__, kept, [number for number in numbers if isinstance(number, (int, float))]]
+    users = [base for base in type(decider).__mro__ if base.__module__.split(".")[0] not in ("loopwright", "builtins")]
+    held = {name: each for base in reversed(users) for name, each in vars(base).items()}
+    held |= getattr(decider, "__dict__", {})
+    for name, function in [(name, getattr(each, "__func__", each)) for name, each in held.items()]:
+        if inspect.isfunction(function):
+            codes = [function.__code__]
+            for code in codes:
+                codes += filter(inspect.iscode, code.co_consts)  # lambdas within
+            cells = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+            values = [*(each for code in codes for each in code.co_consts), *cells, *(function.__defaults__ or ())]
+            held |= {f"{name}.{index}": each for index, each in enumerate(values) if not isinstance(each, str)}
+    plain = {name: each for name, each in held.items() if isinstance(each, (bool, int, float, str)) and name[-1] != "_"}
+    is_typed = {name: "/" not in each if isinstance(each, str) else len(str(each)) < 10 for name, each in plain.items()}
+    return {"class": type(decider).__name__, **{name: each for name, each in plain.items() if is_typed[name]}}
 
 
 @dataclass(slots=True)

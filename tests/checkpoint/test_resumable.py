@@ -256,7 +256,7 @@ def test_a_process_that_lost_its_folder_commits_nothing(tmp_path):
         state.restore()
         assert not state.is_due(1)
         content = json.loads((tmp_path / "lease.json").read_text())
-        (tmp_path / "lease.json").write_text(json.dumps({**content, "incarnation": "somebody else's"}))
+        (tmp_path / "lease.json").write_text(json.dumps({**content, "incarnation": "another", "started_at": 1.0}))
         with pytest.raises(LeaseError, match="another process has taken over the run folder"):
             state.save(1, {}, wait=True)
         with pytest.raises(LeaseError, match="no longer belongs to this process"):

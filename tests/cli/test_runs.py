@@ -102,13 +102,16 @@ def test_a_run_that_was_stopped_early_and_evaluated_is_done_until_it_goes_on(cap
 
 
 def test_a_run_that_goes_on_here_or_on_another_host_is_running(capsys):
-    here, there, silent = (made(name, state="running") for name in ("here", "there", "silent"))
+    here, there, silent, beside = (made(name, state="running") for name in ("here", "there", "silent", "beside"))
     owner = {"incarnation": "x", "host": "elsewhere", "pid": 1, "boot_id": "", "process_start": 0, "started_at": 0.0}
     write(there / "lease.json", {**owner, "heartbeat": time.time()})
     write(silent / "lease.json", {**owner, "heartbeat": time.time() - 500})
+    contained = {"host": platform.node(), "process_start": 1, "namespace": "pid:[1]"}  # its pid means nothing here
+    write(beside / "lease.json", {**owner, **contained, "heartbeat": time.time()})
     with Lease(here):
         states = {name: row["state"] for name, row in listed(capsys).items()}
-    assert states == {"here": "running", "there": "running", "silent": "interrupted, resumable"}
+    running = dict.fromkeys(("here", "there", "beside"), "running")
+    assert states == {**running, "silent": "interrupted, resumable"}
 
 
 def test_folders_that_are_gone_damaged_or_unknown_to_the_index_are_listed_as_such(capsys):

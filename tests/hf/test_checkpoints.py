@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from loopwright.errors import CheckpointError, DataError, Preempted
-from loopwright.hf import EarlyStoppingCallback, TrainerState
+from loopwright.hf import EarlyStoppingCallback, TrainerCallback, TrainerState
 
 from . import tiny
 from .tiny import TOKENS, Classifier, assert_refused, at_step, fit, made, on, rows, weights
@@ -171,9 +171,11 @@ def test_the_state_of_callbacks_is_restored(tmp_path, capsys):
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path, crash_after(3), stopping, **options)
     assert stopping.early_stopping_patience_counter == 2
-    trainer = trained(tmp_path, again, resume=True, **options)
+    counts = TrainerCallback()
+    trainer = trained(tmp_path, again, counts, resume=True, **options)
     assert trainer.state.global_step == 5 and again.early_stopping_patience_counter == 4
-    trainer = trained(tmp_path, EarlyStoppingCallback(early_stopping_patience=4), resume=True, **options)
+    counts.seen = 100  # of another kind than the callback that has stopped the run
+    trainer = trained(tmp_path, EarlyStoppingCallback(early_stopping_patience=4), counts, resume=True, **options)
     assert trainer.state.global_step == 5  # it has ended, and stays so until its rule is changed
     options["model"] = Classifier(dropout=0.5)
     trainer = trained(tmp_path, EarlyStoppingCallback(early_stopping_patience=5), resume=True, **options)

@@ -480,10 +480,16 @@ def test_a_trainer_cannot_train_into_the_folder_that_another_one_of_this_process
     assert numbers(tmp_path / "run") == numbers(folder)
 
 
+def test_a_run_whose_checkpoints_are_uploaded_and_removed_saves_on_with_one_note(tmp_path, caplog):
+    upload = toys.callback(on_checkpoint_saved=lambda trainer, path, **kwargs: shutil.rmtree(path))
+    assert run(tmp_path / "run", [upload], policy={"asynchronous": False})[1].updates == NUM_UPDATES
+    assert caplog.text.count("was removed during the run; saving continues") == 1
+
+
 def take_over(folder: Path) -> None:
     """Make lease.json say that another process has taken the folder over."""
     lease = json.loads((folder / "lease.json").read_text())
-    (folder / "lease.json").write_text(json.dumps({**lease, "incarnation": "another", "pid": 1}))
+    (folder / "lease.json").write_text(json.dumps({**lease, "incarnation": "another", "pid": 1, "started_at": 1.0}))
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

@@ -1,6 +1,8 @@
 """A resumed run has the model of the first start, with all that its forward passes change, and ends where it ended."""
 
+import time
 from functools import partial
+from types import CellType, FunctionType
 
 import pytest
 import torch
@@ -37,10 +39,10 @@ class Wandering(nn.Module):
         return self.act(self.layer(inputs)) + shift
 
 
-def fit(folder, model, callbacks=(), num_epochs=2, dataset=None, loss=None, **kwargs):
+def fit(folder, model, callbacks=(), num_epochs=2, dataset=None, loss=None, cls=Trainer, **kwargs):
     policy = {name: kwargs.pop(name) for name in ("allow_changed_model", "require_exact") if name in kwargs}
     checkpoints = None if folder is None else Checkpointing(folder, every_updates=1, keep_best=None, **policy)
-    trainer = Trainer(model, loss or nn.MSELoss(), torch.optim.AdamW(model.parameters(), 0.01), callbacks=callbacks)
+    trainer = cls(model, loss or nn.MSELoss(), torch.optim.AdamW(model.parameters(), 0.01), callbacks=callbacks)
     resume_from = "auto" if folder is not None else None
     trainer.result = trainer.train(
         dataset or toys.data(16), num_epochs=num_epochs, per_device_batch_size=4, seed=1, checkpoints=checkpoints,
@@ -154,11 +156,34 @@ class StopsAt(TrainerCallback):
             raise StopTrainingError("enough")
 
 
+class Counts(TrainerCallback):
+    """Keeps no argument under its name, counts, and holds what a new object never has again."""
+
+    def __init__(self, more):
+        self.limit, self.count, self.worst, self.begun = 5 + more, 0, float("inf"), time.time()
+        self.function = FunctionType((lambda: more).__code__, {}, closure=(CellType(),))  # the cell is empty
+
+    def on_update_end(self, trainer, **kwargs):
+        self.count += 1
+        if self.count >= self.limit:
+            trainer.request_stop("enough")
+
+
+class Remembers(Counts):
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
 STOPS = {
     "early stopping": lambda more=0: EarlyStoppingCallback(1 + more, 100.0, "train_loss_epoch"),
     "request": lambda more=0: StopsAt(5 + more),
     "error": lambda more=0: StopsAt(5 + more, "error"),
     "lambda": lambda more=0: toys.stop_at(5 + more),
+    "counts": lambda more=0: Counts(more),
+    "remembers": lambda more=0: Remembers(more),
 }
 
 
@@ -185,5 +210,23 @@ def test_a_run_that_ended_by_its_own_rule_stays_ended_until_the_rule_is_changed(
         assert resumed.result.stop_reason.kind == whole.result.stop_reason.kind
         assert torch.equal(toys.weights(resumed), toys.weights(whole))
     on = fit(tmp_path, made(lambda: nn.Linear(4, 1)), [STOPS[stop](1)], num_epochs=4)
-    assert on.progress.update == whole.progress.update + (4 if stop == "early stopping" else 1)
+    assert on.progress.update == whole.progress.update + {"early stopping": 4, "counts": 6}.get(stop, 1)
     assert fit(tmp_path, made(lambda: nn.Linear(4, 1)), num_epochs=4).progress.update == 16
+
+
+class StopsInAHook(Trainer):
+    limit = 5
+
+    def optimizer_zero_grad(self):
+        super().optimizer_zero_grad()
+        if self.progress.update + 1 >= self.limit:
+            self.request_stop("enough")
+
+
+def test_a_hook_and_a_callback_that_is_used_again_are_rules_too(tmp_path):
+    other = type("StopsInAHook", (StopsInAHook,), {"limit": 7})
+    for trainer_class, update in ((StopsInAHook, 5), (StopsInAHook, 5), (other, 7)):
+        assert fit(tmp_path / "hook", made(lambda: nn.Linear(4, 1)), cls=trainer_class).progress.update == update
+    counts = Counts(0)
+    for update in (5, 5):
+        assert fit(tmp_path / "same", made(lambda: nn.Linear(4, 1)), [counts]).progress.update == update

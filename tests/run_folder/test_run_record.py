@@ -216,7 +216,7 @@ def test_a_file_that_the_disk_refuses_does_not_stop_the_run(tmp_path, record, mo
 def test_a_record_whose_folder_was_taken_over_writes_nothing_more_at_its_end(tmp_path, record):
     record.set_status(state="running")
     lease = json.loads((tmp_path / "lease.json").read_text())
-    (tmp_path / "lease.json").write_text(json.dumps({**lease, "incarnation": "another"}))
+    (tmp_path / "lease.json").write_text(json.dumps({**lease, "incarnation": "another", "started_at": 1.0}))
     assert not record.is_ours()
     record.close("failed", "lost")
     assert records(tmp_path) == [] and read_status(tmp_path)["state"] == "running"

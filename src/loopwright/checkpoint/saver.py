@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 import shutil
 import threading
@@ -24,7 +25,7 @@ from loopwright.checkpoint.state_by_name import untied
 from loopwright.engine.memory import is_out_of_memory
 from loopwright.errors import CheckpointError, Preempted
 from loopwright.failpoints import failpoint
-from loopwright.run_folder.files import DamagedFileError, make_folder, read_json, write_json
+from loopwright.run_folder.files import DamagedFileError, make_folder, read_json, warn_once, write_json
 from loopwright.run_folder.lease import LeaseError
 
 _BEST = "best.json"
@@ -76,6 +77,7 @@ class Saver:
         if self._is_writer:
             store.clean(policy.directory)
             make_folder(policy.directory)
+        self._place = os.stat(self.directory) if self._is_writer else None
         self._take_over_best()
 
     def _read_best(self) -> dict[str, Any] | None:
@@ -290,9 +292,14 @@ class Saver:
         return store.Label(self._run_id, values, self._policy.is_open, self._is_in_place)
 
     def _is_in_place(self) -> bool:
-        """Return whether the run is still ours; raise a LeaseError if its checkpoints were moved or deleted."""
+        """Return whether the run is still ours; raise a LeaseError if the folder of its checkpoints is another one."""
         is_ours, saved = self._is_ours(), self.newest or self._resumed_from
-        if saved is not None and saved.parent == self.directory and not store.has_checkpoints(self.directory):
+        if saved is not None and saved.parent == self.directory and not saved.exists():
+            if self._place is None or (
+                self.directory.is_dir() and os.path.samestat(self.directory.stat(), self._place)
+            ):
+                warn_once(f"the last checkpoint in {self.directory} was removed during the run; saving continues")
+                return is_ours
             what = f"{self.directory} was moved, deleted or replaced while a run saved to it"
             lost = f"its last checkpoint was {saved.name}, and the updates since then are lost"
             raise LeaseError(f"{what}; {lost}", code="disk.write", fix="put the folder back and resume the run")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loopwright.engine.processes import sum_over_processes
-from loopwright.progress import StopReason, rule_of
+from loopwright.progress import StopReason
 from loopwright.training.boundary import Boundary, requests_alone
 from loopwright.training.logbook import Logbook
 from loopwright.training.run import TrainingRun
@@ -32,12 +32,12 @@ class HfBoundary(Boundary):
         control = owner_of(self.run).control
         if not control.should_training_stop or self.run.signals.received is not None:
             return super().decision()
-        reason = StopReason(_BY_CONTROL)
-        reason.rule = list(map(rule_of, owner_of(self.run).callback_handler.callbacks))
-        return reason
+        return self.run.checkpoints.ended or self.run.reason_of(_BY_CONTROL)
 
-    def rules(self) -> list[Any]:
-        return [*super().rules(), list(map(rule_of, owner_of(self.run).callback_handler.callbacks))]
+    def deciders(self) -> list[Any]:
+        owner = owner_of(self.run)
+        handler = owner.callback_handler
+        return [handler.stopped_by or owner, *super().deciders(), *handler.callbacks, owner]
 
     def stay_ended(self, reason: StopReason) -> None:
         if reason != _BY_CONTROL:

@@ -107,6 +107,7 @@ class CallbackHandler:
         lr_scheduler: Any = None,
     ) -> None:
         self.callbacks: list[Any] = []
+        self.stopped_by: Any = None  # the callback whose event has set should_training_stop
         for callback in callbacks:
             self.add_callback(callback)
         self.model, self.processing_class = model, processing_class
@@ -161,6 +162,7 @@ class CallbackHandler:
             setattr(control, flag, False)
         nothing = getattr(TrainerCallback, event, None)
         for callback in self.callbacks:
+            self.stopped_by = self.stopped_by if control.should_training_stop else None
             method = getattr(callback, event, None)
             if method is None or getattr(method, "__func__", None) is nothing:
                 continue
@@ -172,6 +174,8 @@ class CallbackHandler:
                 raise
             if result is not None:
                 control = checked_control(result, event, callback)
+            if control.should_training_stop:
+                self.stopped_by = self.stopped_by or callback
         return control
 
 

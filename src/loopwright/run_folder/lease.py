@@ -27,12 +27,12 @@ import platform
 import threading
 import time
 import uuid
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from loopwright.errors import ConfigError, LoopwrightError
-from loopwright.run_folder.files import fsync_folder, make_folder, open_regular, read_json, write_json
+from loopwright.run_folder.files import fsync_folder, make_folder, open_regular, read_bytes, read_json, write_json
 
 LEASE: Final = "lease.json"
 LOCK: Final = ".lock"
@@ -71,6 +71,7 @@ class Owner:
     started_at: float  # when the lease was taken, in seconds since 1970
     heartbeat: float  # when the owner was last known to be alive, in seconds since 1970
     phase: str = ""  # outside the training loop, what the owner does
+    namespace: str = ""  # in which the process id is valid; empty if unknown
 
     def __str__(self) -> str:
         return f"pid {self.pid} on host {self.host}"
@@ -125,7 +126,8 @@ class Lease:
             raise ConfigError(
                 f"{self._folder} cannot be a run folder: it, or one of its parents, is a file. Choose another one."
             ) from None
-        key = _key_of(self._folder)
+        found = os.stat(self._folder)
+        key = found.st_dev, found.st_ino, os.getpid()
         earlier = _held.get(key)
         self.is_continued = earlier is not None and earlier.yields
         if earlier is not None and self.is_continued:
@@ -136,7 +138,7 @@ class Lease:
         try:
             self._descriptor = open_regular(self._folder / LOCK, _LOCK_FLAGS)
             is_locked = self._take_lock()
-            previous = earlier._previous if earlier is not None else _read_owner(self._path)
+            previous = earlier._previous if earlier is not None else self._read_previous(is_locked)
             if previous is not None and earlier is None and self._may_be_alive(previous, is_locked):
                 raise LeaseError(
                     f"{self._folder} is in use by {_describe(previous)}. Wait for it to end, or stop it. If you are "
@@ -145,7 +147,7 @@ class Lease:
                 )
             now = time.time()
             me = (platform.node(), os.getpid(), _boot_id(), _process_start(os.getpid()))
-            self._owner = Owner(uuid.uuid4().hex, *me, now, now, self._phase)
+            self._owner = Owner(uuid.uuid4().hex, *me, now, now, self._phase, _namespace())
             write_json(self._path, asdict(self._owner))
         except BaseException:
             self._owner = None
@@ -222,9 +224,10 @@ class Lease:
             owner = _read_owner(self._path)
         except NotADirectoryError:
             owner = None
-        except LeaseError:  # damaged: at least this process did not write it
-            return False
-        is_named = owner is not None and owner.incarnation == self._owner.incarnation
+        except LeaseError:  # damaged; nobody writes that, and the next heartbeat replaces it
+            owner = self._owner
+        mine = self._owner.incarnation, self._owner.started_at  # damage may have changed one of them
+        is_named = owner is not None and bool({owner.incarnation, owner.started_at}.intersection(mine))
         try:
             is_in_place = os.path.samestat(os.lstat(self._folder / LOCK), os.fstat(self._descriptor))
         except (FileNotFoundError, NotADirectoryError):
@@ -302,6 +305,16 @@ class Lease:
                 raise LeaseError(f"{text} Wait for it to end, stop it, or use another folder.", owner)
             time.sleep(0.02)
 
+    def _read_previous(self, is_locked: bool) -> Owner | None:
+        """Return the owner in lease.json; None for a damaged file if the lock decides, or nobody has renewed it."""
+        try:
+            return _read_owner(self._path)
+        except LeaseError:
+            is_old = time.time() - os.lstat(self._path).st_mtime >= self._stale_seconds
+            if not is_locked or not (is_old or (_boot_id() or LEASE).encode() in read_bytes(self._path)):
+                raise
+            return None
+
     def _may_be_alive(self, owner: Owner, is_locked: bool) -> bool:
         """Return whether the owner in lease.json must be presumed alive, though nobody else has the lock."""
         if _runs(owner):
@@ -311,9 +324,8 @@ class Lease:
         is_same_host = owner.host == platform.node()
         if owner.boot_id == boot_id if owner.boot_id and boot_id else is_same_host:
             # This machine. Its processes would have been seen, except those of another container, which has another
-            # host name: there the lock decides.
-            was_visible = is_same_host and bool(boot_id)
-            return is_fresh and not (is_locked or was_visible)
+            # host name or namespace: there the lock decides.
+            return is_fresh and not (is_locked or _is_visible(owner))
         return is_fresh and not is_same_host
 
     def _close(self) -> None:
@@ -321,11 +333,6 @@ class Lease:
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)
             self._descriptor = -1
-
-
-def _key_of(folder: Path) -> tuple[int, int, int]:
-    found = os.stat(folder)
-    return found.st_dev, found.st_ino, os.getpid()
 
 
 def live_owner(folder: Path) -> Owner | None:
@@ -336,7 +343,7 @@ def live_owner(folder: Path) -> Owner | None:
         return None
     if owner is None:
         return None
-    if owner.host == platform.node() and owner.process_start > 0:  # its processes are visible
+    if _is_visible(owner):
         return owner if owner.pid == os.getpid() or _runs(owner) else None
     return owner if time.time() - owner.heartbeat < _STALE_SECONDS else None
 
@@ -347,7 +354,7 @@ def _read_owner(path: Path) -> Owner | None:
         if content is None:
             return None
         kinds = {"str": str, "int": int, "float": float}
-        named = [field for field in fields(Owner) if field.name in content or field.name != "phase"]
+        named = [field for field in fields(Owner) if field.name in content or field.default is MISSING]
         return Owner(**{field.name: kinds[str(field.type)](content[field.name]) for field in named})
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise LeaseError(
@@ -372,6 +379,17 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+def _is_visible(owner: Owner) -> bool:
+    """Return whether this process sees the processes where the owner is."""
+    return owner.host == platform.node() and owner.namespace in ("", _namespace()) and owner.process_start > 0
+
+
+def _namespace() -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
 
 
 def _process_start(pid: int) -> int:

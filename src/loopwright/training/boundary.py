@@ -14,6 +14,7 @@ from loopwright.engine.processes import gather_objects
 from loopwright.errors import StopTrainingError
 from loopwright.progress import TRAINED, StopKind, StopReason, rule_of
 from loopwright.stepping.eager import is_foreign
+from loopwright.training.hyper_parameters import as_json
 
 if TYPE_CHECKING:
     from loopwright.training.run import TrainingRun
@@ -31,6 +32,7 @@ class Boundary:
     def __init__(self, run: TrainingRun) -> None:
         self.run = run
         self._stop: StopReason | None = None  # being served
+        self.rules: dict[int, dict[str, Any]] = {}  # as the run began; see `take_rules`
 
     def decision(self) -> StopReason | None:
         """Return why the run ends by its own rules, if it does; a signal or a stop file interrupts it instead."""
@@ -38,9 +40,16 @@ class Boundary:
         is_ours = reason is not None and reason.kind not in (StopKind.FILE, StopKind.SIGNAL)
         return reason if is_ours and self.run.signals.received is None else None
 
-    def rules(self) -> list[Any]:
-        """Return the rules that may stop the run: its callbacks, and the hooks of its trainer."""
-        return [*map(rule_of, self.run.trainer.callback_handler), [type(self.run.trainer).__name__]]
+    def deciders(self) -> list[Any]:
+        """Return who may stop the run, its callbacks and its trainer; first the callback whose event runs, if any."""
+        trainer = self.run.trainer
+        return [trainer.callback_handler.calling or trainer, *trainer.callback_handler, trainer]
+
+    def take_rules(self) -> dict[int, dict[str, Any]]:
+        """Return the current rules by the id of the callback or trainer, and keep them if they are the first."""
+        rules = {id(each): as_json(rule_of(each)) for each in self.deciders()}
+        self.rules = self.rules or rules
+        return rules
 
     def stay_ended(self, reason: StopReason) -> None:
         """End a resumed run at once: it had ended by its own rules."""
@@ -214,11 +223,11 @@ class Boundary:
 
     def _stop_with_others(self, is_requested: int, number: int) -> None:
         """Take over a stop that any process requested, and the signal behind it."""
-        signals, requests = self.run.signals, self.run.requests
+        signals = self.run.signals
         if number and signals.received is None:
             signals.received = signal.Signals(number)  # raised at the end of the run, on all of them
         if is_requested:
-            requests.stop = requests.stop or StopReason("Stopped by another process", StopKind.OTHER_PROCESS)
+            self.run.trainer.request_stop(StopReason("Stopped by another process", StopKind.OTHER_PROCESS))
 
 
 def requests_alone(callback: Any, event: str) -> bool:

@@ -95,6 +95,7 @@ class RunCheckpoints:
                 "data": sizes_of(train_dataset=run.train_loader, eval_dataset=run.eval_loader),
             }
         )
+        run.boundary.take_rules()
         modules = {"model": run.bare_model(), "loss_func": run.trainer.loss_func}
         self.modules, self.hidden = describe_modules(**modules), HiddenState(**modules)
         names = parameter_names(**modules)
@@ -172,7 +173,7 @@ class RunCheckpoints:
 
     def _run_state(self) -> dict[str, Any]:
         run, loader = self.run, self.run.train_loader
-        why, names = run.boundary.decision(), [type(run.trainer).__name__]
+        why = run.boundary.decision()
         skips = run.settings.bad_samples == "skip" and loader is not None
         return {
             "progress": run.progress.state_dict(),
@@ -182,7 +183,7 @@ class RunCheckpoints:
             "gradient_norm": run.gradient_norm,
             "losses": gather_objects(run.losses.state_dict()),
             "made": self.initial,
-            "stop": None if why is None else [str(why), why.kind.value, why.rule or names],
+            "stop": None if why is None else [str(why), why.kind.value, why.rule],
             "skipped_in_a_row": run.logbook.skipped_in_a_row,
             "parts": asdict(run.memory.parts),
             "skipped_samples": dict(loader.agree_on_skipped()) if skips else {},

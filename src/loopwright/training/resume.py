@@ -21,7 +21,7 @@ from loopwright.engine.processes import gather_objects, world_process_zero_only
 from loopwright.errors import CheckpointError, ConfigError, ConfigTypeError, DataError
 from loopwright.progress import Parts, StopKind, StopReason
 from loopwright.settings import RunSettings
-from loopwright.training.hyper_parameters import apply_changes, as_json, begin_schedule
+from loopwright.training.hyper_parameters import apply_changes, begin_schedule
 
 if TYPE_CHECKING:
     from loopwright.training.run import TrainingRun
@@ -245,8 +245,9 @@ def _keep_ended(run: TrainingRun, stop: list[Any] | None) -> None:
     if stop is None:
         return
     text, kind, rule = stop
+    is_kept = any(all(each.get(name) in rule[name] for name in rule) for each in run.boundary.rules.values())
     # Callbacks may differ from process to process: rank 0 has saved the decision.
-    if gather_objects(not run.checkpoints.changes and rule in as_json(run.boundary.rules()))[0]:
+    if gather_objects(not run.checkpoints.changes and is_kept)[0]:
         run.checkpoints.ended = StopReason(text, StopKind(kind))
         run.checkpoints.ended.rule = rule
         return

@@ -36,7 +36,7 @@ from loopwright.engine.signals import SignalWatch
 from loopwright.errors import StopTrainingError
 from loopwright.failpoints import failpoint
 from loopwright.keys import forward_key
-from loopwright.progress import EVALUATED, FINISHED, TRAINED, TRAINING, Progress, Requests, StopReason, rule_of
+from loopwright.progress import EVALUATED, FINISHED, TRAINED, TRAINING, Progress, Requests, StopReason
 from loopwright.results import TrainResult
 from loopwright.schedulers import StatefulSchedulerBase
 from loopwright.settings import RunSettings
@@ -292,9 +292,12 @@ class TrainingRun:
             trainer.notify("stop", str(another), reason=StopReason.of(another))
 
     def reason_of(self, cause: BaseException | str) -> StopReason:
-        """Return why to stop, with the callback that decided it."""
-        reason, callback = StopReason.of(cause), self.trainer.callback_handler.calling
-        reason.rule = reason.rule or (None if callback is None else rule_of(callback))
+        """Return why to stop, with the rule that decided it."""
+        reason = StopReason.of(cause)
+        if reason.rule is None:
+            key, now = next(iter(self.boundary.take_rules().items()))
+            begun = self.boundary.rules.get(key, now)  # with the values of now: the same object may continue the run
+            reason.rule = {name: [value, now.get(name)] for name, value in begun.items()}
         return reason
 
     # --- the epoch ----------------------------------------------------------------------------------------------
