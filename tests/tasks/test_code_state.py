@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -99,6 +101,13 @@ def test_every_layout_of_a_repository(tmp_path: Path) -> None:
     assert state is not None and state.commit == first and "+after" in str(state.difference)
     git(root, "worktree", "add", "-q", "-b", "other", "../linked")
     assert code_state(tmp_path / "linked") == (first, "")
+    git(tmp_path / "linked", "submodule", "--quiet", "add", str(root), "part")
+    assert code_state(tmp_path / "linked" / "part") == (first, "")
+    for number in range(3):  # stale ones, not copied
+        stale = root / ".git" / f"sharedindex.{number:040x}"
+        stale.touch()
+        os.truncate(stale, module._MOST_INDEX_BYTES + 1)
+    assert code_state(root) == state
     long = repository(tmp_path / "long", "--object-format=sha256")
     assert len(long) == 64 and code_state(tmp_path / "long") == (long, "")
     (tmp_path / "empty").mkdir()
@@ -115,6 +124,61 @@ def test_every_layout_of_a_repository(tmp_path: Path) -> None:
         (tmp_path / name).unlink()
         os.mkfifo(tmp_path / name)
         assert code_state(tmp_path / name.partition("/")[0]) is None
+
+
+def test_a_repository_shows_nothing_that_is_outside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    private, root = tmp_path / "private", tmp_path / "sent"
+    repository(private)
+    (private / "code.txt").write_text("PRIVATE\n")
+    git(private, "commit", "-qam", "second")
+    secret = git(private, "rev-parse", "HEAD").strip()
+
+    def shown() -> str | None:
+        state = code_state(root / "folder")
+        assert "PRIVATE" not in str(state)
+        return None if state is None else state.difference
+
+    for name in ("../private/code.txt", f"{private}/code.txt", "private/.GIT/config", "folder//x", "./code.txt"):
+        shutil.rmtree(root, ignore_errors=True)
+        repository(root)
+        honest = root / ("x" * len(name))
+        honest.write_text("x")
+        git(root, "add", "-N", honest.name)
+        index = (root / ".git" / "index").read_bytes().replace(honest.name.encode(), name.encode())[:-20]
+        (root / ".git" / "index").write_bytes(index + hashlib.sha1(index).digest())
+        assert shown() is None
+    theirs, ours = private / ".git", root / ".git"
+    shutil.rmtree(ours)
+    for content in (f"gitdir: {theirs}", "gitdir: ../private/.git", "gitdir: folder/worktrees/x"):
+        ours.write_text(content)
+        assert code_state(root) is None
+    ours.unlink()
+    ours.symlink_to(theirs)
+    assert code_state(root) is None
+    ours.unlink()
+    for name, text in (
+        ("objects", None),
+        ("objects/pack", None),
+        ("objects/info/alternates", f"{theirs}/objects"),
+        ("index", None),
+        ("commondir", str(theirs)),
+    ):
+        shutil.rmtree(root)
+        repository(root)
+        (ours / "HEAD").write_text(secret)
+        shutil.rmtree(ours / name) if (ours / name).is_dir() else (ours / name).unlink(missing_ok=True)
+        (ours / name).symlink_to(theirs / name) if text is None else (ours / name).write_text(text)
+        assert shown() is None, name
+    worktree = root / "evil" / "worktrees" / "x"
+    worktree.mkdir(parents=True)
+    for name, content in (("gitdir", f"{ours}\n"), ("commondir", f"{theirs}\n"), ("HEAD", secret)):
+        (worktree / name).write_text(content)
+    shutil.copy(theirs / "index", worktree / "index")
+    shutil.rmtree(ours)
+    ours.write_text("gitdir: evil/worktrees/x")
+    assert shown() is None
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert code_state(private) is None
 
 
 @pytest.mark.parametrize("body", ["sleep 60", "sleep 60 & exit 0", "while :; do echo junk; done", "exit 3", "kill $$"])

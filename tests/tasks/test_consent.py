@@ -3,12 +3,13 @@
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
 from loopwright import api
 from loopwright.cli import main
-from loopwright.config.secrets import is_secret
+from loopwright.config.secrets import is_secret, without_secrets
 from loopwright.errors import InputError
 from loopwright.runs.settings import remember_trackers, settle
 from loopwright.tasks import get_task
@@ -144,3 +145,68 @@ def test_secrets_are_in_no_file_of_a_run(squares, tmp_path, monkeypatch):
         assert not [name for name, value in secrets.items() if value.encode() in found], path
     assert all(map(is_secret, ("hub_token", "WANDB_API_KEY", "password", "aws_secret_access_key", "token")))
     assert not any(map(is_secret, ("pad_token", "max_new_tokens", "eos_token", "tokens", "num_keys", "key")))
+
+
+SECRETS = """
++WANDB_API_KEY=S3CRET0123456789abcdef
+-password: S3CRET
++password: correcthorses3cret
++aws_secret_access_key = S3CRETXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY
++PGPASSWORD="S3CRET1"
+export DB_PASSWORD=correcthorses3cret
++AZURE_STORAGE_ACCOUNT_KEY: S3CRET+/efgh==
+  "client_secret": "S3CRET00",
+db.password=S3CRET22 # the old one
+curl -H 'Authorization: Bearer S3CRET0123456789'
+git clone https://S3CRET@github.com/x
+postgres://me:S3CRET@S3CRET@host/x
+https://host/x.csv?a=1&token=S3CRET01&b=2
+https://host/x?X-Amz-Signature=S3CRET%2F
+https://host/x?key=S3CRET01
+key = "-----BEGIN PRIVATE KEY-----\\nS3CRET\\n-----END PRIVATE KEY-----"
+-----BEGIN OPENSSH PRIVATE KEY-----
++S3CRETb3BlbnNzaC1rZXk
++-----END OPENSSH PRIVATE KEY-----
+eyJS3CRET0000.S3CRET0000.S3CRET0000
+"""
+CODE_LINES = """
+tokenizer = AutoTokenizer.from_pretrained("bert-base")
+sorted(rows, key=lambda row: row[1])
+token = tokens[0]; token == "<|im_start|>"; token=args.hub_token, api_key=api_key
+eos_token = "<|endoftext|>"; max_tokens: 131072; max_token=100000
+password = getpass.getpass(); password: SecretStr; token: Optional[str] = None
+token = os.environ["HF_TOKEN"]; TOKEN=$(cat file); credentials=/etc/credentials.json
+def embed(token: torch.Tensor, key: str = "abcdefghijkl") -> None:
+git+ssh://git@github.com/x https://github.com/a/b?tab=readme a@b.org
+"""
+
+
+def test_secrets_of_every_common_form_are_hidden_and_code_is_not():
+    shown = without_secrets(SECRETS)
+    assert "s3cret" not in shown.lower() and shown.count("<hidden>") == 18
+    assert without_secrets(CODE_LINES) == CODE_LINES
+
+
+PARTS = (
+    "eyJ-",
+    "eyJaaaaaaaaaa.",
+    "token=",
+    "token:a:",
+    "a_token_",
+    "secret_key",
+    "secret.",
+    "passw",
+    "token =",
+    "token='",
+)
+PARTS += ("://", "://a?", "://a@", "@", "?", "?a_", "&token=", "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "bearer a")
+PARTS += ("-", ".", " ", "a", "AKIA", "xoxb-", "sk-", "github_pat_", "<", "\t", "\n", '"')
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_looking_for_secrets_takes_linear_time(part):
+    began = time.process_time()
+    for end in ("", "!"):
+        without_secrets(part * (40_000 // len(part)) + end)
+        is_secret(part * 10_000)
+    assert time.process_time() - began < 1

@@ -7,28 +7,58 @@ import re
 from collections.abc import Sequence
 
 HIDDEN = "<hidden>"
-_WORDS = r"(?:token|secret|passw(?:or)?d|api_?key|access_?key|secret_?key|private_?key|credentials?)"
-_NAME = re.compile(rf"(?i)(?:.*[_.-])?{_WORDS}")
-_SPECIAL = re.compile(r"(?i)(?:.*_)?(?:pad|mask|unk|sep|cls|bos|eos|start|end)_token")  # of a tokenizer
-_ASSIGNED = re.compile(rf"(?i)((?:\b|_){_WORDS}[\"']?\s*[=:]\s*[\"'])([^\"'\n]{{8,}})")
-_USER = re.compile(r"(?<=://)[^/\s@:\"']*:[^/\s@\"']+(?=@)")
+_WORDS = (
+    r"(?:token|secret|passw(?:or)?d|passphrase|pwd|credentials?|(?:api|access|account|secret|private|signing)[_-]?key)"
+)
+_NAME = re.compile(rf"(?i)(?:.*[_.-])?{_WORDS}|.*passw(?:or)?d|(?:.*[_.-])?secret[_.-].*key")
+# Of a tokenizer, or the current folder.
+_OTHER = re.compile(r"(?i)(?:.*_)?(?:pad|mask|unk|sep|cls|bos|eos|start|end)_token|(?:old)?pwd")
+# Each pattern takes linear time: it begins where no other match can, and after that either fails soon or succeeds.
+_ASSIGNED = re.compile(
+    rf"(?i)(?<![\w.-])([\w.-]{{0,60}}{_WORDS}(?:[_-]access[_-]key|[_-]key)?)"
+    r"([\"']?[ \t]{0,8}[:=][ \t]{0,8})(?:[\"']([^\"'\n]+)|([^\s\"'`,;()\[\]{}<>$]+))"
+)
+_CODE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|[./~].*|\d{1,7}(?:\.\d*)?")  # a name, a path, a small number
+_USER = re.compile(r"(?<=://)(?!git@)[^/?#\s\"'<>]+(?=@)")
+_QUERY = re.compile(rf"(?i)([?&](?:[\w.-]{{0,40}}[_-])?(?:{_WORDS}|key|sig|signature|credential)=)[^&\s\"'#]{{6,}}")
+_BLOCK = re.compile(r"(-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,9}-----)[\s\S]*?(?=-----END|\ndiff --git |\Z)")
 _FORM = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|sk-[\w-]{20,}|AKIA[A-Z0-9]{12,}|"
-    r"xox[abprs]-[\w-]{10,}|glpat-[\w-]{16,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,})"
+    r"(?<![\w-])(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|sk-[\w-]{20,}|AKIA[A-Z0-9]{12,}|"
+    r"xox[abprs]-[\w-]{10,}|glpat-[\w-]{16,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,}|(?i:bearer)[ ]{1,4}[\w.~+/-]{16,})"
 )
 
 
 def is_secret(name: str) -> bool:
     """Whether a value of this name is one to keep secret, such as hub_token or WANDB_API_KEY, but not pad_token."""
-    return _NAME.fullmatch(name) is not None and _SPECIAL.fullmatch(name) is None
+    return len(name) <= 200 and _NAME.fullmatch(name) is not None and _OTHER.fullmatch(name) is None
 
 
 def without_secrets(text: str) -> str:
     """Return a text without passwords in addresses, tokens of known form, and the secrets of the environment."""
     for name, value in os.environ.items():
-        if len(value) >= 12 and value in text and is_secret(name) and not value.isalpha():
+        if len(value) >= 12 and is_secret(name) and value in text and not value.isalpha():
             text = text.replace(value, HIDDEN)
-    return _FORM.sub(HIDDEN, _USER.sub(HIDDEN, _ASSIGNED.sub(rf"\1{HIDDEN}", text)))
+    text = _QUERY.sub(rf"\1{HIDDEN}", _USER.sub(HIDDEN, _BLOCK.sub(rf"\1{HIDDEN}", text)))
+    return _FORM.sub(HIDDEN, _ASSIGNED.sub(_hide_assigned, text))
+
+
+def _hide_assigned(match: re.Match[str]) -> str:
+    """Hide a value that is assigned to a secret name; code, such as the name of a variable or a call, stays."""
+    name, sign, quoted, bare = match.groups()
+    is_password = "pass" in name.lower()
+    if quoted is not None:
+        is_value = len(quoted) >= (4 if is_password else 8) and HIDDEN not in quoted
+    elif match.string[match.end() : match.end() + 1] in tuple("([{<\"'$"):
+        is_value = False
+    elif _CODE.fullmatch(bare):
+        is_word = "." not in bare and bare[0] not in "/~" and not is_secret(bare)
+        is_env = sign == "=" and name.isupper()  # a line of .env or of a shell
+        has_digit = re.search(r"\d", bare) is not None
+        is_likely = is_env or has_digit or (is_password and bare.isalpha() and bare.islower())
+        is_value = is_word and is_likely and len(bare) >= (6 if is_password and has_digit else 8)
+    else:
+        is_value = len(bare) >= 6
+    return match[0][: -len(quoted or bare)] + HIDDEN if is_value and is_secret(name) else match[0]
 
 
 def command_without_secrets(words: Sequence[str]) -> list[str]:

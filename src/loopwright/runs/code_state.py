@@ -2,11 +2,15 @@
 
 Names are resolved by reading files of `.git`. Only the difference needs git. It runs with a folder of our own in place
 of `.git`: no configuration, hooks or attributes, a copy of the index, and the repository's objects, which are data.
+
+A repository may come from somebody else. It must not show what is outside it: its folders belong to this user, none of
+them is a link, it borrows no objects, and the names in its index stay inside the work tree.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import select
@@ -18,12 +22,15 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from loopwright.run_folder.files import open_regular
+from loopwright.run_folder.files import read_bytes
 
 _MOST_SECONDS = 10.0
 _MOST_BYTES = 4_000_000  # of a difference
-_MOST_INDEX_BYTES = 256_000_000
+_MOST_REFS_BYTES = 16_000_000
+_MOST_INDEX_BYTES = 64_000_000
+_MOST_LINKS = 100  # places in the index that look like the name of a shared one
 _HASH = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_OUTSIDE = re.compile(rb"(?i)(?:\A|[\0/])(?:\.{0,2}|\.git)(?=[\0/])")  # in names that end in a null byte
 _CONFIG = "[core]\nrepositoryformatversion = 1\nbare = false\nbigFileThreshold = 8m\n"
 _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all", "HEAD", "--")
 
@@ -36,16 +43,12 @@ class CodeState(NamedTuple):
 
 
 def code_state(place: Path) -> CodeState | None:
-    """Return the state of the repository that a folder is in; None if there is none, or no commit in it."""
+    """Return the state of the repository that a folder is in; None if there is none of this user, or no commit."""
     try:
         root = next(each for each in (place, *place.parents) if os.path.lexists(each / ".git"))
-        git_dir = common = root / ".git"
-        if not git_dir.is_dir():  # a linked worktree or a submodule
-            git_dir = common = root / os.fsdecode(_read(git_dir).removeprefix(b"gitdir:").strip())
-        if (git_dir / "commondir").exists():
-            common = git_dir / os.fsdecode(_read(git_dir / "commondir").strip())
+        git_dir, common = _git_folders(root)
         commit = _commit(git_dir, common)
-    except (StopIteration, OSError, ValueError):  # ValueError: a name with a null byte
+    except (StopIteration, OSError, ValueError):  # ValueError: a name with a null byte, or a damaged file
         return None
     if commit is None:
         return None
@@ -53,6 +56,24 @@ def code_state(place: Path) -> CodeState | None:
         difference = _difference(root, git_dir, common, commit, Path(own))
         return CodeState(commit, None if difference is None else difference.decode(errors="replace"))
     return CodeState(commit, None)
+
+
+def _git_folders(root: Path) -> tuple[Path, Path]:
+    """Return the git folder of a work tree, and the one with its objects; an OSError if they are not those of it."""
+    named = git_dir = common = root / ".git"
+    if named.is_file():  # a linked worktree or a submodule: its git folder names the work tree
+        git_dir = common = (root / os.fsdecode(_read(named).removeprefix(b"gitdir:").strip())).resolve()
+        if git_dir.parent.name == "worktrees":
+            common, back = git_dir.parent.parent, os.fsdecode(_read(git_dir / "gitdir").strip())
+        else:
+            trees = re.findall(rb"(?m)^\s{0,9}worktree = (.+)$", _read(git_dir / "config"))
+            back = os.path.join(os.fsdecode(trees[-1]), ".git") if trees else ""
+        if (git_dir / back).resolve() != named.resolve():
+            raise OSError(f"{git_dir} is the git folder of another work tree")
+    for folder in (root, named, git_dir, common):
+        if os.lstat(folder).st_uid != os.geteuid() or (folder != root and folder.is_symlink()):
+            raise OSError(f"{folder} belongs to somebody else, or is a link")
+    return git_dir, common
 
 
 def _commit(git_dir: Path, common: Path) -> str | None:
@@ -64,43 +85,60 @@ def _commit(git_dir: Path, common: Path) -> str | None:
         name = content.removeprefix(b"ref: ")
         places = [folder / os.fsdecode(name) for folder in (git_dir, common) if b".." not in name]
         loose = next((file for file in places if file.is_file()), None)
-        packed = _read(common / "packed-refs", _MOST_INDEX_BYTES) if (common / "packed-refs").exists() else b""
-        found = dict(line.split(b" ", 1)[::-1] for line in packed.splitlines() if b" " in line)
-        content = _read(loose).strip() if loose is not None else found.get(name, b"")
+        if loose is None:
+            packed = _read(common / "packed-refs", _MOST_REFS_BYTES)
+            found = re.search(rb"(?m)^([0-9a-f]{40,64}) %b$" % re.escape(name), packed)
+        content = _read(loose).strip() if loose is not None else found[1] if found else b""
     return None
 
 
 def _read(path: Path, most: int = 65_536) -> bytes:
-    """Return a regular file of at most this many bytes; an OSError or ValueError for anything else."""
-    with os.fdopen(open_regular(path, follows_links=True), "rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise OSError(f"{path} has more than {most} bytes")
-    return content
+    return read_bytes(path, most)
 
 
 def _difference(root: Path, git_dir: Path, common: Path, commit: str, own: Path) -> bytes | None:
     # A relative entry of PATH would let a repository bring its own git.
     path = os.pathsep.join(each for each in os.get_exec_path() if os.path.isabs(each))
-    git = shutil.which("git", path=path)
-    if git is None:
+    git, objects = shutil.which("git", path=path), common.absolute() / "objects"
+    if git is None or _borrows(objects):
         return None
     is_long = len(commit) == 64
     (own / "config").write_text(_CONFIG + ("[extensions]\nobjectFormat = sha256\n" if is_long else ""))
     (own / "HEAD").write_text(f"{commit}\n")
     (own / "refs").mkdir()
-    for file in [git_dir / "index", *git_dir.glob("sharedindex.*")]:
-        (own / file.name).write_bytes(_read(file, _MOST_INDEX_BYTES))
+    _copy_index(git_dir, own, len(commit) // 2)
     environment = {
         **dict.fromkeys(("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"), os.devnull),
         **dict.fromkeys(("GIT_CONFIG_NOSYSTEM", "GIT_ATTR_NOSYSTEM", "GIT_NO_LAZY_FETCH"), "1"),
         **dict.fromkeys(("GIT_OPTIONAL_LOCKS", "GIT_TERMINAL_PROMPT"), "0"),
-        **{"PATH": path, "HOME": str(own), "LC_ALL": "C", "GIT_OBJECT_DIRECTORY": str((common / "objects").absolute())},
+        **{"PATH": path, "HOME": str(own), "LC_ALL": "C", "GIT_OBJECT_DIRECTORY": str(objects)},
     }
-    return _output([git, "--no-pager", f"--git-dir={own}", f"--work-tree={root.absolute()}", *_DIFF], root, environment)
+    start = [git, "--no-pager", f"--git-dir={own}", f"--work-tree={root.absolute()}"]
+    names = _output([*start, "ls-files", "-z"], own, environment, _MOST_INDEX_BYTES)
+    if names is None or _OUTSIDE.search(names):
+        return None
+    return _output([*start, *_DIFF], root, environment, _MOST_BYTES)
 
 
-def _output(command: list[str], place: Path, environment: dict[str, str]) -> bytes | None:
+def _borrows(objects: Path) -> bool:
+    """Whether some of the objects are those of another repository."""
+    folders = [each for each in (objects, objects / "pack", objects / "info") if each.is_dir()]
+    linked = any(entry.is_symlink() for each in folders for entry in each.iterdir())
+    return linked or objects.is_symlink() or os.path.lexists(objects / "info" / "alternates")
+
+
+def _copy_index(git_dir: Path, own: Path, num_bytes: int) -> None:
+    """Copy the index and, if it is split, the shared one whose hash it has in its extension "link"."""
+    index = _read(git_dir / "index", _MOST_INDEX_BYTES)
+    (own / "index").write_bytes(index)
+    places = re.finditer(rb"(?s)link\0.{3}(.{%d})" % num_bytes, index)
+    for name in (f"sharedindex.{place[1].hex()}" for place in itertools.islice(places, _MOST_LINKS)):
+        if (git_dir / name).exists():
+            (own / name).write_bytes(_read(git_dir / name, _MOST_INDEX_BYTES))
+            break
+
+
+def _output(command: list[str], place: Path, environment: dict[str, str], most: int) -> bytes | None:
     """Return the output of a command; None if it fails, is slow or prints too much. It and its children are ended."""
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     output, deadline = bytearray(), time.monotonic() + _MOST_SECONDS
@@ -112,7 +150,7 @@ def _output(command: list[str], place: Path, environment: dict[str, str]) -> byt
                 output += part
                 if not part:
                     return bytes(output) if process.wait(max(0.1, deadline - time.monotonic())) == 0 else None
-                if len(output) > _MOST_BYTES:
+                if len(output) > most:
                     break
         except subprocess.TimeoutExpired:
             pass
