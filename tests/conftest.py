@@ -11,6 +11,7 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="loopwright-state-")
 
 import ast
 import atexit
+import gc
 import logging
 import random
 import shutil
@@ -25,6 +26,8 @@ import torch
 
 from loopwright import failpoints
 
+# Enabled once the tests are collected: little is garbage until then, and a collection looks at all that is imported.
+gc.disable()
 torch.set_num_threads(1)
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
@@ -83,6 +86,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if needing_gpu and not torch.cuda.is_available():
         for item in needing_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """Keep what was imported and parsed before a file of tests out of all garbage collections that follow."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,6 +1,7 @@
 """The project's rules, as tests. Each says how many things it looked at, so that none goes blind."""
 
 import ast
+import contextlib
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from source_trees import SOURCE, modules
+from source_trees import SOURCE, modules, nodes
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -41,13 +42,6 @@ def read(module: str) -> str:
 
 def num_lines(module: str) -> int:
     return len(read(module).splitlines())
-
-
-def nodes() -> Iterator[tuple[str, ast.AST]]:
-    """Yield every syntax node of the package as ('file:line', node)."""
-    for module, tree in modules().items():
-        for node in ast.walk(tree):
-            yield f"{module}:{getattr(node, 'lineno', 0)}", node
 
 
 def imported_names(node: ast.AST) -> list[str]:
@@ -144,27 +138,35 @@ print(json.dumps({
     assert seen == {"compared": 10, "changed": [], "imported": ["loopwright"]}
 
 
-def test_importing_the_trainer_changes_nothing_and_imports_no_heavy_package(tmp_path):
+def test_importing_the_trainer_changes_nothing_imports_no_heavy_package_and_takes_300_ms(tmp_path):
     heavy = heavy_packages()
-    seen = run_python(
+    code = (
         SNAPSHOT
         + f"""
+import time
 import torch
 already = [name for name in {heavy!r} if name in sys.modules]
 before = snapshot()
+start = time.process_time()
 from loopwright import Trainer
+seconds = time.process_time() - start
 after = snapshot()
 print(json.dumps({{
     "compared": len(before),
     "changed": [name for name in before if before[name] != after[name]],
     "heavy": [name for name in {heavy!r} if name in sys.modules and name not in already],
     "trainer": Trainer.__name__,
+    "is_fast": seconds <= 0.3,
 }}))
-""",
-        tmp_path,
+"""
     )
     assert len(heavy) >= 20
-    assert seen == {"compared": 12, "changed": [], "heavy": [], "trainer": "Trainer"}
+    expected = {"compared": 12, "changed": [], "heavy": [], "trainer": "Trainer", "is_fast": True}
+    for _ in range(4):  # the first import may compile, which users pay for once; the machine may be busy
+        seen = run_python(code, tmp_path, PYTHONDONTWRITEBYTECODE="")
+        if seen == expected:
+            break
+    assert seen == expected
 
 
 def test_the_trainer_works_without_posix_locks_and_a_lease_is_refused_by_name(tmp_path):
@@ -190,22 +192,6 @@ except LeaseError as error:
         tmp_path,
     )
     assert seen == {"updates": 2, "refused": True}
-
-
-def test_importing_the_trainer_costs_at_most_300_ms_more_than_torch(tmp_path):
-    code = """
-import json, time
-import torch
-start = time.process_time()
-from loopwright import Trainer
-print(json.dumps({"seconds": time.process_time() - start}))
-"""
-    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path / "bytecode")}
-    run_python(code, tmp_path, **bytecode)  # The first import compiles; users pay for that once.
-    costs = []
-    while len(costs) < 3 and min(costs, default=1.0) > 0.3:
-        costs.append(run_python(code, tmp_path, **bytecode)["seconds"])
-    assert min(costs) <= 0.3, costs
 
 
 def test_no_module_imports_through_the_lazy_package_root():
@@ -363,10 +349,14 @@ def test_a_test_without_an_assertion_is_not_collected(tmp_path):
         "import pytest\n\n\ndef test_raises():\n    with pytest.raises(ZeroDivisionError):\n        1 / 0\n"
         "\n\ndef test_by_helper():\n    check_nothing()\n\n\ndef check_nothing():\n    pass\n"
     )
-    command = [sys.executable, "-m", "pytest", "--continue-on-collection-errors", "-p", "no:cacheprovider"]
-    done = subprocess.run([*command, "--rootdir", tmp_path, tmp_path], capture_output=True, text=True, timeout=100)
-    assert "no assertion in test_that_looks_busy (line 1)" in done.stdout
-    assert "2 passed, 1 error" in done.stdout and done.returncode == 1
+    if (child := os.fork()) == 0:  # it has torch already
+        with open(tmp_path / "said", "w") as said, contextlib.redirect_stdout(said):
+            words = ["--continue-on-collection-errors", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir"]
+            code = pytest.main([*words, str(tmp_path), str(tmp_path)])
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    said = (tmp_path / "said").read_text()
+    assert "no assertion in test_that_looks_busy (line 1)" in said and "2 passed, 1 error" in said
 
 
 def test_a_warning_fails_a_test():

@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 import toys
+from distributed.launcher import run
 from loopwright.cli import main
+from loopwright.cli.launch import work
 
 COMMAND = [sys.executable, "-m", "loopwright"]
 SHORT = ["--max_train_samples", "192", "--max_eval_samples", "64", "--threads", "1"]
@@ -212,15 +214,19 @@ def test_quiet_verbs_that_use_a_model_print_what_was_asked_for_alone(capfd, fini
     assert list(json.loads(capfd.readouterr().out)) == ["label", "score"]
 
 
+def demo_on_two():
+    os.chdir(os.environ["FOLDER"])
+    return work([*DEMO, "--epochs", "1", "--no_rehearsal"])
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_of_several_processes_the_first_one_speaks(place):
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    words = [*COMMAND, "launch", "-n", "2", "--", *DEMO, "--epochs", "1", "--no_rehearsal"]
-    done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0 and CONTROL.findall(done.stdout) == [] and "\r" not in done.stderr
-    rows = done.stdout.splitlines()
+    first, second = run(demo_on_two, place, FOLDER=str(place), HF_HUB_OFFLINE="1")
+    assert first["returned"] == second["returned"] == 0 and second.output == ""
+    assert CONTROL.findall(first.output) == []
+    rows = first.output.splitlines()
     block = ("device  2 processes on CPU", "batch   64 × accum 1 × 2 devices = 128")
     for start in ("loopwright ", *block, "eval ", "done in "):
         assert sum(row.startswith(start) for row in rows) == 1, start
-    assert "time    known once the first updates are logged" in done.stdout
+    assert "time    known once the first updates are logged" in first.output

@@ -27,9 +27,9 @@ import pytest
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
-    + ["accelerate", "loopwright.trainer", "loopwright.callbacks", "loopwright.hf.trainer"]
+    + ["accelerate", "loopwright.trainer", "loopwright.callbacks", "loopwright.hf.trainer", "loopwright.runs.train"]
     # Where it is not installed, the server goes on without it.
-    + ["transformers.models.gpt2.modeling_gpt2", "transformers.models.bert.modeling_bert"]
+    + [f"transformers.models.{name}.modeling_{name}" for name in ("gpt2", "bert", "modernbert", "t5")]
 )
 GRACE_SECONDS = 10  # for a process to notice that its peer has died
 
@@ -157,6 +157,8 @@ def _coded(function, args) -> None:
     try:
         function(*args)
         os._exit(0)
+    except SystemExit as leaving:
+        os._exit(leaving.code or 0)
     except BaseException as error:  # noqa: BLE001 - told by the exit code
         traceback.print_exc()
         sys.stderr.flush()

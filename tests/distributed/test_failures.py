@@ -5,6 +5,7 @@ import os
 import re
 import resource
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from loopwright.checkpoint import verify_all
 from loopwright.config import processes
 from loopwright.engine.processes import world_process_zero_only
 from loopwright.errors import Preempted, StopTrainingError
+from tasks.forked import run_lines
 
 pytestmark = pytest.mark.distributed
 
@@ -368,10 +370,10 @@ fit(kill, at=KILLED_AT, checkpoints=Checkpointing(Path(sys.argv[1]), every_updat
 @pytest.mark.slow
 def test_a_killed_process_is_replaced_by_the_launcher_and_the_run_ends_with_the_same_bits(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = ["-m", "loopwright", "launch", "-n", "2", "--max-restarts", "3", "--"]
-    done = toys.python(*command, tmp_path / "script.py", tmp_path / "killed", CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 0, done.stdout + done.stderr
-    # Told once, by one of the two processes.
-    assert done.stdout.count(f"killed/step-{35:010d} (epoch 2)") == 1, done.stdout + done.stderr
+    line = ["launch", "-n", "2", "--max-restarts", "3", "--", tmp_path / "script.py", tmp_path / "killed"]
+    path = os.pathsep.join(filter(None, sys.path))
+    code, said = run_lines(line, folder=tmp_path, CUDA_VISIBLE_DEVICES="", PYTHONPATH=path, OMP_NUM_THREADS="1")
+    assert code == 0, said
+    assert said.count(f"killed/step-{35:010d} (epoch 2)") == 1, said  # told once, by one of the two processes
     assert run(whole, tmp_path)[0].exit_code == 0
     assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "whole")

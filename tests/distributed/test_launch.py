@@ -1,7 +1,8 @@
 """`lw launch`: torchrun with our exit codes; nothing is spread over devices unasked."""
 
-import ast
+import json
 import os
+import runpy
 import subprocess
 import sys
 import time
@@ -10,34 +11,28 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import loopwright
 import toys
+from distributed.launcher import exit_code
 from distributed.launcher import run as run_ranks
 from distributed.test_failures import is_alive, wait_until
 from loopwright import Trainer, utils
 from loopwright.cli import launch as launching
 from loopwright.cli import main
 from loopwright.training.prepare import unused_devices
+from source_trees import nodes
 from tasks.reviews import rows, write_csv
 
-SOURCE = Path(loopwright.__file__).parent
-TRAINING = """
-import os, sys
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
-from loopwright import Trainer
-
-torch.manual_seed(0)
-inputs, model = torch.randn(64, 4), nn.Linear(4, 1)
-trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=[])
-trainer.train(TensorDataset(inputs, inputs.sum(1, keepdim=True)), 2, per_device_batch_size=4, seed=1)
-trainer.print(trainer.num_processes, trainer.progress.update, model.weight.tolist())
-os.write(1, f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} got {sys.argv[1:]}\\n".encode())  # at once
-sys.stdout.flush()
-torch.distributed.barrier()  # a process that fails ends the others
-sys.exit(int(sys.argv[1]) if os.environ["RANK"] == "1" else 0)
+SCRIPT = """
+import json, os, sys, time
+from pathlib import Path
+folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+(folder / f"{rank}.json").write_text(json.dumps([dict(os.environ), sys.argv[2:]]))
+while rank == 1 and not (folder / "0.json").exists():  # a process that fails ends the others
+    time.sleep(0.01)
+sys.exit(int(sys.argv[2]) if rank == 1 else 0)
 """
 LAUNCHERS = {
     "torchrun": ["torch.distributed.run", "--nproc-per-node", "2"],
@@ -46,35 +41,49 @@ LAUNCHERS = {
 }
 
 
-def run(*words, cwd: Path) -> subprocess.CompletedProcess:
-    return run_module("loopwright", "launch", *words, cwd=cwd)
+def start_module(folder: str, words: list[str]) -> None:
+    os.chdir(folder)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    sys.argv = words
+    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
 
 
-def run_module(*words, cwd: Path) -> subprocess.CompletedProcess:
-    return toys.python("-m", *words, cwd=cwd, CUDA_VISIBLE_DEVICES="")
+def train_as_launched(results) -> None:
+    environment, _ = json.loads(Path(os.environ["STARTED"], f"{os.environ['RANK']}.json").read_text())
+    store = {name: os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
+    os.environ.clear()
+    os.environ.update({**environment, **store, "TORCHELASTIC_USE_AGENT_STORE": "False"})
+    inputs, model = torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), nn.Linear(4, 1)
+    nn.init.ones_(model.weight)
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=[])
+    trainer.train(TensorDataset(inputs, inputs.sum(1, keepdim=True)), 2, per_device_batch_size=4, seed=1)
+    results["told"] = [trainer.num_processes, trainer.progress.update, model.weight.tolist()]
 
 
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_torchrun_accelerate_and_launch_run_the_same_script_to_the_same_weights_and_its_exit_code(tmp_path):
-    (tmp_path / "script.py").write_text(TRAINING)
+    (tmp_path / "script.py").write_text(SCRIPT)
     told = {}
     for name, words in LAUNCHERS.items():
-        code = 75 if name == "loopwright" else 0
-        done = run_module(*words, "script.py", str(code), cwd=tmp_path)
-        assert done.returncode == code, done.stdout + done.stderr
-        ranks = [line for line in done.stdout.splitlines() if line.startswith("rank")]
-        assert sorted(ranks) == [f"rank {rank} of 2 got ['{code}']" for rank in (0, 1)]
-        told[name] = next(line for line in done.stdout.splitlines() if not line.startswith("rank"))
-    assert told["torchrun"].startswith("2 16 [[")  # two processes; the samples of 16 updates over both
-    assert len(set(told.values())) == 1, told
+        folder, code = tmp_path / name, 75 if name == "loopwright" else 0
+        folder.mkdir()
+        line = [*words, "script.py", str(folder), str(code)]
+        assert exit_code(start_module, str(tmp_path), line) == code
+        assert [json.loads((folder / f"{rank}.json").read_text())[1] for rank in (0, 1)] == [[str(code)]] * 2
+        ranks = run_ranks(train_as_launched, folder, STARTED=str(folder))
+        assert ranks[0]["told"] == ranks[1]["told"]
+        told[name] = ranks[0]["told"]
+    assert told["torchrun"][:2] == [2, 16]  # two processes; the samples of 16 updates over both
+    assert told["torchrun"] == told["loopwright"] == told["accelerate"]
 
 
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_a_verb_runs_on_two_processes_and_what_is_wrong_with_its_input_is_reported_once(tmp_path):
     words = ["--", "train", "text-classification", "--data", "absent.csv", "--out", "run"]
-    done = run("-n", "2", "--max-restarts", "2", *words, cwd=tmp_path)  # again would not help
+    line = ["-m", "loopwright", "launch", "-n", "2", "--max-restarts", "2", *words]  # again would not help
+    done = toys.python(*line, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2
     assert done.stderr.startswith("error[data.file]") and done.stderr.count("error") == 1, done.stderr
     assert done.stdout.count("loopwright") == 1
@@ -124,13 +133,7 @@ def test_one_process_never_spreads_its_model_over_several_devices():
     watch = toys.watch(on_train_step_end=lambda trainer, **kwargs: type(trainer.model))
     toys.trained([watch], toys.data(8), cls=Trainer)
     assert set(watch.seen) == {nn.Linear}
-    names = [
-        f"{path.name}:{node.lineno}"
-        for path in SOURCE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if getattr(node, "attr", getattr(node, "id", None)) == "DataParallel"
-    ]
-    assert names == []
+    assert not [place for place, node in nodes() if getattr(node, "attr", getattr(node, "id", "")) == "DataParallel"]
 
 
 def test_a_run_on_one_of_several_devices_says_how_to_use_them_all():

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 import toys
+from distributed.launcher import SERVER
 from loopwright import Trainer
 from loopwright.checkpoint import find_newest, verify_all
 from loopwright.failpoints import arm
@@ -28,10 +29,6 @@ from loopwright.run_folder import Lease, LeaseError
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "own_loop.py"
 NUM_UPDATES = 96  # 3 epochs of 1000 samples in windows of 2 x 16; the last window of an epoch is short
-
-SERVER = multiprocessing.get_context("forkserver")
-# An optimizer imports torch._dynamo when it is made, which takes longer than the run.
-SERVER.set_forkserver_preload(["torch", "torch._dynamo", "accelerate", "loopwright.trainer"])
 
 
 def load_example() -> ModuleType:

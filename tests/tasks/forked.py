@@ -3,46 +3,45 @@
 Importing these takes seconds of each short run; `tests/cli/test_processes.py` starts the command itself.
 """
 
-import multiprocessing
 import os
 import sys
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [
-        "loopwright.runs.train",
-        "transformers.models.gpt2.modeling_gpt2",
-        "transformers.models.modernbert.modeling_modernbert",
-        "transformers.models.t5.modeling_t5",
-    ]
-)
+from distributed.launcher import SERVER
 
 
-def run_lines(*lines: list[object], folder: Path, failpoint: str | None = None) -> tuple[int | None, str]:
+def run_lines(*lines: list[object], folder: Path, failpoint: str | None = None, **variables: str):
     """Run command lines (the words after `loopwright`) in a new process, until one fails; arm the failpoint before.
 
     Returns the exit code (that of the first line that fails; minus the signal that ended the process), and the output.
     """
     said = folder / ".said"
-    words = [list(map(str, line)) for line in lines]
-    process = _CONTEXT.Process(target=_run, args=(words, str(folder), str(said), failpoint))
-    process.start()
+    said.touch()
+    process = start(*lines, folder=folder, out=said, failpoint=failpoint, **variables)
     process.join()
     text = said.read_text(encoding="utf-8")
     said.unlink()
     return process.exitcode, text
 
 
-def _run(lines: list[list[str]], folder: str, said: str, failpoint: str | None) -> None:
+def start(*lines: list[object], folder: Path, out: Path, err: Path | None = None, failpoint=None, **variables: str):
+    """Start command lines in a new process, with its output in files or named pipes that exist; return the process."""
+    words = [list(map(str, line)) for line in lines]
+    streams = [str(out), str(err or out)]
+    process: BaseProcess = SERVER.Process(target=_run, args=(words, str(folder), streams, failpoint, variables))
+    process.start()
+    return process
+
+
+def _run(lines: list[list[str]], folder: str, streams: list[str], failpoint: str | None, variables: dict) -> None:
     from loopwright import failpoints
     from loopwright.cli import main
 
+    for number, path in enumerate(streams, 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
     os.chdir(folder)
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    with Path(said).open("w", encoding="utf-8") as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
+    os.environ.update(variables, HF_HUB_OFFLINE="1")
     if failpoint is not None:
         failpoints.arm(failpoint)
     for words in lines:

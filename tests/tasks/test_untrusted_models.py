@@ -14,6 +14,7 @@ import loopwright
 from cli.streams import run
 from loopwright.cli.exit_codes import words_for_resuming
 from loopwright.errors import InputError
+from source_trees import nodes
 from tasks.texts import tiny_bert, tiny_gpt2
 
 CODE = """
@@ -101,12 +102,11 @@ def test_every_call_that_could_run_code_says_that_it_may_not():
     needed |= {"load_dataset": "trust_remote_code", "torch.load": "weights_only"}
     needed |= {f"{pillow}.open": "formats" for pillow in ("pillow()", "pillow", "image_module")}
     seen = 0
-    for path in sorted(Path(loopwright.__file__).parent.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                keyword = needed.get(node.func.attr, needed.get(ast.unparse(node.func)))
-                assert keyword is None or keyword in {each.arg for each in node.keywords}, f"{path}:{node.lineno}"
-                seen += keyword is not None
+    for place, node in nodes():
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            keyword = needed.get(node.func.attr, needed.get(ast.unparse(node.func)))
+            assert keyword is None or keyword in {each.arg for each in node.keywords}, place
+            seen += keyword is not None
     assert seen >= 11
 
 
