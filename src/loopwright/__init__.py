@@ -19,20 +19,14 @@ if TYPE_CHECKING:
     from loopwright.trainer import Trainer, TrainerPlaceholderValues
 
 _HOMES = {
+    **dict.fromkeys(("Run", "check", "evaluate", "predict", "resume", "train"), "loopwright.api"),
+    **dict.fromkeys(("LoopwrightError", "StopTrainingError"), "loopwright.errors"),
     "Checkpointing": "loopwright.checkpoint",
-    "LoopwrightError": "loopwright.errors",
-    "Run": "loopwright.api",
-    "StopTrainingError": "loopwright.errors",
     "Trainer": "loopwright.trainer",
     "TrainerPlaceholderValues": "loopwright.schedulers",
     "TrainerWithTimmScheduler": "loopwright.timm_trainer",
-    "check": "loopwright.api",
-    "evaluate": "loopwright.api",
     "notebook_launcher": "accelerate",
-    "predict": "loopwright.api",
-    "resume": "loopwright.api",
     "set_seed": "accelerate.utils",
-    "train": "loopwright.api",
 }
 
 __all__ = [

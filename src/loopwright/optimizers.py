@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from inspect import signature
 from typing import Any
@@ -254,7 +254,8 @@ def create_optimizer(
         name, adam_betas=adam_betas, adam_eps=adam_eps, optim_args=optim_args, **options
     )
     entries = [_listed(entry) for entry in params]
-    parameters = [parameter for entry in entries for parameter in _parameters_of(entry)]
+    held = [each for entry in entries for each in (entry["params"] if isinstance(entry, dict) else [entry])]
+    parameters = [each[1] if isinstance(each, tuple) else each for each in held]
     if not parameters:
         raise ConfigError(
             f"the optimizer {str(name)!r} got no parameters to train: is the whole model frozen (requires_grad=False)?"
@@ -394,8 +395,3 @@ def _listed(entry: Any) -> Any:
         return entry
     params = entry["params"]
     return {**entry, "params": [params] if isinstance(params, Tensor) else list(params)}
-
-
-def _parameters_of(entry: Any) -> Iterable[Tensor]:
-    each = entry["params"] if isinstance(entry, dict) else [entry]
-    return [item[1] if isinstance(item, tuple) else item for item in each]

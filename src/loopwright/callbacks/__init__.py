@@ -1,11 +1,7 @@
 """Callbacks: code that runs around the loop, without touching it."""
 
 from loopwright.callbacks.base import EVENTS, CallbackHandler, TrainerCallback
-from loopwright.callbacks.checkpoints import (
-    SaveBestModelCallback,
-    SaveTrainingStateCallback,
-    WSDCheckpointCallback,
-)
+from loopwright.callbacks.checkpoints import SaveBestModelCallback, SaveTrainingStateCallback, WSDCheckpointCallback
 from loopwright.callbacks.console import LogMetricsCallback, PrintMetricsCallback, PrintProgressCallback
 from loopwright.callbacks.devices import ConvertSyncBatchNormCallback, MoveModulesToDeviceCallback
 from loopwright.callbacks.ema import ModelEma, ModelEmaCallback

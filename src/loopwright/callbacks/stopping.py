@@ -57,12 +57,14 @@ class EarlyStoppingCallback(TrainerCallback):
         if not has_new_value(self.watch_metric, kwargs):
             return
         value = float(trainer.run_history.get_latest_metric(self.watch_metric))
-        if self.best_metric is None and not math.isnan(value):
+        best = self.best_metric
+        if best is None and not math.isnan(value):
             self.best_metric = value
             self.early_stopping_patience_counter = 0
             return
-        if self.best_metric is not None and self._improved(value, self.best_metric):
-            gain = abs(value - self.best_metric)
+        # A nan compares false with everything, so it is never an improvement.
+        if best is not None and self.operator(value, best) and abs(value - best) > self.early_stopping_threshold:
+            gain = abs(value - best)
             trainer.notify("early_stopping", f"\nImprovement of {gain} observed, resetting counter.", gain=gain)
             self.best_metric = value
             self.early_stopping_patience_counter = 0
@@ -81,10 +83,6 @@ class EarlyStoppingCallback(TrainerCallback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best_metric = state["best_metric"]
         self.early_stopping_patience_counter = state["counter"]
-
-    def _improved(self, value: float, best: float) -> bool:
-        # A nan compares false with everything, so it is never an improvement.
-        return self.operator(value, best) and abs(value - best) > self.early_stopping_threshold
 
 
 class TerminateOnNaNCallback(TrainerCallback):

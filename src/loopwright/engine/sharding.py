@@ -182,7 +182,10 @@ class _Origin:
         # torch itself decides when to reshard the root: it is needed again at once.
         fully_shard(model, **{**self.options, "reshard_after_forward": None})
         if self.options["mp_policy"].param_dtype is not None:
-            model.register_forward_hook(_as_full_precision)
+            from accelerate.utils import convert_to_fp32
+
+            # For the loss function, as accelerate does for models that are not sharded.
+            model.register_forward_hook(lambda module, inputs, outputs: convert_to_fp32(outputs))
         _inner(model).__dict__[_ORIGIN] = self
 
 
@@ -326,13 +329,6 @@ def _skeleton(model: nn.Module) -> nn.Module | str:
         return copy.deepcopy(model, memory)
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
-
-
-def _as_full_precision(module: nn.Module, inputs: Any, outputs: Any) -> Any:
-    """Cast outputs to float32 for the loss function, as accelerate does for models that are not sharded."""
-    from accelerate.utils import convert_to_fp32
-
-    return convert_to_fp32(outputs)
 
 
 def _take_out(model: nn.Module, optimizer: Any) -> list[tuple[Any, list[Any], int, str, dict[str, Any]]]:

@@ -22,11 +22,7 @@ from loopwright.schedulers.named import (
     polynomial,
     warmup_stable_decay,
 )
-from loopwright.schedulers.placeholders import (
-    TrainerPlaceholderValues,
-    replace_trainer_placeholder_values,
-    resolve,
-)
+from loopwright.schedulers.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values, resolve
 from loopwright.schedulers.scheduler_base import SchedulerBase, StatefulSchedulerBase
 from loopwright.schedulers.wsd_scheduler import WSDLrScheduler, estimate_checkpoint_steps
 

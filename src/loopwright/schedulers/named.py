@@ -173,11 +173,7 @@ def warmup_stable_decay(
     if update >= decay_start + num_decay_steps:
         return min_lr_ratio
     progress = (update - decay_start) / max(1, num_decay_steps)
-    falls = {
-        "linear": 1.0 - progress,
-        "cosine": _wave(progress, num_cycles),
-        "1-sqrt": 1.0 - math.sqrt(progress),
-    }
+    falls = {"linear": 1.0 - progress, "cosine": _wave(progress, num_cycles), "1-sqrt": 1.0 - math.sqrt(progress)}
     return _raised(falls[decay_type], min_lr_ratio)
 
 

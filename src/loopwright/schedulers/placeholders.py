@@ -37,10 +37,7 @@ Operand: TypeAlias = "int | float | Expression"
 
 def _binary(symbol: str) -> tuple[Callable[[Any, Operand], Operation], Callable[[Any, Operand], Operation]]:
     """Return an operator as a method of its left operand, and of its right one."""
-    return (
-        lambda self, other: _operation(symbol, self, other),
-        lambda self, other: _operation(symbol, other, self),
-    )
+    return (lambda self, other: _operation(symbol, self, other), lambda self, other: _operation(symbol, other, self))
 
 
 def _unary(name: str) -> Callable[[Any], Operation]:
@@ -100,7 +97,7 @@ class Operation(Expression):
         return names.pop() if len(names) == 1 else repr(self)
 
     def __repr__(self) -> str:
-        texts = [_text(operand) for operand in self.operands]
+        texts = [each.name if isinstance(each, TrainerPlaceholderValues) else repr(each) for each in self.operands]
         if self.operator.isalpha():
             return f"{self.operator}({', '.join(texts)})"
         return f"({texts[0]} {self.operator} {texts[1]})"
@@ -146,7 +143,7 @@ def replace_trainer_placeholder_values(trainer: TrainerLike, instance: Any) -> A
 
 def _number(trainer: TrainerLike, value: Operand) -> Number:
     if isinstance(value, TrainerPlaceholderValues):
-        count = _COUNTS[value](trainer)
+        count = _count(trainer, value)
         if count is None:
             raise ConfigError(
                 f"{value.name} is not known for this run, whose train loader has no length: give the scheduler a "
@@ -237,10 +234,6 @@ def _operation(symbol: str, *operands: Operand) -> Operation:
     return Operation(symbol, operands)
 
 
-def _text(value: Operand) -> str:
-    return value.name if isinstance(value, TrainerPlaceholderValues) else repr(value)
-
-
 def _placeholders(value: Operand) -> set[TrainerPlaceholderValues]:
     if isinstance(value, TrainerPlaceholderValues):
         return {value}
@@ -251,13 +244,20 @@ def _are_same(new: tuple[Any, ...], old: tuple[Any, ...]) -> bool:
     return all(ours is theirs for ours, theirs in zip(new, old, strict=True))
 
 
-def _length(loader: Any, placeholder: str, owner: str) -> int:
+def _count(trainer: TrainerLike, value: TrainerPlaceholderValues) -> int | None:
+    if value is _EPOCHS:
+        return trainer.run_config.num_epochs
+    if value in _UPDATES:
+        return _updates_per_epoch(trainer)
+    loader, owner = trainer._train_dataloader, "train loader"
+    if value is TrainerPlaceholderValues.EVAL_DATALOADER_LEN:
+        loader, owner = trainer._eval_dataloader, "evaluation loader"
     if loader is None:
-        raise ConfigError(f"{placeholder} is used, but this run has no {owner}: pass one, or give a number")
+        raise ConfigError(f"{value.name} is used, but this run has no {owner}: pass one, or give a number")
     try:
         return len(loader)
     except TypeError as error:
-        raise ConfigError(f"{placeholder} is used, but the {owner} has no length: give a number") from error
+        raise ConfigError(f"{value.name} is used, but the {owner} has no length: give a number") from error
 
 
 def _updates_per_epoch(trainer: TrainerLike) -> int | None:
@@ -271,18 +271,6 @@ _UPDATES = (
     TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
     TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH,
 )
-_COUNTS: dict[TrainerPlaceholderValues, Callable[[TrainerLike], int | None]] = {
-    TrainerPlaceholderValues.NUM_EPOCHS: lambda trainer: trainer.run_config.num_epochs,
-    TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH: _updates_per_epoch,
-    TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH: _updates_per_epoch,
-    TrainerPlaceholderValues.TRAIN_DATALOADER_LEN: (
-        lambda trainer: _length(trainer._train_dataloader, "TRAIN_DATALOADER_LEN", "train loader")
-    ),
-    TrainerPlaceholderValues.EVAL_DATALOADER_LEN: (
-        lambda trainer: _length(trainer._eval_dataloader, "EVAL_DATALOADER_LEN", "evaluation loader")
-    ),
-}
-
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "+": operator.add,
     "-": operator.sub,

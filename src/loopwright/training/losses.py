@@ -88,7 +88,8 @@ class EpochLosses:
         if self._is_alone:
             return loss
         if items is not None:
-            if self._window.numbers is not None and self._is_empty_part(items, index):
+            is_needed = index == len(self._window.pieces) - 1 and not self._late_items  # one of an update is always run
+            if self._window.numbers is not None and not is_needed and not items:  # this waits for the device
                 return None
             if isinstance(items, Tensor):
                 # An integer count would be divided in float32, whatever the loss is.
@@ -98,11 +99,6 @@ class EpochLosses:
             return loss * (self._late_items[-1] / self._window.samples)
         weight = self.weight_of(index)
         return loss if weight is None or weight == 1.0 else loss * weight
-
-    def _is_empty_part(self, items: float | Tensor, index: int) -> bool:
-        """Whether a part of a split run is without items; this waits for the device. One of an update is always run."""
-        is_needed = index == len(self._window.pieces) - 1 and not self._late_items
-        return not is_needed and not items
 
     def weight_of(self, index: int) -> float | None:
         """Return the weight of a micro-batch's loss in its update, from items on the host; None for a single one."""

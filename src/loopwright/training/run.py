@@ -85,10 +85,7 @@ class TrainingRun:
     trainer = BackReference["Trainer"]()
 
     def __init__(
-        self,
-        trainer: Trainer,
-        settings: RunSettings | None = None,
-        previous: TrainingRun | None = None,
+        self, trainer: Trainer, settings: RunSettings | None = None, previous: TrainingRun | None = None
     ) -> None:
         self.trainer = trainer
         self.settings = RunSettings() if settings is None else settings
