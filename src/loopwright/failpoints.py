@@ -117,30 +117,26 @@ def _parse_action(text: str, entry: str) -> _Action:
         if text == "kill":
             return lambda name: os.kill(os.getpid(), signal.SIGKILL)
         if kind == "raise":
-            return partial(_raise, _error_number(argument) if colon else None)
+            code = getattr(errno, argument, None) if argument.startswith("E") else None
+            if colon and not isinstance(code, int):
+                raise ValueError(f"{argument!r} is not an errno name such as ENOSPC or EIO")
+            return partial(_raise, code)
         if kind == "sleep":
             seconds = float(argument)
             if not math.isfinite(seconds) or seconds < 0:
                 raise ValueError(f"cannot sleep {seconds} seconds")
             return lambda name: time.sleep(seconds)
         if kind == "exit":
-            code = int(argument)
-            if not 0 <= code <= 255:
-                raise ValueError(f"an exit code lies between 0 and 255, got {code}")
-            return lambda name: os._exit(code)
+            status = int(argument)
+            if not 0 <= status <= 255:
+                raise ValueError(f"an exit code lies between 0 and 255, got {status}")
+            return lambda name: os._exit(status)
     except ValueError as error:
         raise ConfigError(f"LW_FAILPOINT: {entry!r}: {error}") from None
     raise ConfigError(
         f"LW_FAILPOINT: the action in {entry!r} is {text!r}; it must be kill, raise, raise:ERRNO, sleep:seconds "
         "or exit:code"
     )
-
-
-def _error_number(name: str) -> int:
-    code = getattr(errno, name, None) if name.startswith("E") else None
-    if not isinstance(code, int):
-        raise ValueError(f"{name!r} is not an errno name such as ENOSPC or EIO")
-    return code
 
 
 def _raise(code: int | None, name: str) -> None:

@@ -106,18 +106,15 @@ def test_impossible_models_are_refused(name, config, expected):
 
 
 def test_a_folder_without_a_model_or_with_a_damaged_one_is_refused(tmp_path):
-    assert not models.holds_model(tmp_path)
     with pytest.raises(CheckpointError, match="there is no model in"):
         models.load(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
-    assert not models.holds_model(tmp_path)
     with pytest.raises(CheckpointError, match="does not describe a small model: it has no 'loopwright_model'"):
         models.load(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match="holds a list instead of an object"):
         models.load(tmp_path)
     models.create("conv_net", num_labels=2, width=8).save_pretrained(tmp_path)
-    assert models.holds_model(tmp_path)
     weights = tmp_path / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])

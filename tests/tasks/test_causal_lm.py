@@ -14,6 +14,7 @@ from loopwright.errors import ConfigError, InputError
 from loopwright.sources import DataPlan
 from loopwright.tasks.text import causal_lm
 from loopwright.tasks.text import language_model as language
+from loopwright.tasks.text import models as text_models
 from sample_data import SAMPLES
 from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines, write_jsonl
@@ -78,7 +79,7 @@ def test_every_byte_of_the_validation_data_is_counted_once(learnt):
 
 
 def test_blocks_cover_the_text_and_each_token_is_a_target_once(gpt2):
-    tokenizer = language.load_tokenizer(str(gpt2))
+    tokenizer = text_models.load_tokenizer(str(gpt2), needs_pad=False)
     rows = [{"text": each} for each in lines(2_500)]
     encode = language.RowEncoder(tokenizer, tokenizer.eos_token_id, counts_bytes=True)
     stream = language.read_stream(rows, encode, tokenizer.bos_token_id)
@@ -94,7 +95,7 @@ def test_blocks_cover_the_text_and_each_token_is_a_target_once(gpt2):
 
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_the_bytes_of_the_tokens_are_those_of_the_text(gpt2, is_fast):
-    tokenizer = language.load_tokenizer(str(gpt2))
+    tokenizer = text_models.load_tokenizer(str(gpt2), needs_pad=False)
 
     class Slow:
         is_fast = False
@@ -119,7 +120,7 @@ def test_the_metrics_are_the_same_for_every_batch_size(gpt2, text_file, line_by_
 
 def test_the_loss_is_that_of_the_model_itself(gpt2, text_file):
     run = api.train("causal-lm", data=text_file, model=gpt2, line_by_line=True, **{**FLAGS, "max_steps": 2})
-    model, tokenizer = run.model, language.load_tokenizer(str(gpt2))
+    model, tokenizer = run.model, text_models.load_tokenizer(str(gpt2), needs_pad=False)
     total = count = 0
     for row in read_lines(run.path / "eval" / "predictions.jsonl"):
         ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer(row["text"])["input_ids"], tokenizer.eos_token_id]])

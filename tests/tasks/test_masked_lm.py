@@ -8,6 +8,7 @@ from loopwright import api
 from loopwright.errors import ConfigError, InputError
 from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import masked_lm
+from loopwright.tasks.text import models as text_models
 from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines
 from tasks.runs import assert_last_weights_are_the_same, refusal, train_in
@@ -76,7 +77,7 @@ def test_a_resumed_run_draws_the_same_masks_as_an_uninterrupted_one(bert, text_f
 
 
 def test_blocks_cover_the_text_between_their_special_tokens(bert):
-    tokenizer = language.load_tokenizer(str(bert))
+    tokenizer = text_models.load_tokenizer(str(bert), needs_pad=False)
     rows = [{"text": each} for each in lines(1_200)]
     stream = language.read_stream(rows, masked_lm._encoder(tokenizer))
     dataset = masked_lm.BlockDataset(tokenizer, stream, 40)
@@ -87,7 +88,7 @@ def test_blocks_cover_the_text_between_their_special_tokens(bert):
 
 
 def test_training_masks_differ_from_batch_to_batch_and_leave_special_tokens_alone(bert):
-    tokenizer = language.load_tokenizer(str(bert))
+    tokenizer = text_models.load_tokenizer(str(bert), needs_pad=False)
     masking = masked_lm.Masking(tokenizer, 0.15)
     collate = language.PaddingCollator(before=masking.mask_batch)
     encode = masked_lm.LineEncoder(tokenizer, 64)
@@ -106,7 +107,7 @@ def test_training_masks_differ_from_batch_to_batch_and_leave_special_tokens_alon
 
 def test_models_that_cannot_be_masked_are_refused(text_file, tmp_path, bert):
     folder = tiny_bert(tmp_path / "bert")
-    tokenizer = language.load_tokenizer(str(folder))
+    tokenizer = text_models.load_tokenizer(str(folder), needs_pad=False)
     tokenizer.mask_token = None
     tokenizer.save_pretrained(folder)
     refusal("masked-lm", FLAGS, "model.task", data=text_file, model=tiny_gpt2(tmp_path / "gpt2"))

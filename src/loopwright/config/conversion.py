@@ -81,7 +81,7 @@ def convert(value: Any, hint: Any) -> Any:
     if value is None:
         return None
     allowed = members(hint)
-    if any(_is_plainly(value, member) for member in allowed):
+    if any(member in (bool, int, float, str) and type(value) is member for member in allowed):
         return value
     return _first_that_fits(value, sorted(allowed, key=lambda member: member is str))
 
@@ -104,11 +104,6 @@ def _first_that_fits(value: Any, allowed: list[Any]) -> Any:
     if not problems:
         return value
     raise problems[0]
-
-
-def _is_plainly(value: Any, hint: Any) -> bool:
-    """Whether a value already has the type, so that nothing in or around it needs conversion."""
-    return hint in (bool, int, float, str) and type(value) is hint
 
 
 def _convert_to(value: Any, hint: Any) -> Any:

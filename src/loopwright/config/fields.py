@@ -34,12 +34,6 @@ def honoured(default: T, help_text: str, **metadata: Any) -> T:
     return field(default=default, metadata={"kind": "honoured", "help": help_text, **metadata})
 
 
-def honoured_list(help_text: str) -> list[str]:
-    """Declare an honoured field that is a list, empty by default."""
-    metadata = {"kind": "honoured", "help": help_text}
-    return field(default_factory=list, metadata=metadata)
-
-
 def accepted(default: T, why: str) -> T:
     """Declare a field without effect here, for a reason that the user would agree with."""
     return field(default=default, metadata={"kind": "accepted", "help": why})
@@ -142,7 +136,10 @@ class TrainingFields(TrainingOldNames):
         False, "return labels as tensors from the data collator; those are gathered from all processes"
     )
     eval_accumulation_steps: int | None = accepted(None, "Predictions always move to the CPU after every batch.")
-    include_for_metrics: list[str] = honoured_list("Also pass these to compute_metrics: inputs, loss.")
+    include_for_metrics: list[str] = field(
+        default_factory=list,
+        metadata={"kind": "honoured", "help": "Also pass these to compute_metrics: inputs, loss."},
+    )
     batch_eval_metrics: bool = honoured(False, "Call compute_metrics for each batch, with compute_result=.")
 
     # Saving

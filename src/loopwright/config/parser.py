@@ -377,7 +377,8 @@ class HfArgumentParser(argparse.ArgumentParser):
 
     def unknown_flag(self, flag: str) -> LoopwrightError:
         """Return the error about an unknown flag."""
-        known = [option for option, action in self._option_string_actions.items() if not _is_hidden(action)]
+        actions = self._option_string_actions.items()
+        known = [option for option, action in actions if action.help != argparse.SUPPRESS]
         near = nearest(flag.replace("-", "_"), known) or nearest(flag, known)
         return ConfigError(f"unknown flag {flag}", flag=flag, nearest=near)
 
@@ -399,10 +400,6 @@ class HfArgumentParser(argparse.ArgumentParser):
 
 def _has_no_default(field: Any) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
-def _is_hidden(action: argparse.Action) -> bool:
-    return action.help == argparse.SUPPRESS
 
 
 def _options(hint: Any) -> dict[str, Any]:

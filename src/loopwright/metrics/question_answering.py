@@ -35,7 +35,8 @@ def answer_scores(prediction: str, answers: list[str], *, is_v2: bool = True) ->
         script = script_of([answer]) or script_of([prediction])  # a number has none
         predicted, expected = answer_words(prediction, script), answer_words(answer, script)
         exact = max(exact, float(predicted == expected))
-        f1 = max(f1, _word_f1(predicted, expected, of_nothing=float(is_v2)))
+        num_shared, num_words = (Counter(predicted) & Counter(expected)).total(), len(predicted) + len(expected)
+        f1 = max(f1, 2 * num_shared / num_words if num_words else float(is_v2))
     return exact, f1
 
 
@@ -182,11 +183,6 @@ class SquadV2(CountingMetric):
             usable = [each for each in answers if answer_words(each, script_of([each]))]
             rows.append((score, bool(answers), bool(prediction), *answer_scores(prediction, usable or [""])))
         return np.asarray(rows, dtype=np.float64).reshape(-1, len(_KEPT))
-
-
-def _word_f1(predicted: list[str], expected: list[str], of_nothing: float) -> float:
-    num_shared = (Counter(predicted) & Counter(expected)).total()
-    return 2 * num_shared / (len(predicted) + len(expected)) if predicted or expected else of_nothing
 
 
 def _of_the_same_questions(metric: str, columns: Mapping[str, Any]) -> Mapping[str, Any]:

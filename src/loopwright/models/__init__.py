@@ -44,7 +44,6 @@ __all__ = [
     "UNet",
     "create",
     "create_loss",
-    "holds_model",
     "load",
     "sample_losses",
 ]
@@ -84,14 +83,6 @@ def create(name: str, labels: Sequence[str] | None = None, **config: Any) -> Sma
     if labels is not None:
         model.set_labels(labels)
     return model
-
-
-def holds_model(folder: str | Path) -> bool:
-    """Whether this folder has the configuration of a small model, unlike folders of other libraries."""
-    try:
-        return NAME_KEY in _read_config(Path(folder))
-    except CheckpointError:
-        return False
 
 
 def load(folder: str | Path) -> SmallModel:

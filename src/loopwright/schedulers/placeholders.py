@@ -246,7 +246,8 @@ def _are_same(new: tuple[Any, ...], old: tuple[Any, ...]) -> bool:
 
 def _count(trainer: TrainerLike, value: TrainerPlaceholderValues) -> int | None:
     if value is _EPOCHS:
-        return trainer.run_config.num_epochs
+        epochs: int = trainer.run_config.num_epochs
+        return epochs
     if value in _UPDATES:
         return _updates_per_epoch(trainer)
     loader, owner = trainer._train_dataloader, "train loader"

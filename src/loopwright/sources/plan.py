@@ -123,6 +123,11 @@ class DataPlan:
     tables: dict[int, Table] = field(default_factory=dict, repr=False, compare=False)
 
     @property
+    def label_names(self) -> Sequence[str]:
+        assert self.labels is not None, "the schema has labels"
+        return self.labels.names
+
+    @property
     def guesses(self) -> tuple[str, ...]:
         return tuple(map(str, self.guessed))
 

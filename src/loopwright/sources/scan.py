@@ -104,7 +104,8 @@ def scan_table(
                 is_multi = role.is_label and label_kind == "multi"
                 _find_missing(role, values[role.name], is_multi, missing[role.name][block.start :])
             if role.kind in ("text", "tokens") and role.name not in ("id", "image_id", GROUP.name):
-                _measure(role, values[role.name], lengths.setdefault(role.name, _no_lengths()))
+                empty = {"characters": LengthHistogram(), "words": LengthHistogram()}
+                _measure(role, values[role.name], lengths.setdefault(role.name, empty))
             if role.is_label and labels is not None:
                 labels.add(block.start, raw)
                 if role.kind == "tags":
@@ -160,10 +161,6 @@ def _find_missing(role: Role, values: list[Any], is_multi: bool, is_missing: Mas
     for place, value in enumerate(values):
         is_present = has_value(value) and (role.kind != "texts" or all(map(has_value, value)))
         is_missing[place] = not is_present and not (is_multi and value == [])
-
-
-def _no_lengths() -> dict[str, LengthHistogram]:
-    return {"characters": LengthHistogram(), "words": LengthHistogram()}
 
 
 def _measure(role: Role, values: list[Any], lengths: dict[str, LengthHistogram]) -> None:

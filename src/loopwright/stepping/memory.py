@@ -183,7 +183,8 @@ class MemoryGuard:
         memory.release_memory(run.engine.device)
         free, asked = memory.free_bytes(run.engine.device), memory.asked_bytes(error)
         told, told_bytes = _told_size(piece), _told_bytes(asked, free)
-        reason = self._why_not_cut_evaluation(piece)
+        others = "several processes take part, and the others wait for this one's results"
+        reason = others if run.engine.is_distributed else self._why_exact() or self._why_uncut(piece)
         if reason is not None:
             raise memory.TorchMemoryLimitError(
                 "memory.eval",
@@ -200,11 +201,6 @@ class MemoryGuard:
         )
         position = {"update": run.progress.update, "parts": self.parts.evaluation, "rows": rows}
         self._report_split("evaluation", text, comparison, {**position, "asked_bytes": asked, "free_bytes": free})
-
-    def _why_not_cut_evaluation(self, piece: MicroBatch) -> str | None:
-        if self.run.engine.is_distributed:
-            return "several processes take part, and the others wait for this one's results"
-        return self._why_exact() or self._why_uncut(piece)
 
 
 class OptimizerStep:

@@ -95,7 +95,11 @@ def _changes(
         yield "checkpointing", _checkpointing(model), None
     length = length_of(piece.batch)
     if length is not None and length > 1:
-        yield "half_length", nullcontext(), lambda batch: _shortened(batch, length)
+
+        def half(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor[..., : length // 2] if tensor.dim() > 1 and tensor.shape[-1] == length else tensor
+
+        yield "half_length", nullcontext(), lambda batch: map_tensors(batch, half)
 
 
 def _kept_bytes(
@@ -200,14 +204,6 @@ def length_of(batch: Any) -> int | None:
     """Return the number of tokens per row of a text batch; None for any other batch."""
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
     return int(ids.shape[-1]) if isinstance(ids, torch.Tensor) and ids.dim() > 1 else None
-
-
-def _shortened(batch: Any, length: int) -> Any:
-
-    def half(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor[..., : length // 2] if tensor.dim() > 1 and tensor.shape[-1] == length else tensor
-
-    return map_tensors(batch, half)
 
 
 @contextmanager

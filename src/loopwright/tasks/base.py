@@ -86,8 +86,7 @@ class Job:
     @property
     def label_names(self) -> Sequence[str]:
         """The names of the labels by number."""
-        assert self.plan.labels is not None, "the schema has labels"
-        return self.plan.labels.names
+        return self.plan.label_names
 
 
 class Task(ABC):

@@ -25,7 +25,6 @@ from loopwright.data.images import (
     classification_train,
     detection_eval,
     detection_train,
-    masked_image_eval,
     masked_image_train,
     segmentation_eval,
     segmentation_train,
@@ -232,7 +231,7 @@ def test_presets_flip_unless_told_not_to_and_only_strength_none_gives_the_same_i
 
 @pytest.mark.parametrize(
     "preset",
-    [classification_eval, segmentation_eval, detection_eval, masked_image_eval],
+    [classification_eval, segmentation_eval, detection_eval],
     ids=lambda preset: preset.__name__,
 )
 def test_an_evaluation_leaves_an_image_of_the_right_size_as_it_is(preset):

@@ -15,7 +15,6 @@ from loopwright.data.images.presets import classification_eval as classification
 from loopwright.data.images.presets import classification_train as classification_train
 from loopwright.data.images.presets import detection_eval as detection_eval
 from loopwright.data.images.presets import detection_train as detection_train
-from loopwright.data.images.presets import masked_image_eval as masked_image_eval
 from loopwright.data.images.presets import masked_image_train as masked_image_train
 from loopwright.data.images.presets import segmentation_eval as segmentation_eval
 from loopwright.data.images.presets import segmentation_train as segmentation_train

@@ -90,11 +90,6 @@ def masked_image_train(size: Size, strength: str = "standard", flip: bool = True
     return Compose([RandomResizedCrop(size, (least, 1.0)), *_flips(flip)])
 
 
-def masked_image_eval(size: Size) -> Compose:
-    """Return the evaluation transform for masked-image-modeling: resize and center crop."""
-    return classification_eval(size)
-
-
 def _flips(flip: bool) -> list[Transform]:
     return [HorizontalFlip()] if flip else []
 

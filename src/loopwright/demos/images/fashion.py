@@ -26,7 +26,8 @@ _IMAGES, _LABELS = "{}-images-idx3-ubyte.gz", "{}-labels-idx1-ubyte.gz"
 def load_fashion(folder: str | Path = FOLDER) -> LabelledImages:
     """Return 60,000 images of 28 x 28 pixels for training and 10,000 for validation, of ten kinds of clothing."""
     place = Path(folder)
-    missing = [name for name in _files() if not (place / name).is_file()]
+    names = [name.format(part) for part in _PARTS for name in (_IMAGES, _LABELS)]
+    missing = [name for name in names if not (place / name).is_file()]
     if missing:
         raise DataError(
             f"{place} has no {missing[0]}. Install Debian's package dataset-fashion-mnist, give the folder that holds "
@@ -61,7 +62,3 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
     if values.size != np.prod(shape, dtype=np.int64):
         raise DataError(f"{path} holds {values.size} values; its header says {shape}. Get the file again.")
     return values.reshape(shape)
-
-
-def _files() -> list[str]:
-    return [name.format(part) for part in _PARTS for name in (_IMAGES, _LABELS)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from loopwright.lr_finder import create_curve
 from loopwright.results import LearningRateCurve
-from loopwright.run_folder import RunFolder, write_json
+from loopwright.run_folder import write_json
 from loopwright.runs.job import RunJob
 
 RATES_FILE = "lr_find.json"
@@ -63,17 +63,13 @@ def choose_rate(run: RunJob) -> None:
     first, *others = sentences(curve)
     run.screen.block("lr", f"{chosen:g}, {origin}: {first}", *others)
     if run.folder is not None and run.trainer.is_first:
-        write_curve(curve, chosen, run.folder)
+        values = {name: _plain(value) for name, value in asdict(curve).items()}
+        write_json(run.folder.path / RATES_FILE, {"chosen": chosen, **values})
         settings.write(run.folder)
 
 
 def rounded(rate: float) -> float:
     return float(f"{rate:.2g}")
-
-
-def write_curve(curve: LearningRateCurve, chosen: float, run: RunFolder) -> None:
-    values = {name: _plain(value) for name, value in asdict(curve).items()}
-    write_json(run.path / RATES_FILE, {"chosen": chosen, **values})
 
 
 def sentences(curve: LearningRateCurve) -> list[str]:

@@ -45,7 +45,8 @@ class SamplesAtEvaluations(TrainerCallback):
         """Drop samples newer than the checkpoint that the run resumes from."""
         if self._job.training.process_index == 0 and self._path.exists():
             done = trainer.progress.update
-            rewrite(self._path, [line for line in read(self._path) if 0 <= _update_of(line) <= done])
+            lines = read(self._path)  # samples of the best model, written at the end of a run, have no update
+            rewrite(self._path, [line for line in lines if isinstance(line["update"], int) and line["update"] <= done])
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         if self._job.training.process_index != 0:
@@ -59,14 +60,6 @@ class SamplesAtEvaluations(TrainerCallback):
                 release_memory(trainer.device)
             if not self._has_told:
                 self._has_told = True
-                text = f"no samples of the model's output ({_first_line(error)}): the run continues"
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                text = f"no samples of the model's output ({reason}): the run continues"
                 trainer.notify("samples.failed", text, error=error)
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def _update_of(line: Mapping[str, Any]) -> int:
-    """Return the update of some samples; -1 for samples of the best model, written at the end of a run."""
-    return line["update"] if isinstance(line["update"], int) else -1

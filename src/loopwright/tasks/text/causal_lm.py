@@ -92,7 +92,7 @@ class CausalLanguageModel(language.LanguageTask):
             tokenizer.model_max_length = args.block_size
             loaded = small_decoder(tokenizer, args.block_size)
         else:
-            tokenizer = language.load_tokenizer(origin.path)
+            tokenizer = text.load_tokenizer(origin.path, needs_pad=False)
             loaded = text.load_model(origin, AUTO_CLASS)
             if not origin.is_run:
                 _check_causal(origin.path, loaded.model)

@@ -222,11 +222,6 @@ def _padded(values: Sequence[Any], width: int, fill: int, is_left: bool) -> Numb
     return padded
 
 
-def load_tokenizer(path: str) -> Any:
-    """Return the tokenizer of a folder or a Hub id, with or without a pad token."""
-    return text.load_tokenizer(path, needs_pad=False)
-
-
 def match_vocabulary(model: Any, tokenizer: Any) -> list[str]:
     rows = num_embeddings(model)
     if len(tokenizer) <= rows:

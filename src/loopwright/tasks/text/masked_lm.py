@@ -73,7 +73,7 @@ class MaskedLanguageModel(language.LanguageTask):
             tokenizer.model_max_length = args.block_size
             loaded = text.small_encoder(AUTO_CLASS, tokenizer)
         else:
-            tokenizer = language.load_tokenizer(origin.path)
+            tokenizer = text.load_tokenizer(origin.path, needs_pad=False)
             loaded = text.load_model(origin, AUTO_CLASS)
             if not origin.is_run:
                 _check_mask_token(origin.path, tokenizer)

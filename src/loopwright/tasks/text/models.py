@@ -104,7 +104,7 @@ def _load_config(name: str, changes: Mapping[str, Any]) -> Any:
             raise
         if not isinstance(error.__cause__, OSError):  # it is in the cache
             raise
-    if _is_off():
+    if any(os.environ.get(each, "0") not in ("", "0") for each in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
         raise _offline(name, "and the network is off (HF_HUB_OFFLINE)")
     if not _can_reach_hub():
         raise _offline(name, "and the Hub cannot be reached")
@@ -114,10 +114,6 @@ def _load_config(name: str, changes: Mapping[str, Any]) -> Any:
         if not isinstance(error.__cause__, OSError):
             raise
         raise _offline(name, f"and the Hub request failed: {error.saw[0]}") from error
-
-
-def _is_off() -> bool:
-    return any(os.environ.get(name, "0") not in ("", "0") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
 
 
 def _can_reach_hub() -> bool:

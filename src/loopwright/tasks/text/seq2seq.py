@@ -222,8 +222,9 @@ def train_tokenizer(texts: Iterable[str], unit: str, vocabulary: int) -> Any:
 
     special, end = list(_SPECIAL_TOKENS.values()), _SPECIAL_TOKENS["eos_token"]
     if unit == "characters":
-        some = islice(texts, text.TOKENIZER_ROWS)
-        known = [*special, *_frequent_characters(some, vocabulary - len(special))]
+        counts = Counter(character for each in islice(texts, text.TOKENIZER_ROWS) for character in each)
+        frequent = sorted(counts, key=lambda character: (-counts[character], character))
+        known = [*special, *sorted(frequent[: vocabulary - len(special)])]
         numbers = {token: number for number, token in enumerate(known)}
         tokenizer = Tokenizer(models.WordLevel(numbers, unk_token=special[-1]))
         tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -237,11 +238,6 @@ def train_tokenizer(texts: Iterable[str], unit: str, vocabulary: int) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_max_length=512, model_input_names=names, **_SPECIAL_TOKENS
     )
-
-
-def _frequent_characters(texts: Iterable[str], most: int) -> list[str]:
-    counts = Counter(character for each in texts for character in each)
-    return sorted(sorted(counts, key=lambda character: (-counts[character], character))[:most])
 
 
 def small_model(tokenizer: Any) -> text.Loaded:

@@ -77,11 +77,11 @@ class TokenClassification(Task):
 
     def preflight(self, args: Any, say: Callable[[Any], None] | None = None) -> DataPlan:
         plan = super().preflight(args, say)
-        _create_metric(_names(plan))
+        _create_metric(plan.label_names)
         return plan
 
     def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
-        names, blind = _names(job.plan), {"majority": MostFrequentTags()}
+        names, blind = job.label_names, {"majority": MostFrequentTags()}
         create = partial(_create_metric, names)
 
         def tags(row: Mapping[str, Any]) -> list[str]:
@@ -94,7 +94,7 @@ class TokenClassification(Task):
         return scores | scoring.score_baselines(job.data, {"usual-tag": MostFrequentTags()}, "tokens", tags, create)
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        names = _names(data.plan)
+        names = list(data.plan.label_names)
         changes = text.label_config(names)
         notes = []
         if origin.path is None:
@@ -122,7 +122,7 @@ class TokenClassification(Task):
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
 
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
-        names = _names(job.plan)
+        names = job.label_names
         inner = None
         if is_labelled:
             inner = _inner_labels(names) if job.args.label_all_tokens else [text.IGNORED] * len(names)
@@ -137,14 +137,14 @@ class TokenClassification(Task):
         return text.num_targets(batch)
 
     def create_scorer(self, job: Job) -> scoring.Scorer:
-        names = _names(job.plan)
+        names = job.label_names
         results = ("f1", "precision", "recall", "accuracy") if _has_entities(names) else ("token_accuracy",)
         scorer = scoring.MetricScorer(lambda: _create_metric(names), dict.fromkeys(results, True))
         return scoring.JointScorer([scorer, scoring.CalibrationScorer(), scoring.LossInterval()])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         """Words beyond `max_length`, which the model has not seen, count as if nothing was found there."""
-        names = _names(job.plan)
+        names = job.label_names
         labels = batch["labels"]
         num_tokens = (labels != text.IGNORED).sum(-1)
         losses = text.token_losses(outputs.logits, labels).sum(-1) / num_tokens.clamp(min=1)
@@ -165,7 +165,7 @@ class TokenClassification(Task):
         return samples
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-        if not _has_entities(_names(job.plan)):
+        if not _has_entities(job.label_names):
             return dict(sample)
         words = [] if row is None else row["tokens"]
         spans = {
@@ -178,7 +178,7 @@ class TokenClassification(Task):
         return {**sample, **spans}
 
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
-        names = _names(job.plan)
+        names = job.label_names
         pieces: dict[int, tuple[list[int], int]] = {}
         columns = (batch[name][index].tolist() for name in ("input_ids", "words", "labels"))
         for token, word, label in zip(*columns, strict=True):
@@ -195,12 +195,12 @@ class TokenClassification(Task):
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
         counts = [max(row) + 1 for row in batch["words"].tolist()]
         logits, is_ordered = model(**self.model_inputs(batch)).logits, bool(job.args.ordered_tags)
-        found = _tags_of_words(logits, batch["words"], counts, _names(job.plan), is_ordered=is_ordered)
+        found = _tags_of_words(logits, batch["words"], counts, job.label_names, is_ordered=is_ordered)
         return [{"tags": tags, "scores": shares} for tags, shares in found]
 
     def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
         """Yield the entities and the tags of each row; long rows are tagged in pieces, cut between words."""
-        size, names = job.training.eval_batch_size, _names(job.plan)
+        size, names = job.training.eval_batch_size, job.label_names
         encode = Encoder(job.processor, None, None)
         num_tokens = job.args.max_length - job.processor.num_special_tokens_to_add()
         for start in range(0, len(rows), size):
@@ -350,11 +350,6 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
         else:
             found.append((label, place, place + 1))
     return found
-
-
-def _names(plan: DataPlan) -> list[str]:
-    assert plan.labels is not None, "the schema has tags"
-    return list(plan.labels.names)
 
 
 def _tag_rows(data: RunData, names: Sequence[str]) -> Iterator[list[str]]:

@@ -26,7 +26,7 @@ from loopwright.tasks.optional_imports import import_object, is_object_name
 
 if TYPE_CHECKING:
     from loopwright.data.images import Scene, Transform
-    from loopwright.demos import DemoData
+    from loopwright.demos import DemoData, DemoFiles
     from loopwright.tasks.vision.models import ImageForm
 
 IMAGE = Role(
@@ -108,6 +108,11 @@ class VisionTask(Task):
 
     def demo_data(self) -> DemoData:
         raise DataError(f"the demo of {self.name} is made of images, not of rows: write_demo writes them as files")
+
+    def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> DemoFiles:
+        from loopwright.demos.images.image_files import class_folders
+
+        return class_folders(variant, source)
 
     def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         shown = {"image": row["image"]} if isinstance(row.get("image"), str) else {}

@@ -24,7 +24,6 @@ from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, VisionArguments
 
 if TYPE_CHECKING:
     from loopwright.data.images import Transform
-    from loopwright.demos import DemoFiles
 
 _NUM_SHOWN = 5  # classes of a prediction
 
@@ -63,11 +62,6 @@ class ImageClassification(VisionTask):
     }
     demo_variants = {"fashion": MappingProxyType({"epochs": 2, "per_device_eval_batch_size": 256})}
     demo_note = "digits of writers that training has not seen, by a small net: accuracy 0.97 (chance 0.10), 9 s"
-
-    def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> DemoFiles:
-        from loopwright.demos.images.image_files import class_folders
-
-        return class_folders(variant, source)
 
     def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
         names = job.label_names

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,6 @@ from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, VisionArguments
 
 if TYPE_CHECKING:
     from loopwright.data.images import Transform
-    from loopwright.demos import DemoFiles
 
 _EVALUATION_SEED = 20_230_611
 _MOST_PATCHES = 16  # along a side, of a small model
@@ -66,11 +64,6 @@ class MaskedImageModeling(VisionTask):
     demo_note = "half of each digit filled in: squared error 0.045 (that of the mean image 0.074), 70 s"
     sheet_columns = 2
     sheet_size = 3 * 160
-
-    def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> DemoFiles:
-        from loopwright.demos.images.image_files import class_folders
-
-        return class_folders(variant, source)
 
     def train_transform(self, job: Job) -> Transform:
         from loopwright.data.images import masked_image_train

@@ -256,7 +256,9 @@ class SemanticSegmentation(VisionTask):
         names = list(job.label_names)
         matrix = confusion(pairs_in(run.evaluation / "predictions.jsonl", names), len(names))
         written.append(run.evaluation / "classes.json")
-        write_json(written[-1], _filled_metric(job, matrix).table())
+        metric = _create_metric(job)
+        metric.load_state_dict({"num_samples": 1, "totals": matrix.tolist()})
+        write_json(written[-1], metric.table())
         return [*written, *write_confusion(run, names, matrix.tolist())]
 
 
@@ -403,16 +405,9 @@ def _create_metric(job: Job) -> Any:
     return load_metric("mean_iou", labels=list(job.label_names), ignore_index=job.args.ignore_index)
 
 
-def _filled_metric(job: Job, matrix: NDArray[np.int64]) -> Any:
-    metric = _create_metric(job)
-    metric.load_state_dict({"num_samples": 1, "totals": matrix.tolist()})
-    return metric
-
-
 def _settle_weights(args: Any, data: RunData) -> list[str]:
     """Return the class weights; balanced ones are proportional to 1 / sqrt(share of the training pixels), mean 1."""
-    assert data.plan.labels is not None, "the schema has a mask"
-    names, given = data.plan.labels.names, list(args.class_weights)
+    names, given = data.plan.label_names, list(args.class_weights)
     if given == [_BALANCED]:
         with data.limited(train=args.max_train_samples):
             roots = [math.sqrt(number) for number in _pixels_by_class(args, data, "train")]
@@ -429,20 +424,16 @@ def _settle_weights(args: Any, data: RunData) -> list[str]:
 
 
 def _pixels_by_class(args: Any, data: RunData, split: str) -> list[int]:
-    assert data.plan.labels is not None, "the schema has a mask"
-    names = data.plan.labels.names
     if data.num_used(split) == len(data.plan.splits[split]):
-        return [data.plan.counts[split].get(name, 0) for name in names]
+        return [data.plan.counts[split].get(name, 0) for name in data.plan.label_names]
     return [sum(each) for each in zip(*_counts_by_image(args, data, split), strict=True)]
 
 
 def _counts_by_image(args: Any, data: RunData, split: str) -> Iterator[Sequence[int]]:
     from loopwright.data.images import decode_mask
 
-    assert data.plan.labels is not None, "the schema has a mask"
-    number = len(data.plan.labels.names)
     for row in data.each_row(split):
-        yield count_classes(decode_mask(row["mask"]), number, args.ignore_index, args.reduce_labels)
+        yield count_classes(decode_mask(row["mask"]), len(data.plan.label_names), args.ignore_index, args.reduce_labels)
 
 
 def _check_weights(args: Any) -> None:
