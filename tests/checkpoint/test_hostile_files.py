@@ -19,7 +19,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import loopwright
-from loopwright.checkpoint import find_newest, read, store, write
+from loopwright.callbacks import TrainerCallback
+from loopwright.checkpoint import columns, find_newest, read, store, write
 from loopwright.checkpoint import tensor_file as tensor_file_module
 from loopwright.checkpoint.store import _canonical, read_manifest
 from loopwright.errors import CheckpointError
@@ -73,12 +74,42 @@ def test_what_would_be_too_large_to_be_read_again_is_not_written(tmp_path, monke
     assert (tmp_path / "b" / "model.safetensors").read_bytes().index(b"\0\0\0\0" * 8) > 1000
     assert set(read(tmp_path / "b").model) == set(few_and_large)
     monkeypatch.setattr(store, "_LARGEST_STATE_BYTES", 1000)
-    with pytest.raises(CheckpointError, match=r"state\.json .* takes .* bytes, and a checkpoint can hold 1,000 of it"):
-        write(tmp_path / "c", {}, {"text": "x" * 1000}, 1)
+    largest = (
+        r"state\.json takes .* bytes, and a checkpoint can hold 1,000 of it; its largest part is state\.callbacks\.1"
+    )
+    for save in (write, lambda folder, *given: store.check_savable(*given[:2])):
+        with pytest.raises(CheckpointError, match=largest):
+            save(tmp_path / "c", {}, {"callbacks": ["", "x" * 1000], "seed": 1}, 1)
     monkeypatch.setattr(store, "_LARGEST_MANIFEST_BYTES", 1000)
     with pytest.raises(CheckpointError, match=r"MANIFEST\.json takes"):
         write(tmp_path / "d", {}, {}, 1, about={"text": "x" * 1000})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b"]
+
+
+@pytest.mark.parametrize("is_asynchronous", [True, False])
+def test_a_state_that_becomes_too_large_is_not_saved_and_training_goes_on(
+    tmp_path, monkeypatch, capsys, is_asynchronous
+):
+    class Collector(TrainerCallback):
+        odd = ()
+
+        def on_update_end(self, trainer, **kwargs):
+            if trainer.progress.update == 2:
+                self.odd = [2**70] * 2000
+                monkeypatch.setattr(tensor_file_module, "_MOST_PARSED_BYTES", 120_000)
+
+        def state_dict(self):
+            return {"odd": self.odd}
+
+    model = torch.nn.Linear(2, 1)
+    trainer = loopwright.Trainer(
+        model, torch.nn.MSELoss(), torch.optim.AdamW(model.parameters()), callbacks=[Collector()]
+    )
+    policy = loopwright.Checkpointing(tmp_path, every_updates=1, asynchronous=is_asynchronous)
+    data = TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
+    trainer.train(data, 1, per_device_batch_size=2, checkpoints=policy)
+    assert trainer.progress.update == 4 and [path.name for path in tmp_path.glob("step-*")] == ["step-0000000001"]
+    assert capsys.readouterr().out.count("the limit; its largest part is state.callbacks.0.state") == 4
 
 
 def test_entries_that_lie_about_their_place_or_size_are_refused_by_name(tmp_path):
@@ -143,8 +174,14 @@ def mutated(value: Any, draw: random.Random) -> Any:
     return draw.choice([*odd, {"$": "dict", "v": [[1]]}, {"$": "set", "v": [[]]}, {"$": "ndarray", "v": "state.noise"}])
 
 
-@pytest.mark.parametrize("name", ["state.json", "MANIFEST.json", "state.safetensors", "model.safetensors"])
-def test_whatever_a_checkpoint_with_right_hashes_says_it_is_resumed_or_refused(tmp_path, name):
+@pytest.mark.parametrize(
+    "name", ["state.json", "long state.json", "MANIFEST.json", "state.safetensors", "model.safetensors"]
+)
+def test_whatever_a_checkpoint_with_right_hashes_says_it_is_resumed_or_refused(tmp_path, name, monkeypatch):
+    if name.startswith("long"):
+        monkeypatch.setattr(columns, "_MOST_ITEMS", 3)  # of which more are kept as tensors
+        name = "state.json"
+
     def trainer():
         torch.manual_seed(0)
         model = torch.nn.Linear(2, 1)

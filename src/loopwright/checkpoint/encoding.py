@@ -1,7 +1,8 @@
 """State as JSON plus tensors, and back, without pickle.
 
 `encode` replaces every tensor by a reference to its key path and tags what JSON does not have (tuples,
-sets, bytes, dicts with keys that are not strings, nan). What it cannot keep it refuses by key path.
+sets, bytes, dicts with keys that are not strings, nan). Long values become tensors too (`columns.py`), so that the JSON
+stays small. What it cannot keep it refuses by key path.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from loopwright.checkpoint.columns import is_long, pack, unpack
 from loopwright.errors import CheckpointError
 
 _TAG = "$"
@@ -25,6 +27,8 @@ def encode(value: Any, tensors: dict[str, torch.Tensor], path: str = "state") ->
     """Return the value as JSON types, its tensors in `tensors`; a CheckpointError names what cannot be saved."""
     if isinstance(value, np.generic):
         value = value.item()
+    if (packed := _packed(value, tensors, path)) is not None:
+        return packed
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
@@ -41,8 +45,10 @@ def encode(value: Any, tensors: dict[str, torch.Tensor], path: str = "state") ->
         return _encode_mapping(value, tensors, path)
     if isinstance(value, (list, tuple, set, frozenset, deque)):
         kind = next(name for name, cls in _SEQUENCES.items() if isinstance(value, cls))
-        ordered = sorted(value, key=repr) if kind in ("set", "frozenset") else value
-        items = [encode(item, tensors, f"{path}.{index}") for index, item in enumerate(ordered)]
+        ordered = sorted(value, key=repr) if kind in ("set", "frozenset") else list(value)
+        items = _packed(ordered, tensors, path) or [
+            encode(item, tensors, f"{path}.{index}") for index, item in enumerate(ordered)
+        ]
         if isinstance(value, deque):
             return {_TAG: kind, "v": items, "maxlen": value.maxlen}
         return items if kind == "list" else {_TAG: kind, "v": items}
@@ -52,7 +58,7 @@ def encode(value: Any, tensors: dict[str, torch.Tensor], path: str = "state") ->
     )
 
 
-def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     """Invert `encode`."""
     if isinstance(value, list):
         return [decode(item, tensors) for item in value]
@@ -62,6 +68,8 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind is None:
         return {name: decode(item, tensors) for name, item in value.items()}
     payload = value["v"]
+    if kind == "packed":
+        return unpack(payload, lambda name: tensors.pop(name).reshape(-1).numpy())[0]
     if kind == "tensor":
         return tensors[payload]
     if kind == "ndarray":
@@ -71,12 +79,12 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind == "bytes":
         return base64.b64decode(payload)
     if kind in ("dict", "Counter", "OrderedDict"):
-        pairs = [(decode(name, tensors), decode(item, tensors)) for name, item in payload]
+        pairs = decode(payload, tensors)
         return _MAPPINGS[kind](pairs) if kind != "Counter" else Counter(dict(pairs))
     if kind == "deque":
-        return deque((decode(item, tensors) for item in payload), value["maxlen"])
+        return deque(decode(payload, tensors), value["maxlen"])
     if kind in _SEQUENCES:
-        return _SEQUENCES[kind](decode(item, tensors) for item in payload)
+        return _SEQUENCES[kind](decode(payload, tensors))
     raise CheckpointError(f"saved state holds an unknown kind {kind!r}; it was written by a newer version")
 
 
@@ -91,20 +99,39 @@ def _encode_array(value: torch.Tensor | np.ndarray[Any, Any], tensors: dict[str,
             raise CheckpointError(f"{path} is a numpy array of {value.dtype}, which cannot be saved")
         # Copied, since torch rejects foreign byte orders and negative strides, and warns about read-only arrays.
         kind, value = "ndarray", torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
-    # Two key paths may read the same: {"a.b": x, "a": {"b": y}}.
+    return {_TAG: kind, "v": _add(value.detach(), tensors, path)}
+
+
+def _add(tensor: torch.Tensor, tensors: dict[str, torch.Tensor], path: str) -> str:
+    """Add a tensor, and return its name: two key paths may read the same, {"a.b": x, "a": {"b": y}}."""
     name, copies = path, 1
     while name in tensors:
         copies += 1
         name = f"{path}#{copies}"
-    tensors[name] = value.detach()
-    return {_TAG: kind, "v": name}
+    tensors[name] = tensor
+    return name
+
+
+def _packed(value: Any, tensors: dict[str, torch.Tensor], path: str) -> dict[str, Any] | None:
+    """Return a long value as columns; None for a short one, or one that does not fit into columns."""
+    if not is_long(value):
+        return None
+    before = set(tensors)
+    try:
+        return {_TAG: "packed", "v": pack([value], lambda array: _add(torch.from_numpy(array), tensors, path))}
+    except (TypeError, OverflowError, RecursionError):
+        for name in tensors.keys() - before:
+            del tensors[name]
+        return None
 
 
 def _encode_mapping(value: Mapping[Any, Any], tensors: dict[str, torch.Tensor], path: str) -> Any:
     kind = type(value).__name__ if isinstance(value, (Counter, OrderedDict)) else "dict"
+    if kind == "dict" and type(value) is not dict and (packed := _packed(dict(value), tensors, path)) is not None:
+        return packed
     if kind == "dict" and all(isinstance(name, str) for name in value) and _TAG not in value:
         return {name: encode(item, tensors, f"{path}.{name}") for name, item in value.items()}
-    pairs = [
+    pairs = _packed([list(pair) for pair in value.items()], tensors, path) or [
         [encode(name, tensors, f"{path}.key"), encode(item, tensors, f"{path}.{name}")] for name, item in value.items()
     ]
     return {_TAG: kind if kind in _MAPPINGS else "dict", "v": pairs}

@@ -49,10 +49,14 @@ class HashedFile:
             os.close(self._descriptor)
 
 
+class TooLargeError(CheckpointError):
+    """A file that is too large for reading: no checkpoint with such a file is written."""
+
+
 def within(data: bytes, most_bytes: int, what: str) -> bytes:
-    """Return the data if it does not exceed the size that is read back later; raise a CheckpointError otherwise."""
+    """Return the data if it does not exceed the size that is read back later; raise a TooLargeError otherwise."""
     if len(data) > most_bytes:
-        raise CheckpointError(f"{what} takes {len(data):,} bytes, and a checkpoint can hold {most_bytes:,} of it")
+        raise TooLargeError(f"{what} takes {len(data):,} bytes, and a checkpoint can hold {most_bytes:,} of it")
     return data
 
 

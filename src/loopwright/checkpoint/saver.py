@@ -19,6 +19,7 @@ import torch
 from loopwright.checkpoint import sharded_checkpoint as sharded
 from loopwright.checkpoint import store
 from loopwright.checkpoint.encoding import encode
+from loopwright.checkpoint.files import TooLargeError
 from loopwright.checkpoint.policy import Checkpointing
 from loopwright.checkpoint.staging import Staging
 from loopwright.checkpoint.state_by_name import untied
@@ -240,6 +241,8 @@ class Saver:
                 self._tidy(best)
                 self._outcome, self._position = path, position
                 self._save_seconds = time.monotonic() - begin
+            except TooLargeError as error:  # which would not become smaller: training goes on without a checkpoint
+                self._outcome = f"Not saving {path}: {error}"
             except (KeyboardInterrupt, Preempted):  # a second signal, while training waits for the save
                 raise
             except BaseException as error:  # noqa: BLE001 - a thread's error is raised by the loop, in `poll`
@@ -271,7 +274,7 @@ class Saver:
         position: Mapping[str, Any] | None,
     ) -> None:
         """Save together with the other processes; all of them call this, and a failure on one reaches all."""
-        outcome: Path | BaseException
+        outcome: Path | BaseException | str
         try:
             model, state, files = sharded.everywhere(capture)
             snapshot = sharded.take_snapshot(model, state, update, files)
@@ -282,6 +285,8 @@ class Saver:
             if self._is_writer:
                 self._tidy(best)
             outcome, self._position = path, position
+        except TooLargeError as error:
+            outcome = f"Not saving {path}: {error}"
         except (CheckpointError, LeaseError, OSError) as error:
             outcome = error
         # Rank 0 reports it in `poll`, and the others learn it from there.

@@ -35,10 +35,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from loopwright.checkpoint import tensor_file
 from loopwright.checkpoint import tensor_shards as shards
 from loopwright.checkpoint.atomic_replace import OLD, put_in_place, read_steadily, steady
 from loopwright.checkpoint.encoding import decode, encode
-from loopwright.checkpoint.files import HashedFile, describe, open_regular, within
+from loopwright.checkpoint.files import HashedFile, TooLargeError, describe, open_regular, within
 from loopwright.checkpoint.staging import Staging
 from loopwright.checkpoint.state_by_name import untied
 from loopwright.checkpoint.tensor_file import check_header, check_kind, check_parsable, parse_json, write_tensors
@@ -115,10 +116,12 @@ def take_snapshot(
 def check_savable(model: Mapping[str, torch.Tensor], state: dict[str, Any], files: Iterable[str] = ()) -> int:
     """Encode a state without copying or writing it, and return the bytes of its tensors; called before training."""
     weights, tensors, encoded = _encoded(model, state, files)
-    json.dumps(encoded, allow_nan=False)
     for name, tensor in (*weights.items(), *tensors.items()):
         check_kind(name, tensor)
-    return sum(tensor.nbytes for tensor in (*weights.values(), *tensors.values()))
+    num_bytes = sum(tensor.nbytes for tensor in (*weights.values(), *tensors.values()))
+    headers = tensor_file.header_text(weights, {}), tensor_file.header_text(tensors, {})
+    _json_text("state.json", {"state": encoded}, num_bytes + sum(map(len, headers)))
+    return num_bytes
 
 
 def _encoded(
@@ -185,10 +188,7 @@ class Draft:
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a JSON file that names its checkpoint."""
-        text = json.dumps({"identity": self.identity, **content}, allow_nan=False).encode()
-        what = f"{name} (the state without its tensors)"
-        check_parsable(text, what, _tensor_bytes(self.files))  # never write a state that reading would refuse
-        self.write_bytes(name, within(text, _LARGEST_STATE_BYTES, what))
+        self.write_bytes(name, _json_text(name, {"identity": self.identity, **content}, _tensor_bytes(self.files)))
 
     def write_rest(self, snapshot: Snapshot) -> None:
         """Write everything but the weights."""
@@ -298,6 +298,22 @@ def read_table(folder: Path, manifest: Mapping[str, Any]) -> shards.Table:
     if not isinstance(table, dict):
         raise CheckpointError(f"{folder / shards.TABLE} is damaged: it names no tensors")
     return table
+
+
+def _json_text(name: str, content: Mapping[str, Any], tensor_bytes: int) -> bytes:
+    """Return a JSON file; raise a TooLargeError with its largest part if reading would refuse it."""
+    text = json.dumps(content, allow_nan=False).encode()
+    try:
+        check_parsable(text, name, tensor_bytes)
+        return within(text, _LARGEST_STATE_BYTES, name)
+    except TooLargeError as error:
+        items: Any = content
+        keys: list[str] = []
+        while len(keys) < 4 and isinstance(items, (dict, list)) and items:
+            entries = items.items() if isinstance(items, dict) else enumerate(items)
+            key, items = max(entries, key=lambda entry: len(json.dumps(entry[1])))
+            keys.append(str(key)[:80])
+        raise TooLargeError(f"{error}; its largest part is {'.'.join(keys)}") from None
 
 
 def _tensor_bytes(files: Mapping[str, Any]) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from loopwright.checkpoint.files import HashedFile, open_regular, within
+from loopwright.checkpoint.files import HashedFile, TooLargeError, open_regular, within
 from loopwright.errors import CheckpointError
 from loopwright.failpoints import failpoint
 
@@ -62,6 +62,12 @@ def write_tensors(file: HashedFile, tensors: Mapping[str, torch.Tensor], metadat
 
 def write_header(file: HashedFile, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
     """Write the header of a file; only dtypes and shapes of the tensors are read."""
+    text = header_text(tensors, metadata)
+    file.write(struct.pack("<Q", len(text)) + text)
+
+
+def header_text(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Return the header of a file; raise a TooLargeError for one that reading would refuse."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, tensor in tensors.items():
@@ -70,9 +76,9 @@ def write_header(file: HashedFile, tensors: Mapping[str, torch.Tensor], metadata
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data starts at a multiple of 8, so that it can be mapped
-    # Never write a header that reading would refuse.
-    within(text, _largest_header_bytes(8 + len(text) + offset), f"the list of {len(tensors):,} tensors")
-    file.write(struct.pack("<Q", len(text)) + text)
+    what, size = f"the list of {len(tensors):,} tensors", 8 + len(text) + offset
+    check_parsable(text, what, size)
+    return within(text, _largest_header_bytes(size), what)
 
 
 def write_data(file: HashedFile, tensor: torch.Tensor) -> None:
@@ -117,12 +123,12 @@ def check_header(path: Path, expected_metadata: Mapping[str, str]) -> dict[str, 
 
 
 def check_parsable(data: bytes | int, what: str | Path, tensor_bytes: int = 0) -> None:
-    """Raise a CheckpointError for JSON, or a size of it, whose objects exceed 40 MB and a 16th of its tensors."""
+    """Raise a TooLargeError for JSON, or a size of it, whose objects exceed 40 MB and a 16th of its tensors."""
     most, needed = max(_MOST_PARSED_BYTES, tensor_bytes // 16), 3 * (data if isinstance(data, int) else len(data))
     if isinstance(data, bytes):
         needed += 200 * (data.count(b"{") + data.count(b"[")) + 50 * data.count(b",")
     if needed > most:
-        raise CheckpointError(f"{what} would take about {needed:,} bytes of memory, and {most:,} are the limit")
+        raise TooLargeError(f"{what} would take about {needed:,} bytes of memory, and {most:,} are the limit")
 
 
 def parse_json(data: bytes, path: Path, tensor_bytes: int = 0) -> dict[str, Any]:

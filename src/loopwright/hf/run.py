@@ -5,7 +5,6 @@ It is the core's callback: it turns the core's events into transformers' events,
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import sys
@@ -28,7 +27,7 @@ from loopwright.hf.callbacks import metric_key
 from loopwright.hf.checkpoints import resume_source
 from loopwright.hf.files import align_special_tokens, configuration_files, pretrained_files
 from loopwright.hf.outputs import TrainOutput, stored_metrics
-from loopwright.hf.state import STATE_FILE, TrainerState
+from loopwright.hf.state import STATE_FILE, TrainerState, shallow
 from loopwright.protocols import TrainerLike
 from loopwright.tracking import LossTracker
 from loopwright.tracking.loss import combined
@@ -322,7 +321,7 @@ class HfRun(TrainerCallback):
         logged = sum_over_processes(list(self.logged[:2]), owner.core.device)
         owner.state.collect([*owner.callback_handler.callbacks, owner.control])
         return {
-            "state": dataclasses.asdict(owner.state),
+            "state": shallow(owner.state),
             "losses": combined(gather_objects(self._losses.state_dict())),
             "logged": [*logged, self.logged[2]],
             "samples_seen": self._samples_seen,

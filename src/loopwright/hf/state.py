@@ -73,7 +73,10 @@ class TrainerState:
 
     def to_json_string(self) -> str:
         """Return the whole state as JSON text."""
-        return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
+        # Indented JSON takes ten times as long: a long log is one line.
+        logs = json.dumps(self.log_history, sort_keys=True)
+        text = json.dumps({**shallow(self), "log_history": []}, indent=2, sort_keys=True)
+        return text.replace('\n  "log_history": []', f'\n  "log_history": {logs}', 1) + "\n"
 
     def save_to_json(self, json_path: str | Path) -> None:
         """Write the state to a file."""
@@ -132,6 +135,11 @@ class TrainerControl(ExportableState):
     def state(self) -> dict[str, Any]:
         """Return the flags."""
         return {"args": {name: getattr(self, name) for name in _FLAGS}, "attributes": {}}
+
+
+def shallow(state: TrainerState) -> dict[str, Any]:
+    """Return the fields of a state; a deep copy takes seconds for a long log."""
+    return {each.name: getattr(state, each.name) for each in dataclasses.fields(state)}
 
 
 _FLAGS = tuple(each.name for each in dataclasses.fields(TrainerControl))
