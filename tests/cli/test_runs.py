@@ -114,6 +114,13 @@ def test_a_run_that_goes_on_here_or_on_another_host_is_running(capsys):
     assert states == {**running, "silent": "interrupted, resumable"}
 
 
+def test_a_run_with_a_damaged_status_and_an_unknown_phase_can_be_asked_to_stop(capsys):
+    write(made("odd", state="running") / "status.json", {"stave": "running"})
+    assert main(["stop", "odd"]) == 0 and "its process is gone" in capsys.readouterr().out
+    with Lease(Path("runs/odd"), phase="later"):
+        assert main(["stop", "odd"]) == 0 and "after its current update" in capsys.readouterr().out
+
+
 def test_folders_that_are_gone_damaged_or_unknown_to_the_index_are_listed_as_such(capsys):
     shutil.rmtree(made("gone"))
     write(made("damaged") / "run.json", "{")

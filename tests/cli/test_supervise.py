@@ -1,12 +1,14 @@
 """`--supervise`: a run whose process dies is restarted, and ends like one that was never disturbed."""
 
 import json
+import time
 
 import pytest
 
 import toys
 from distributed.test_failures import is_alive, wait_until
 from loopwright.cli import main
+from loopwright.run_folder.layout import forget_stop
 from tasks.reviews import events
 
 WORDS = ["train", "text-classification", "--data", "reviews.csv", "--batch", "8", "--threads", "1", "--lr", "2e-3"]
@@ -16,7 +18,10 @@ from pathlib import Path
 from loopwright.cli.supervise import supervise
 from argparse import Namespace
 
+import loopwright.cli.supervise as module
+
 def child(argv):
+    assert not os.isatty(0) and float(os.environ["LOOPWRIGHT_BEGUN"]) < time.time()
     count = len(Path("starts").read_text()) if Path("starts").exists() else 0
     Path("starts").write_text("x" * (count + 1))
     end = ends[min(count, len(ends) - 1)]
@@ -30,10 +35,15 @@ def child(argv):
     return end
 
 sys.modules["loopwright.cli.main"].main = child
+module._Supervisor._run_child = lambda self, argv, furthest, pipe: (os.write(pipe, b'["os", '), child(argv))[1]
+os.dup2(os.openpty()[1], 0)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+Path("runs/run-2").mkdir(parents=True)
+Path("runs/run-2/run.json").write_text('{"id": "run-2"}')  # another run, whose id begins alike
 supervisor = os.getpid()
 for ends in ([-9, 0], [-9], [-11, 2], [1], [-9, 74], [75], [130], [215], [209]):
     Path("starts").unlink(missing_ok=True)
-    code = supervise(Namespace(json=False, no_standby=True), Path("run"), ["train"])
+    code = supervise(Namespace(json=False, no_standby=False), Path("run"), ["train"])
     if os.getpid() != supervisor:
         os._exit(code)
     print(ends, code, len(Path("starts").read_text()))
@@ -55,6 +65,14 @@ def test_a_restart_is_for_deaths_only_and_signals_are_passed_on(tmp_path):
     assert done.stdout.splitlines() == told, done.stderr
     assert done.returncode == -9 and wait_until(lambda: not is_alive(int((tmp_path / "pid").read_text())), 2)
     assert "gave up: the process was ended by SIGKILL, 6 times without a new update" in done.stderr
+
+
+def test_a_request_to_stop_outlives_a_restart_but_not_its_run(tmp_path, monkeypatch):
+    for begun, is_kept in (("inf", False), (time.time() + 60, False), (time.time() - 60, True)):
+        monkeypatch.setenv("LOOPWRIGHT_BEGUN", str(begun))
+        (tmp_path / "stop").write_text("stop")
+        forget_stop(tmp_path)
+        assert (tmp_path / "stop").exists() == is_kept
 
 
 def test_what_cannot_be_supervised_is_refused(capsys, monkeypatch, reviews):

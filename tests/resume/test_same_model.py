@@ -14,6 +14,7 @@ from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import EarlyStoppingCallback, KeepStateCallback, ModelEmaCallback, TrainerCallback
 from loopwright.checkpoint import ResumableState
 from loopwright.checkpoint.hidden_state import HiddenState, changed_modules, describe_modules
+from loopwright.cli.exit_codes import failure_of
 from loopwright.errors import CheckpointError, StopTrainingError
 
 
@@ -121,8 +122,9 @@ def frozen(*layers):
 def test_a_model_that_is_built_differently_is_refused_by_name(name, tmp_path, capsys):
     first, second = CHANGES[name]
     fit(tmp_path, made(first), [toys.stop_at(3)])
-    with pytest.raises(CheckpointError, match=f"{NAMED[name]}.*allow_changed_model=True"):
+    with pytest.raises(CheckpointError, match=f"(?s){NAMED[name]}.*allow_changed_model=True") as caught:
         fit(tmp_path, made(second))
+    assert caught.value.code == "resume.model" and failure_of(caught.value).exit_code == 2
     assert fit(tmp_path, made(second), allow_changed_model=True).progress.update == 8
     assert "Changed since the checkpoint (new value used): " + NAMED[name].replace("\\", "") in capsys.readouterr().out
 

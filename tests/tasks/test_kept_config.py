@@ -6,7 +6,7 @@ import yaml
 from loopwright import api, cli
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder
-from loopwright.runs.kept_config import kept_config
+from loopwright.runs.kept_config import config_of, kept_config
 
 
 def cut(run, share):
@@ -67,6 +67,15 @@ def test_a_config_that_was_edited_is_taken_and_the_change_is_told(copied):
     copied.resume(epochs=2.5, quiet=True)
     assert "lr of " in (copied.path / "log.txt").read_text()
     assert yaml.safe_load(path.read_text())["learning_rate"] == 0.001
+
+
+def test_without_a_copy_nothing_is_claimed_about_an_edited_config(copied, caplog):
+    path = copied.path / "config.yaml"
+    path.write_text(path.read_text().replace("seed: 42", "seed: 43"))
+    for checkpoint in (copied.path / "checkpoints").glob("step-*"):
+        (checkpoint / "config.yaml").unlink()
+    config_of(RunFolder(copied.path))
+    assert "which settings differ is unknown" in caplog.text and "no setting differs" not in caplog.text
 
 
 def test_a_config_that_a_program_has_written_anew_is_taken_as_it_is(copied):

@@ -160,7 +160,7 @@ def failure_of(error: BaseException) -> Failure:
 def _failure_of_ours(error: errors.LoopwrightError) -> Failure:
     if isinstance(error, errors.MemoryLimitError):
         return Failure(MEMORY, error)
-    if isinstance(error, errors.CheckpointError):
+    if isinstance(error, errors.CheckpointError) and error.code != "resume.model":
         if error.code == "checkpoint.none":
             return failed(error.code, NO_CHECKPOINT, error.what, _VERIFY)
         return failed("checkpoint.write", CANNOT_WRITE, error.what, _disk_fix(error))

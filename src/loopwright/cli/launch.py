@@ -30,7 +30,7 @@ from loopwright.config.parser import split_off
 from loopwright.errors import InputError
 from loopwright.run_folder import find_run, runs_root
 from loopwright.run_folder.layout import new_run_id
-from loopwright.run_folder.parent import end_with_parent
+from loopwright.run_folder.parent import BEGUN_VARIABLE, end_with_parent
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -148,7 +148,7 @@ def _run(torchrun: Any, settled: Any, *, is_verb: bool) -> int:
     if fewest != most:
         # When machines join or leave, workers restart without a new run number: they then need a separate store.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    os.environ[_LAUNCHER_VARIABLE] = str(os.getpid())
+    os.environ[_LAUNCHER_VARIABLE], os.environ[BEGUN_VARIABLE] = str(os.getpid()), str(time.time())
     with _kept_codes(is_verb) as codes:
         try:
             torchrun.run(settled)
@@ -241,7 +241,12 @@ def work(argv: list[str]) -> int:
     if folder is not None:
         with contextlib.suppress(InputError):  # lost before it had a folder
             words = words_for_resuming(argv)
-            argv = ["resume", str(find_run(folder).path), "--allow_code", *words]  # the user started this code already
+            argv = [
+                "resume",
+                str(find_run(folder.absolute()).path),
+                "--allow_code",
+                *words,
+            ]  # the user started this code already
     # Only rank 0 prints.
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if is_first() else nowhere):
         code = main(argv)

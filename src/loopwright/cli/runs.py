@@ -113,12 +113,12 @@ def _rank(run: RunSummary) -> tuple[bool, str, str, float]:
 
 def stop(argv: list[str]) -> int:
     run = find_run(_one_run("stop", argv).run)
-    state, owner = run.status["state"], live_owner(run.path)
+    state, owner = run.status.get("state"), live_owner(run.path)
     if owner is not None:
         run.ask_to_stop()
-        print_line(f"{run.id} was asked to stop: {_STOPS[owner.phase]}")
+        print_line(f"{run.id} was asked to stop: {_STOPS.get(owner.phase, _STOPS[''])}")
     else:
-        why = "its process is gone" if state == "running" else state
+        why = "its process is gone" if state in ("running", None) else state
         print_line(f"{run.id} is not running ({why}): nothing to stop")
     return DONE
 

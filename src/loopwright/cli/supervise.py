@@ -28,7 +28,7 @@ from loopwright.cli.exit_codes import DONE, INTERRUPTED, PREEMPTED, TOGETHER, ke
 from loopwright.cli.parser import VerbParser
 from loopwright.errors import InputError, LoopwrightError
 from loopwright.run_folder import find_run
-from loopwright.run_folder.parent import SUPERVISED_VARIABLE, end_with_parent
+from loopwright.run_folder.parent import BEGUN_VARIABLE, SUPERVISED_VARIABLE, end_with_parent
 
 _MOST_RESTARTS = 5  # without a new update
 _LOOK_SECONDS = 0.25
@@ -55,7 +55,7 @@ def supervise(asked: Namespace, folder: Path, first: Sequence[str], again: Seque
 
 class _Supervisor:
     def __init__(self, asked: Namespace, folder: Path) -> None:
-        self._folder = folder
+        self._folder = folder.absolute()  # otherwise a run whose id begins like it may be found
         self._asked = asked
         # Modules that are still to be imported, None if unknown. Outside Linux many libraries do not survive a fork.
         self._imports: list[str] | None = None if sys.platform == "linux" and not asked.no_standby else []
@@ -65,6 +65,8 @@ class _Supervisor:
 
     def run(self, first: Sequence[str], again: Sequence[str]) -> int:
         """Return the exit code of the last process; in a process that trains, its own."""
+        os.environ[BEGUN_VARIABLE] = str(time.time())
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, the kernel keeps no exit code
         furthest, failures, argv = self._update(), 0, first
         while self._signal is None:
             with self._forwarding():
@@ -88,7 +90,8 @@ class _Supervisor:
     def _train(self, argv: Sequence[str], furthest: int) -> int:
         """Run a command line in a new process, and return its exit code."""
         parent, (reading, writing) = os.getpid(), os.pipe()
-        has_threads = threading.active_count() > 1  # one of the imports has started it
+        has_cuda = "torch.cuda" in sys.modules and sys.modules["torch.cuda"].is_initialized()
+        has_threads = threading.active_count() > 1 or has_cuda  # one of the imports has started it
         sys.stdout.flush()
         self._child = os.fork() or None
         if self._child is None:
@@ -101,9 +104,8 @@ class _Supervisor:
         os.close(writing)
         if self._signal is not None:  # received just before
             os.kill(self._child, self._signal)
-        with open(reading, "rb") as pipe:
-            if self._imports is None and (line := pipe.readline()):  # empty if the process ends before it trains
-                self._imports = json.loads(line)
+        with open(reading, "rb") as pipe, contextlib.suppress(ValueError):  # empty or cut off if the process ends first
+            self._imports = json.loads(pipe.readline()) if self._imports is None else self._imports
         self._import()
         return os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
 
@@ -111,6 +113,11 @@ class _Supervisor:
         end_with_parent(parent)
         self._restore_handlers()
         os.setpgid(0, 0)  # a signal to the group of the supervisor arrives once, from the supervisor
+        # A terminal stops a process outside its own group that reads from it: a prompt fails instead.
+        for number in (signal.SIGTTIN, signal.SIGTTOU):
+            signal.signal(number, signal.SIG_IGN)
+        if os.isatty(0):
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.environ[SUPERVISED_VARIABLE] = str(parent)
 
     def _run_child(self, argv: Sequence[str], furthest: int, pipe: int) -> int:

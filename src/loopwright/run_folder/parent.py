@@ -12,6 +12,7 @@ import time
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 _LOOK_SECONDS = 0.5
 SUPERVISED_VARIABLE = "LOOPWRIGHT_SUPERVISED"  # set in a process that is restarted when it dies
+BEGUN_VARIABLE = "LOOPWRIGHT_BEGUN"  # when the process that restarts this one began, in seconds since 1970
 
 
 def end_with_parent(parent: int) -> None:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from loopwright.run_folder.files import remove_leftovers, write_json
-from loopwright.run_folder.layout import STOP
+from loopwright.run_folder.layout import STOP, forget_stop
 from loopwright.run_folder.lease import Lease, LeaseError, Owner
 from loopwright.run_folder.metrics_log import MetricsLog
 from loopwright.run_folder.status import RunStatus
@@ -63,7 +63,7 @@ class RunRecord:
         try:
             remove_leftovers(self.folder)
             if not self._lease.is_continued:
-                (self.folder / STOP).unlink(missing_ok=True)  # it was for a run that has ended
+                forget_stop(self.folder)
             self._log = MetricsLog(self.folder / METRICS)
             self._status = RunStatus(self.folder)
         except BaseException:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from loopwright.callbacks import TrainerCallback
+from loopwright.checkpoint.atomic_replace import put_in_place, restore_moved
 from loopwright.checkpoint.store import read_manifest, update_of
 from loopwright.engine.memory import forget_frames
 from loopwright.engine.sharding import whole_model
@@ -21,6 +22,7 @@ from loopwright.run_folder import RunFolder
 from loopwright.runs.clock import TimeSpent
 from loopwright.runs.console.end import print_summary
 from loopwright.runs.console.screen import Screen, Waiting
+from loopwright.runs.creation import removed_on_error
 from loopwright.runs.job import RunJob
 from loopwright.runs.model_card import model_card
 from loopwright.runs.model_sums import write_sums
@@ -31,6 +33,8 @@ from loopwright.runs.weights import load_weights
 from loopwright.tasks.adapters import merged
 from loopwright.tasks.base import Job
 from loopwright.tasks.scoring import Examples, as_json, intervals_as_json, write_lines, write_table
+
+_SKELETON = "skeleton"  # in the model folder of a run with adapters: what it was built from
 
 
 def finish(run: RunJob, trained: TrainResult, spent: TimeSpent) -> None:
@@ -151,19 +155,19 @@ class CountBatches(TrainerCallback):
 
 def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Write a folder aside, then swap it in: readers see either the old or the new one."""
-    aside, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
-    for leftover in (aside, old):
-        shutil.rmtree(leftover, ignore_errors=True)
+    aside = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    try:
+    with removed_on_error(aside):
         write(aside)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-    if folder.exists():
-        folder.rename(old)
-    aside.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    put_in_place(aside, folder)
+
+
+def model_source(run: RunFolder, is_finished: bool = False) -> Path:
+    """Return the folder to build a run's model from: before its end the skeleton, which merging does not change."""
+    restore_moved(run.model)
+    kept = run.model / _SKELETON
+    return kept if kept.is_dir() and not is_finished else run.model
 
 
 def _illustrate(job: Job, run: RunFolder, examples: Examples, screen: Screen) -> list[Path]:
@@ -187,6 +191,8 @@ def _write_report(run: RunFolder, screen: Screen) -> None:
 
 
 def _write_model(job: Job, folder: Path, run: RunFolder, result: Mapping[str, Any]) -> None:
+    if job.args.lora:
+        shutil.copytree(model_source(run), folder / _SKELETON)
     job.task.save(job, folder)
     (folder / "README.md").write_text(model_card(job, run, result), encoding="utf-8")
     write_sums(folder)

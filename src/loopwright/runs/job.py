@@ -30,7 +30,7 @@ from loopwright.runs.console.screen import Screen
 from loopwright.runs.console.start import print_model, print_notice
 from loopwright.runs.model_sums import check_sums
 from loopwright.runs.ownership import Ownership
-from loopwright.runs.settings import Settings
+from loopwright.runs.settings import Settings, settle
 from loopwright.runs.trainer import LENGTH_FLAGS, HeedStop, TaskTrainer, loader_options
 from loopwright.schedulers import get_scheduler
 from loopwright.stepping.graphs import check_graphs
@@ -229,11 +229,19 @@ class RunJob:
                 run_folder=self.path,
                 allow_changed_data=self.args.allow_changed_data,
                 spare_seconds=_SPARE_SECONDS if SUPERVISED_VARIABLE in os.environ else None,
-                allow_changed_model=self.args.allow_changed_model or not MODEL_FLAGS.isdisjoint(self.settings.given),
+                allow_changed_model=self.args.allow_changed_model or self._changes_model(),
             ),
             "log_every": logs if training.logging_strategy == "steps" else sys.maxsize,
             "evaluate_every": length.evaluate_every,
         }
+
+    def _changes_model(self) -> bool:
+        """Whether a setting that decides how the model is built is another one than in the checkpoint to resume."""
+        copy = None if self.checkpoint is None else self.checkpoint / "config.yaml"
+        if copy is None or not copy.is_file():
+            return not MODEL_FLAGS.isdisjoint(self.settings.given)
+        then, now = settle(self.task, config=copy).values(), self.settings.values()
+        return any(then.get(name) != now.get(name) for name in MODEL_FLAGS)
 
     def loader_arguments(self) -> dict[str, Any]:
         job, training, args, trainer = self.job, self.training, self.args, self.trainer

@@ -46,11 +46,14 @@ def digest_of(run: RunFolder) -> str:
 
 
 def _report_changes(config: Path, copy: Path | None) -> None:
-    sides = [{} if path is None else read_mapping(path) for path in (copy, config)]
-    changed = [name for name in {**sides[0], **sides[1]} if copy and sides[0].get(name) != sides[1].get(name)]
-    listed = "; ".join(f"{name}: {sides[0].get(name)!r} -> {sides[1].get(name)!r}" for name in changed)
-    since = f"since {copy.parent.name}" if copy is not None else "since the run wrote it"
-    warn_once(f"{config} was edited or damaged {since} (its values are used): {listed or 'no setting differs'}")
+    if copy is None:
+        what = "was edited or damaged since the run wrote it (its values are used)"
+        warn_once(f"{config} {what}: which settings differ is unknown, as no checkpoint has a copy of it")
+        return
+    then, now = read_mapping(copy), read_mapping(config)
+    changed = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    listed = "; ".join(f"{name}: {then.get(name)!r} -> {now.get(name)!r}" for name in changed) or "no setting differs"
+    warn_once(f"{config} was edited or damaged since {copy.parent.name} (its values are used): {listed}")
 
 
 def _copy_of(run: RunFolder) -> Path | None:

@@ -7,7 +7,7 @@ import shutil
 import time
 
 from loopwright.run_folder import Lease, RunFolder
-from loopwright.run_folder.layout import STOP
+from loopwright.run_folder.layout import STOP, forget_stop
 
 _HEED_SECONDS = 0.5
 TRIALS = ".trial-"  # the start of the folders of rehearsal and timing
@@ -32,7 +32,7 @@ class Ownership:
         lease = Lease(folder.path, yields=True, phase=phase)
         lease.acquire()
         if self._folder is None:  # the first phase
-            (folder.path / STOP).unlink(missing_ok=True)
+            forget_stop(folder.path)
             for leftover in (*folder.path.glob(".new-*"), *folder.path.glob(f"{TRIALS}*")):
                 shutil.rmtree(leftover, ignore_errors=True)
         self._folder, self._lease = folder, lease

@@ -23,7 +23,7 @@ from loopwright.runs.auto.learning_rate import Search, choose_rate, find_rate
 from loopwright.runs.clock import Pace, TimeSpent
 from loopwright.runs.console import start as start_block
 from loopwright.runs.console.progress import ReportProgress
-from loopwright.runs.finish import finish, replace_folder
+from loopwright.runs.finish import finish, model_source, replace_folder
 from loopwright.runs.job import RunJob
 from loopwright.runs.model_sums import write_sums
 from loopwright.runs.ownership import StopAskedError
@@ -88,7 +88,7 @@ def _prepare(run: RunJob, create_folder: Callable[[], RunFolder] | None) -> RunF
             run.checkpoint = newest_checkpoint(run.folder)
     if run.folder is not None and run.checkpoint is not None:
         _check_not_auto(run)
-        origin = Origin(str(run.folder.model), is_run=True, module=settings.module)
+        origin = Origin(str(model_source(run.folder)), is_run=True, module=settings.module)
     is_planned = settings.is_planned_by_time(not is_new)
     _build(run, origin, is_planned)
     folder: RunFolder = gather_objects(create_folder() if create_folder and run.trainer.is_first else run.folder)[0]

@@ -31,17 +31,19 @@ def load_run(
     folder: RunFolder, plan: DataPlan | None = None, changes: Mapping[str, Any] | None = None, module: Any = None
 ) -> Job:
     """Return a job with the best weights of a run, on its device; its data, or that of `plan`, is not opened."""
+    from loopwright.runs.finish import model_source
     from loopwright.runs.job import build_job, prepare_torch
     from loopwright.runs.weights import load_weights
 
     task = task_of_run(folder)
     settings = settle(task, changes or {}, config_of(folder))
     prepare_torch(settings)
+    model_source(folder)  # before the look whether it is finished: a killed process may have moved it
     is_finished = folder.is_finished
     if is_finished:
         settings.args.lora, settings.args.freeze = False, None  # the adapters are in the weights
     data = RunData(DataPlan.read(folder.data) if plan is None else plan)
-    job = build_job(task, data, settings, Origin(str(folder.model), is_run=True, module=module))
+    job = build_job(task, data, settings, Origin(str(model_source(folder, is_finished)), is_run=True, module=module))
     if not is_finished:
         load_weights(job, folder)
     job.model.to(settings.training.device)

@@ -62,6 +62,7 @@ CODES: dict[str, str] = {
     "model.task": "The model was trained for another task, or its architecture does not support this one.",
     "model.tokenizer": "The tokenizer of a model cannot be loaded.",
     "resume.data": "A data file has changed since the run started.",
+    "resume.model": "A model is built differently than in the checkpoint to resume from, and no setting explains it.",
     "run.config": "A settings file is truncated, and no checkpoint of its run has a copy.",
     "run.damaged": "A file of a run folder is damaged, or something other than a plain file is in its place.",
     "run.exists": "The folder for a new run is in use.",

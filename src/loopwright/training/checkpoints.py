@@ -238,8 +238,9 @@ class RunCheckpoints:
         if of_model and (policy is None or not policy.allow_changed_model):
             more = f" ({len(of_model) - 1} more differences)" if len(of_model) > 1 else ""
             raise CheckpointError(
-                f"the model is not built like the one in {path}: {of_model[0]}{more}. Build it as before, or use the "
-                "current one with --allow_changed_model or Checkpointing(..., allow_changed_model=True)."
+                f"the model is not built like the one in {path}: {of_model[0]}{more}",
+                code="resume.model",
+                fix="build it as before, or --allow_changed_model, Checkpointing(..., allow_changed_model=True)",
             )
         self.announce(path, changes, changes)
 
