@@ -1,5 +1,7 @@
 """Code and trackers that a folder names start only with the user's word; secrets are in no file of a run."""
 
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +13,8 @@ from loopwright import api
 from loopwright.cli import main
 from loopwright.config.secrets import is_secret, without_secrets
 from loopwright.errors import InputError
-from loopwright.runs.settings import remember_trackers, settle
+from loopwright.run_folder import RunFolder
+from loopwright.runs.settings import settle
 from loopwright.tasks import get_task
 from loopwright.tasks.consent import allowed_file, remember
 from loopwright.tasks.optional_imports import import_object
@@ -98,21 +101,65 @@ def test_code_of_a_folder_needs_the_users_word_once(squares, tmp_path, monkeypat
     refused(calls[1], tmp_path / "elsewhere")
 
 
-def test_trackers_of_a_foreign_run_are_left_out(squares, tmp_path, monkeypatch):
+def test_a_foreign_run_reaches_nothing_outside_its_folder(squares, tmp_path, monkeypatch, capsys):
     pytest.importorskip("tensorboard")
-    run = api.train(TASK, data=squares, output_dir=tmp_path / "run", report_to="tensorboard", **SHORT)
-    boards = tmp_path / "run" / "trackers"
-    task, config = get_task(TASK), run.folder.config
-    assert settle(task, config=config).training.report_to == ["tensorboard"]
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
-    shutil.rmtree(boards)
-    assert run.resume(max_steps=3, quiet=True).status == "done" and not boards.exists()
-    assert "--report_to tensorboard starts them" in (run.path / "log.txt").read_text()
-    assert settle(task, ["--report_to", "tensorboard"], config).training.report_to == ["tensorboard"]
-    settings = settle(task, ["--report_to", "tensorboard"], config)
-    settings.write(run.folder)
-    remember_trackers(settings, run.folder)
-    assert settle(task, config=config).training.report_to == ["tensorboard"]
+    outside, path = tmp_path / "disk", tmp_path / "run"
+    run = api.train(TASK, data=squares, output_dir=path, report_to="tensorboard", **SHORT)
+    (outside / ".tmp-mine").mkdir(parents=True)
+    shutil.move(path / "trackers", outside / "trackers")
+    (path / "trackers").symlink_to(outside / "trackers")
+    assert run.resume(max_steps=3, quiet=True).status == "done"  # one's own may lie on another disk
+    (path / "trackers").unlink()
+    sent, task = api.Run(RunFolder(tmp_path / "sent")), get_task(TASK)
+    shutil.copytree(path, sent.path)  # the same id, in another place
+    assert settle(task, config=path / "config.yaml").training.report_to == ["tensorboard"]
+    assert sent.resume(max_steps=4, quiet=True).status == "done" and not (sent.path / "trackers").exists()
+    assert "--report_to tensorboard starts them" in (sent.path / "log.txt").read_text()
+    image = str(next(squares.rglob("*.png")))
+    calls = [lambda: sent.resume(max_steps=5, quiet=True), sent.evaluate, lambda: sent.predict([image])]
+    calls.append(lambda: sent.export(tmp_path / "out"))
+    for name in ("checkpoints", "eval", "trackers/new", "model/README.md", "samples"):
+        link, kept = sent.path / name, tmp_path / "kept"
+        link.parent.mkdir(exist_ok=True)
+        link.rename(kept) if link.exists() else None
+        link.symlink_to(outside)
+        for call in calls:
+            with pytest.raises(InputError, match=f"{name} is a link to {outside}") as caught:
+                call()
+            assert caught.value.code == "run.trust" and "--trust_run" in caught.value.fix
+        link.unlink()
+        kept.rename(link) if kept.exists() else None
+    assert sorted(each.name for each in outside.iterdir()) == [".tmp-mine", "trackers"]
+    config, plan = sent.folder.config, json.loads(sent.folder.data.read_text())
+    config.write_text(f"output_dir: {outside}/planted\n{config.read_text()}")
+    assert not settle(task, config=config).is_given("output_dir")
+    used = api.train(TASK, config=config, data=squares, **{**SHORT, "max_steps": 1})
+    assert used.path.parent.name == "runs" and len(list(outside.iterdir())) == 2
+
+    def refused(call):
+        with pytest.raises(InputError, match="nobody/beacon would be looked up on the Hub"):
+            call()
+
+    monkeypatch.setattr("loopwright.sources.hub._import_datasets", lambda what: pytest.fail("it was looked up"))
+    (tmp_path / "nobody" / "beacon").mkdir(parents=True)  # load_dataset would follow the addresses in its README.md
+    for kind in ({"kind": "hub"}, {"settings": {"kind": "hub", "split": "train"}}):
+        files = [{**file, "path": "nobody/beacon", **kind} for file in plan["files"]]
+        sent.folder.data.write_text(json.dumps({**plan, "files": files, "sha256": None}))
+        refused(calls[0])
+        refused(calls[1])
+        refused(lambda: sent.evaluate(allow_changed_data=True))
+    (tmp_path / "nobody" / "beacon").rmdir()
+    sent.folder.data.write_text(json.dumps({**plan, "sha256": None}))
+    config.write_text(config.read_text().replace(f'data: "{squares}"', 'data: "nobody/beacon"'))
+    refused(lambda: sent.resume(max_steps=5, allow_changed_data=True, quiet=True))
+    refused(lambda: api.train(TASK, config=config, **SHORT))
+    config.write_text(re.sub("(?m)^model: .*$", 'model: "nobody/beacon"', config.read_text()))
+    refused(lambda: api.train(TASK, config=config, data=squares, **SHORT))
+    shutil.rmtree(sent.folder.checkpoints)
+    refused(calls[0])
+    config.write_text(config.read_text().replace("nobody/beacon", ""))
+    settle(task, ["--trust_run"], config)
+    assert settle(task, config=config).foreign is None  # remembered
 
 
 def test_nothing_breaks_without_a_state_folder(tmp_path, monkeypatch):

@@ -14,6 +14,8 @@ import loopwright
 from cli.streams import run
 from loopwright.cli.exit_codes import words_for_resuming
 from loopwright.errors import InputError
+from loopwright.runs.settings import settle
+from loopwright.tasks import get_task
 from source_trees import nodes
 from tasks.texts import tiny_bert, tiny_gpt2
 
@@ -80,8 +82,10 @@ def test_an_unknown_model_type_is_refused_without_a_question_until_its_code_is_t
 
 
 def test_a_supervised_run_is_resumed_with_the_consents_of_its_start():
-    words = ["train", "x", "--quiet", "--trust-remote-code", "--allow_pickle", "false", "--lr", "1"]
-    assert words_for_resuming(words) == ["--quiet", "--trust-remote-code"]
+    for given in (["--trust-remote-code"], ["--trust_remote_code=true"], ["--trust_remote_code", "yes"]):
+        settings = settle(get_task("causal-lm"), words_for_resuming(["train", "x", "--allow_pickle", "no", *given]))
+        assert settings.args.trust_remote_code and settings.args.trust_run and not settings.args.allow_pickle
+    assert words_for_resuming(["--quiet", "--lr", "1"]) == ["--allow_code", "--trust_run", "--quiet"]
 
 
 def test_code_beside_a_known_model_type_is_ignored(train, folder, text_file):

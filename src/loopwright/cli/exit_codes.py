@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from loopwright import errors
 from loopwright.cli.help_text import folded
+from loopwright.config.parser import split_off
 
 if TYPE_CHECKING:
     from loopwright.api import EventLines, Outcome
@@ -92,11 +93,10 @@ def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
 
 
 def words_for_resuming(argv: Sequence[str]) -> list[str]:
-    """Return the words of a command line that hold for one call only, for the call that resumes its run."""
-    consents = ("--trust_remote_code", "--allow_pickle")
-    pairs = zip(argv, [*argv[1:], ""], strict=True)
-    given = {word for word, after in pairs if after.lower() not in ("false", "no", "f", "n", "0")}
-    return [word for word in argv if word in OWN or (f"--{word[2:].replace('-', '_')}" in consents and word in given)]
+    """Return the words for resuming the run of a command line: it is the user's own, as is its code."""
+    values = {flag: split_off(argv, flag)[0][-1:] for flag in ("--trust_remote_code", "--allow_pickle")}
+    consents = [f"{flag}={each or 'true'}" for flag, last in values.items() for each in last]
+    return ["--allow_code", "--trust_run", *consents, *(word for word in argv if word in OWN)]
 
 
 def is_first() -> bool:

@@ -240,13 +240,7 @@ def work(argv: list[str]) -> int:
     folder = folder_in(argv) if is_restarted and argv[0] in _TRAINING else None
     if folder is not None:
         with contextlib.suppress(InputError):  # lost before it had a folder
-            words = words_for_resuming(argv)
-            argv = [
-                "resume",
-                str(find_run(folder.absolute()).path),
-                "--allow_code",
-                *words,
-            ]  # the user started this code already
+            argv = ["resume", str(find_run(folder.absolute()).path), *words_for_resuming(argv)]
     # Only rank 0 prints.
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if is_first() else nowhere):
         code = main(argv)

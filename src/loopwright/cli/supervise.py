@@ -49,7 +49,7 @@ def supervise(asked: Namespace, folder: Path, first: Sequence[str], again: Seque
     if not is_alone or not hasattr(os, "fork"):
         fix = "leave it out" if is_alone else "lw launch -n N --max-restarts 3 -- train ..."
         raise InputError("args.value", "--supervise is for one process on Linux or macOS", fix=fix, flag="--supervise")
-    again = again or ["resume", str(folder), "--allow_code", *words_for_resuming(first)]  # the code of the first start
+    again = again or ["resume", str(folder), *words_for_resuming(first)]
     return _Supervisor(asked, folder).run(first, again)
 
 

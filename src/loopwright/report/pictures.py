@@ -29,8 +29,9 @@ _SHRINK: Final = 0.75
 
 def pictures_of(folder: Path, num_bytes: int) -> tuple[list[Picture], list[str]]:
     """Return the pictures in a run's samples folder, of `num_bytes` in total, and notes about skipped ones."""
-    samples = folder / "samples"
-    paths = [path for path in sorted(samples.glob("*")) if path.suffix.lower() in _KINDS and path.stem not in _LEFT_OUT]
+    samples = folder / "samples"  # not one elsewhere
+    found = [] if samples.is_symlink() else sorted(samples.glob("*"))
+    paths = [path for path in found if path.suffix.lower() in _KINDS and path.stem not in _LEFT_OUT]
     order = list(_TITLES)
     paths.sort(key=lambda path: order.index(path.stem) if path.stem in order else len(order))
     pictures, notes = [], []

@@ -13,7 +13,7 @@ from loopwright.report.blocks import Block, Example, Examples, Facts, Panel, Pie
 from loopwright.report.formats import cut, duration, number, percent, plural
 from loopwright.report.run_view import RunView
 from loopwright.run_folder.files import read_bytes
-from loopwright.sources import DataPlan
+from loopwright.sources import DataPlan, check_unchanged
 
 _NUM_ROWS_SHOWN: Final = 6
 _MOST_BYTES_READ: Final = 64 * 1024 * 1024
@@ -98,6 +98,7 @@ def _first_batch(run: RunView) -> Examples:
         plan = DataPlan.read(run.folder.data)
         is_there = all(Path(file.path).is_file() for file in plan.files)
         if is_there and not samples.is_dir() and num_bytes <= _MOST_BYTES_READ:
+            check_unchanged(plan)  # or a run could show any file
             rows = plan.rows("train")
             for index in range(min(_NUM_ROWS_SHOWN, len(rows))):
                 fields = [(str(role), [Piece(_shown(run, role, value))]) for role, value in rows[index].items()]

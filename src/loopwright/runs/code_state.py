@@ -10,6 +10,7 @@ them is a link, it borrows no objects, and the names in its index stay inside th
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -32,6 +33,7 @@ _MOST_LINKS = 100  # places in the index that look like the name of a shared one
 _HASH = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _OUTSIDE = re.compile(rb"(?i)(?:\A|[\0/])(?:\.{0,2}|\.git)(?=[\0/])")  # in names that end in a null byte
 _CONFIG = "[core]\nrepositoryformatversion = 1\nbare = false\nbigFileThreshold = 8m\n"
+_read = functools.partial(read_bytes, most_bytes=65_536)
 _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all", "HEAD", "--")
 
 
@@ -86,14 +88,10 @@ def _commit(git_dir: Path, common: Path) -> str | None:
         places = [folder / os.fsdecode(name) for folder in (git_dir, common) if b".." not in name]
         loose = next((file for file in places if file.is_file()), None)
         if loose is None:
-            packed = _read(common / "packed-refs", _MOST_REFS_BYTES)
+            packed = _read(common / "packed-refs", most_bytes=_MOST_REFS_BYTES)
             found = re.search(rb"(?m)^([0-9a-f]{40,64}) %b$" % re.escape(name), packed)
         content = _read(loose).strip() if loose is not None else found[1] if found else b""
     return None
-
-
-def _read(path: Path, most: int = 65_536) -> bytes:
-    return read_bytes(path, most)
 
 
 def _difference(root: Path, git_dir: Path, common: Path, commit: str, own: Path) -> bytes | None:
@@ -129,12 +127,12 @@ def _borrows(objects: Path) -> bool:
 
 def _copy_index(git_dir: Path, own: Path, num_bytes: int) -> None:
     """Copy the index and, if it is split, the shared one whose hash it has in its extension "link"."""
-    index = _read(git_dir / "index", _MOST_INDEX_BYTES)
+    index = _read(git_dir / "index", most_bytes=_MOST_INDEX_BYTES)
     (own / "index").write_bytes(index)
     places = re.finditer(rb"(?s)link\0.{3}(.{%d})" % num_bytes, index)
     for name in (f"sharedindex.{place[1].hex()}" for place in itertools.islice(places, _MOST_LINKS)):
         if (git_dir / name).exists():
-            (own / name).write_bytes(_read(git_dir / name, _MOST_INDEX_BYTES))
+            (own / name).write_bytes(_read(git_dir / name, most_bytes=_MOST_INDEX_BYTES))
             break
 
 

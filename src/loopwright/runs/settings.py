@@ -20,7 +20,7 @@ from loopwright.run_folder import RunFolder, write_atomically
 from loopwright.run_folder.config_file import check_end, marked
 from loopwright.runs.kept_config import DIGEST, digest_of
 from loopwright.tasks import arguments
-from loopwright.tasks.consent import is_remembered, remember
+from loopwright.tasks.consent import trusts
 from loopwright.tasks.pretrained import CONSENTS
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Settings:
     sources: dict[str, str]
     given: frozenset[str] = frozenset()  # the names of the settings that this call gives, by a flag or a keyword
     left_out: tuple[str, ...] = ()  # trackers of a run that the user has not allowed here
+    foreign: RunFolder | None = None  # the run that the settings are from, if the user neither created nor trusts it
     module: Any = None  # the model, if a module was passed in Python; it is not written to any file
 
     def values(self) -> dict[str, Any]:
@@ -260,7 +261,7 @@ def settle(
         if getattr(args, name) and name not in names:
             what = f"{name} is set in a file, but only a flag of the call itself can allow it"
             raise InputError(
-                "args.value", what, fix=f"remove it from the file, and give --{name} if you trust the model"
+                "args.value", what, fix=f"remove it from the file, and give --{name} if that is what you want"
             )
     for name, source in parser.auto.items():
         if source == "flag" and name in names:
@@ -289,19 +290,13 @@ def settle(
     given_values = [getattr(args, name, None) for name in names]
     args.typed = [value for value in given_values if isinstance(value, str)]
     runs = [run for run in map(_run_of, map(Path, parser.config_files)) if run is not None]
+    foreign = next((run for run in runs if not trusts(run, args.trust_run)), None)
     left_out: tuple[str, ...] = ()
-    if "report_to" not in names and any(not is_remembered(*_trackers_of(run, training)) for run in runs):
+    if "report_to" not in names and foreign is not None:
         left_out, training.report_to = tuple(training.report_to or ()), []
-    return Settings(args, training, sources, frozenset(names), left_out)
-
-
-def _trackers_of(run: RunFolder, training: Any) -> tuple[str, ...]:
-    return ("report_to", run.id, *sorted(training.report_to or ()))
-
-
-def remember_trackers(settings: Settings, run: RunFolder) -> None:
-    if settings.training.report_to:
-        remember(*_trackers_of(run, settings.training))
+    if "output_dir" not in names and runs:  # nor does a run choose the folder of another
+        training.output_dir, sources["output_dir"] = parser.get_default("output_dir"), "default"
+    return Settings(args, training, sources, frozenset(names), left_out, foreign)
 
 
 def _recorded_sources(config: Path, args: arguments.TaskArguments) -> dict[str, str]:

@@ -19,10 +19,11 @@ from loopwright.runs.creation import check_new_folder, create_run, remove_stale
 from loopwright.runs.data import ReadingProgress, describe
 from loopwright.runs.ownership import Ownership
 from loopwright.runs.provenance import write_command
-from loopwright.runs.settings import Settings, check_trackers, remember_trackers, settle
+from loopwright.runs.settings import Settings, check_trackers, settle
 from loopwright.sources import DataPlan
 from loopwright.tasks import get_task
 from loopwright.tasks.base import Task
+from loopwright.tasks.consent import check_hub, trusts
 from loopwright.tasks.data import RunData
 from loopwright.version import package_version
 
@@ -72,7 +73,7 @@ def start(
         owner.take(run, "start")
         if previous is not None:
             previous.hand_over(run)
-        remember_trackers(settings, run)
+        trusts(run, is_given=True)
         return run
 
     def fill(run: RunFolder) -> None:
@@ -99,6 +100,7 @@ def check_files(task: Task, settings: Settings, screen: Screen, known: DataPlan 
             "there is no data: neither --data nor --train_file is given",
             fix=f"--data FILE   or   lw demo {task.name}",
         )
+    check_hub(settings, *(getattr(settings.args, name) for name in DATA_FLAGS))
     screen.print(f"loopwright {package_version()} · {task.name}")
     print_left_out(settings, screen)
     with ReadingProgress(screen) as progress:

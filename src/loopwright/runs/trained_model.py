@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder, write_atomically
+from loopwright.run_folder.files import read_bytes
 from loopwright.runs.console.screen import Screen
 from loopwright.runs.data import ReadingProgress, by_role, describe, plan_of_file
 from loopwright.runs.kept_config import config_of
@@ -16,6 +16,7 @@ from loopwright.runs.settings import settle
 from loopwright.sources import DataPlan, check_unchanged
 from loopwright.tasks import get_task
 from loopwright.tasks.base import Origin, Task
+from loopwright.tasks.consent import check_hub, check_links
 from loopwright.tasks.data import RunData
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def load_run(
 
     task = task_of_run(folder)
     settings = settle(task, changes or {}, config_of(folder))
+    check_links(settings, folder)
     prepare_torch(settings)
     model_source(folder)  # before the look whether it is finished: a killed process may have moved it
     is_finished = folder.is_finished
@@ -64,6 +66,7 @@ def evaluate_run(
     settings = settle(task, changes or {}, config_of(folder))
     limit = settings.args.max_eval_samples
     if data is None:
+        check_hub(settings, files=own.files)
         if not allow_changed_data:
             with ReadingProgress(screen) as progress:
                 check_unchanged(own, progress)
@@ -119,9 +122,6 @@ def export_run(folder: RunFolder, target: Path, changes: Mapping[str, Any] | Non
     job.model = merged(job.model)
     target.mkdir(parents=True, exist_ok=True)
     job.task.save(job, target)
-    card = folder.model / "README.md"
-    if folder.is_finished and card.is_file():
-        shutil.copy(card, target / "README.md")
-    else:
-        write_atomically(target / "README.md", card_so_far(job, folder))
+    card, is_kept = folder.model / "README.md", folder.is_finished and (folder.model / "README.md").is_file()
+    write_atomically(target / "README.md", read_bytes(card) if is_kept else card_so_far(job, folder))
     return target

@@ -66,6 +66,7 @@ CODES: dict[str, str] = {
     "run.config": "A settings file is truncated, and no checkpoint of its run has a copy.",
     "run.damaged": "A file of a run folder is damaged, or something other than a plain file is in its place.",
     "run.exists": "The folder for a new run is in use.",
+    "run.trust": "A run from elsewhere leads out of its folder, by links or by names on the Hub.",
     "run.unknown": "There is no run of this name.",
     "watch.port": "The port for the live report is already in use.",
 }

@@ -8,11 +8,14 @@ import importlib.util
 import json
 import os
 import sysconfig
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from loopwright.errors import InputError
+from loopwright.run_folder import RunFolder
+from loopwright.sources import DataFile
 
 _MOST_BYTES = 16_000_000
 
@@ -41,6 +44,41 @@ def remember(*word: str) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600)
         with open(descriptor, "ab", buffering=0) as file:
             file.write(json.dumps(word).encode() + b"\n")
+
+
+def trusts(run: RunFolder, is_given: bool = False) -> bool:
+    """Whether the user has created this run, here, or trusts it; remembered by its place, since others know its id."""
+    word = ("run", os.path.realpath(run.path), run.id)
+    if is_given:
+        remember(*word)
+    return is_given or is_remembered(*word)
+
+
+def refuse_foreign(settings: Any, what: str) -> None:
+    """Refuse something that only a run of this user may do."""
+    if settings.foreign is not None:
+        raise InputError(
+            "run.trust",
+            f"{what}, and {settings.foreign.path} is not a run that you created here",
+            fix="look into the folder; if you trust the run, add --trust_run (in Python: trust_run=True)",
+            flag="--trust_run",
+        )
+
+
+def check_links(settings: Any, run: RunFolder) -> None:
+    """Refuse links that lead out of a run: what the run reads, writes or removes there is somebody else's choice."""
+    root = os.path.realpath(run.path)
+    for folder, folders, files in os.walk(root) if settings.foreign is not None else ():
+        for path in (os.path.join(folder, name) for name in (*folders, *files)):
+            if os.path.islink(path) and not (target := os.path.realpath(path)).startswith(root + os.sep):
+                refuse_foreign(settings, f"{path} is a link to {target}")
+
+
+def check_hub(settings: Any, *names: Any, files: Sequence[DataFile] = ()) -> None:
+    """Refuse names to look up on the Hub that come from a run and not from this call; nothing is looked up."""
+    found = [name for name in names if name not in (None, *settings.args.typed) and not os.path.exists(name)]
+    for name in (*found, *(file.path for file in files if "hub" in (file.kind, file.settings.get("kind")))):
+        refuse_foreign(settings, f"{name} would be looked up on the Hub")
 
 
 def check_code(name: str, flag: str, args: Any) -> None:
