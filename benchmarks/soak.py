@@ -5,12 +5,13 @@
 Three runs take turns: a text classifier and an image classifier of the command line, with dropout or augmentation, two
 loader workers, evaluations and many saves, and a script with a plain Trainer (that of faults.py). Each is first done
 without a fault. Then each is started again and again until it is complete, while faults hit it: between two starts, at
-a start, and in a running process. Every second round is gentle: only faults that a process outlives, so that its
+a start, and in a running process. Every third round is gentle: only faults that a process outlives, so that its
 memory and its descriptors can be followed over a whole run.
 
-A start that refuses with an error is given the fix: what was damaged is put back, and the run goes on. A traceback, an
-exit code that the fault does not explain, an error that does not name the damaged file, a hang, a refusal without end,
-processes that outlive their run, or another result is a failure: its folder is kept, and the exit status is 1.
+A start that refuses has to name what was damaged: that, and nothing else, is put back, and the run goes on. A
+traceback, an exit code that no fault explains, an error that names nothing of what was damaged, updates after a request
+to stop, no progress for minutes, processes that outlive their run, or another result is a failure: its folder is kept,
+and the exit status is 1.
 
 Most starts are forks of a process that has imported everything; some are `python -m loopwright` itself.
 """
@@ -21,62 +22,47 @@ import argparse
 import contextlib
 import hashlib
 import json
+import math
 import os
 import platform
 import random
+import re
 import shutil
+import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from typing import Any
 
 import faults
 import torch
 from safetensors.torch import load_file
-from soak_faults import (
-    COMMANDS,
-    KINDS,
-    LENGTHS,
-    OUTPUT,
-    REFUSED,
-    RUN,
-    SERVER,
-    Kind,
-    Start,
-    Trial,
-    child,
-    descendants,
-    left_alive,
-)
+from soak_faults import COMMANDS, KILLED, KINDS, REFUSED, Damage, Fault, Kind, Start, Trial, descendants, processes
 
 from loopwright.errors import LoopwrightError
 from loopwright.run_folder import read_json
 
 EVENTS = faults.EVENTS | {"training"}
-HANGING_SECONDS, ORPHAN_SECONDS = 60.0, {True: 2.0, False: 8.0}  # the latter: of a launched run, of others
-MOST_REFUSALS, MOST_STARTS, NO_CHECKPOINT = 3, 60, 65
-GROWTH = 1.05  # of memory from the second to the last third of a process's life: more is a failure
-KILLED = "SIGKILL of a supervised trainer"
+COMPARED = ("weights", "order", "metrics", "metrics.jsonl")
+FATES = ("found", "rebuilt", "harmless", "ended", "failed")
+HANGING_SECONDS, ORPHAN_SECONDS = 240.0, 30.0  # generous: a busy machine must not decide
+MOST_STARTS, MOST_UPDATES_TO_STOP = 60, 3
+GROWTH, MORE_DESCRIPTORS = 1.05, 2  # from the first to the last quarter of the updates of a process: more is a failure
 REAL = 0.25  # of the starts with nothing armed: the command line itself
+FINDING = re.compile("error|note|warn|bad|damage|cannot|missing|skip|lost|delete|changed|not ", re.IGNORECASE)
 
 
 # ------------------------------------------------------------------ what is compared
 
 
 def digest(path: Path) -> str:
-    """The sha256 of a file without what may differ: names of the run beside tensors, the last use of a tokenizer."""
-    if path.name == "tokenizer.json":
-        content = json.loads(path.read_text())
-        return repr([value for name, value in content.items() if name not in ("truncation", "padding")])
-    if path.suffix != ".safetensors":
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    tensors = load_file(path)
-    return hashlib.sha256(b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))).hexdigest()
+    """The sha256 of a file; of tensors, without the names of the run beside them."""
+    tensors = load_file(path) if path.suffix == ".safetensors" else None
+    content = b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors)) if tensors else path.read_bytes()
+    return hashlib.sha256(content).hexdigest()
 
 
 def without_clock(record: Any) -> Any:
@@ -87,12 +73,10 @@ def records(path: Path) -> list[Any]:
     """The records of metrics.jsonl that a fault must not change; damaged lines are left out."""
     found = []
     for line in path.read_bytes().splitlines() if path.is_file() else []:
-        try:
+        with contextlib.suppress(ValueError):
             record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and record.get("event") in EVENTS:
-            found.append(json.dumps(without_clock(record), sort_keys=True))
+            if isinstance(record, dict) and record.get("event") in EVENTS:
+                found.append(without_clock(record))
     return found
 
 
@@ -103,36 +87,41 @@ def outcome(trial: Trial) -> dict[str, Any]:
         seen[update] = digests
     if trial.name == "script":
         found = json.loads((trial.folder / faults.OUTCOME).read_text())
-        metrics = [found["metrics"]["final"], found["metrics"]["history"]]
-        weights: Any = found["weights"]
+        metrics, weights = [found["metrics"]["final"], found["metrics"]["history"]], [found["weights"]]
     else:
-        metrics = [without_clock(read_json(trial.run / "result.json"))]
-        metrics.append(digest(trial.run / "eval" / "predictions.jsonl"))
-        newest = max(trial.checkpoints()) / "model.safetensors"
-        model = [trial.run / "model" / name for name in ("config.json", "model.safetensors", "tokenizer.json")]
-        weights = [digest(path) for path in (newest, *model) if path.exists()]
+        metrics = [without_clock(read_json(trial.run / "result.json")), digest(trial.run / "eval/predictions.jsonl")]
+        names = ("config.json", "tokenizer.json", "model.safetensors")
+        paths = [max(trial.checkpoints()) / "model.safetensors", *(trial.run / "model" / name for name in names)]
+        weights = [digest(path) for path in paths if path.exists()]
     return {"weights": weights, "order": seen, "metrics": metrics, "log": records(trial.run / "metrics.jsonl")}
 
 
 def differences(found: dict[str, Any], oracle: dict[str, Any], trial: Trial) -> list[str]:
     """What differs from the run without a fault."""
-    # A run whose best checkpoint was destroyed ends with another best model; its last weights are the same.
-    best = f"step-{oracle['metrics'][0].get('update', -1):010d}" if trial.name != "script" else ""
-    if best and any(best in line or "best.json" in line for line in trial.described):
-        different = ["weights"] if found["weights"][0] != oracle["weights"][0] else []
+    result, expected = found["metrics"][0], oracle["metrics"][0]
+    best = f"The best checkpoint, step-{expected.get('update', -1):010d} "
+    if trial.name != "script" and result["update"] != expected["update"] and best in trial.said():
+        # It was destroyed, and the run has said so: the metrics of another one must be those that it was saved with.
+        metrics = {f"eval_{name}": value for name, value in result["metrics"].items()}
+        is_true = any(metrics.items() <= one.items() for one in oracle["log"] if one["update"] == result["update"])
+        different = [] if is_true else ["metrics"]
+        different += ["weights"] if found["weights"][:-1] != oracle["weights"][:-1] else []
     else:
         different = [name for name in ("weights", "metrics") if found[name] != oracle[name]]
-    seen, expected = found["order"], oracle["order"]
-    if any(digests != expected.get(update) for update, digests in seen.items()) or (
-        trial.is_journal_whole and len(seen) != len(expected)
-    ):
+    seen = {update: oracle["order"].get(update) for update in found["order"]}
+    if found["order"] != seen or (trial.is_journal_whole and len(seen) != len(oracle["order"])):
         different.append("order")
-    log = set(oracle["log"])
-    strange = [line for line in found["log"] if line not in log]
+    strange = [record for record in found["log"] if record not in oracle["log"]]
     # A damaged metrics.jsonl may lack lines, and a flipped digit is a line of its own; a whole one may not.
-    if len(strange) > trial.log_damages or (found["log"] != oracle["log"] and not trial.log_damages):
+    damages = sum(fault.damage is not None and fault.damage.path.name == "metrics.jsonl" for fault in trial.faults)
+    if len(strange) > damages or (found["log"] != oracle["log"] and not damages):
         different.append(f"metrics.jsonl ({len(strange)} other lines)")
     return different
+
+
+def is_named(damage: Damage, lines: list[str]) -> bool:
+    """Whether a message names a damaged file or its checkpoint; other lines may name it as well."""
+    return any(name in line for name in damage.names for line in lines if FINDING.search(line))
 
 
 # ------------------------------------------------------------------ the soak
@@ -143,303 +132,245 @@ class Soak:
 
     def __init__(self, root: Path, kinds: dict[str, Kind], seed: int, scale: float) -> None:
         self.root, self.kinds, self.draw, self.scale = root, kinds, random.Random(seed), scale
-        self.injected: Counter[str] = Counter()
-        self.survived: Counter[str] = Counter()
-        self.fixed: Counter[str] = Counter()
-        self.failed: Counter[str] = Counter()
-        self.starts, self.real_starts, self.complete = 0, 0, Counter[str]()
-        self.differences: Counter[str] = Counter()
+        self.fates: Counter[tuple[str, str]] = Counter()
+        self.drawn: Counter[str] = Counter()
+        self.complete: Counter[str] = Counter()
+        self.different: Counter[str] = Counter()
+        self.starts = self.real_starts = 0
+        self.longest_orphan = 0.0
         self.failures: list[str] = []
         self.lives: list[tuple[str, Start]] = []  # whose memory was followed
-        self.oracles: dict[str, tuple[dict[str, Any], float]] = {}
+        self.oracles: dict[str, dict[str, Any]] = {}
         self.begin = time.monotonic()
 
     def tell(self, text: str) -> None:
         print(f"{time.monotonic() - self.begin:7.1f} s  {text}", file=sys.stderr, flush=True)
 
-    # -------------------------------------------------------------- runs
-
     def prepare(self, name: str) -> Trial:
-        folder = self.root / f"{name}-{sum(self.complete.values()) + len(self.failures):03d}"
+        folder = self.root / f"{name}-{self.complete.total() + len(self.failures):03d}"
         folder.mkdir()
-        total = len(self.oracles[name][0]["order"]) if name in self.oracles else 0
-        return Trial(name, folder, total, self.draw)
+        return Trial(name, folder, self.draw, self.scale)
 
     def undisturbed(self, name: str) -> None:
         """Run without a fault: what every later run is compared with."""
         trial = self.prepare(name)
-        start = self.start(trial, {}, is_real=False)
-        while start.code is None:
-            time.sleep(0.5)
-            start.sample()
+        start = Start(trial, {})
+        self.attend(trial, start, {}, is_gentle=True, deadline=0)
         if start.code != 0:
-            raise SystemExit(f"the run without a fault failed:\n{(trial.folder / OUTPUT).read_text()[-4000:]}")
-        seconds = time.monotonic() - start.begin
-        self.oracles[name] = (outcome(trial), seconds)
+            raise SystemExit(f"the run without a fault failed:\n{trial.said()[-4000:]}")
+        self.oracles[name] = outcome(trial)
         self.lives.append((f"{name}, undisturbed", start))
-        self.tell(f"{name}: {len(self.oracles[name][0]['order'])} updates in {seconds:.0f} s without a fault")
+        seconds = time.monotonic() - start.begin
+        self.tell(f"{name}: {len(self.oracles[name]['order'])} updates in {seconds:.0f} s without a fault")
         shutil.rmtree(trial.folder)
 
     def disturbed(self, name: str, is_gentle: bool, deadline: float) -> None:
         """Start a run again and again, under faults, until it is complete."""
-        trial, refusals = self.prepare(name), 0
+        trial, is_calm = self.prepare(name), is_gentle
         for _ in range(MOST_STARTS):
-            kinds: list[str] = []
-            if refusals == 0 and not is_gentle and time.monotonic() < deadline and trial.run.exists():
-                self.inject_one(trial, "rest", None, kinds, 0.7)
-            options = self.options(trial, kinds) if refusals == 0 and not is_gentle else {}
-            is_real = not options and not is_gentle and name != "script" and self.draw.random() < REAL
-            begin = size(trial.folder / OUTPUT)
-            # A refusal that nothing explains may say that there is no run: the other verb is its fix.
-            start = self.start(trial, options, is_real, is_new=refusals == 2)
-            problem = self.attend(trial, start, options, kinds, is_gentle or refusals > 0, deadline)
-            said = (trial.folder / OUTPUT).read_bytes()[begin:].decode(errors="replace")
-            trial.described.append(f"{start.code} after {time.monotonic() - start.begin:.1f} s: {', '.join(kinds)}")
-            self.restore_moved(trial)
-            problem = problem or self.problem_of(trial, start.code, said, kinds, refusals)
-            if problem is not None:
-                return self.fail(trial, kinds, problem, said)
-            if start.code == 0:
-                return self.finish(trial, start, kinds, is_gentle)
-            if start.code in REFUSED:
-                is_known = any(
-                    start.code in self.kinds[name].codes for name in kinds if self.kinds[name].when != "rest"
-                )
-                refusals = 0 if is_known else refusals + 1
-                self.fix(trial, kinds, said, start.code)
-            else:
-                refusals = 0
-                self.survived.update(kinds)
-        self.fail(trial, kinds, f"not complete after {MOST_STARTS} starts", said)
+            first, position = len(trial.faults), trial.sizes()[0]
+            is_calm = is_calm or time.monotonic() > deadline
+            if not is_calm and trial.run.exists() and self.draw.random() < 0.7:
+                self.inject(trial, self.draw_kind("rest", trial), None)
+            options = {} if is_calm else self.arm(trial)
+            start = Start(trial, options)
+            self.starts += 1
+            self.real_starts += "prefix" in options
+            problem = self.attend(trial, start, options, is_gentle, deadline)
+            trial.put_back()
+            said, new = trial.said(position), trial.faults[first:]
+            kinds = ", ".join(fault.kind for fault in new)
+            trial.history.append(f"{start.code} after {time.monotonic() - start.begin:.1f} s: {kinds}")
+            problem = problem or self.problem_of(trial, start.code, new, said)
+            if problem is None and start.code == 0:
+                problem = self.compare(trial)
+                if problem is None and is_gentle:
+                    self.lives.append((trial.name, start))
+            if problem is not None or start.code == 0:
+                return self.end(trial, problem, said)
+            is_calm = is_gentle or start.code in REFUSED  # the fix is tried without another fault
+        self.end(trial, f"not complete after {MOST_STARTS} starts", said)
 
-    def fix(self, trial: Trial, kinds: list[str], said: str, code: int) -> None:
-        """Do what the error says: put back what was damaged, make the folder writable, raise the limit."""
-        for damage in reversed(trial.damages):
-            has_gone_on = "Resumed training state" in said or damage.kind not in kinds
-            if damage.whole and has_gone_on and code != NO_CHECKPOINT:
-                continue  # from another checkpoint: this one belongs to what was given up
-            damage.undo()
-            if damage.kind not in kinds and damage.path.name in said:  # done to an earlier start, and found now
-                self.survived[damage.kind] -= 1
-                self.fixed[damage.kind] += 1
-        trial.damages.clear()
-        guilty = [name for name in kinds if self.kinds[name].codes & REFUSED]
-        self.fixed.update(guilty)
-        self.survived.update(name for name in kinds if name not in guilty)
+    def problem_of(self, trial: Trial, code: int | None, new: list[Fault], said: str) -> str | None:
+        """What is wrong with the end of a process; None if faults explain it. What its error names is put back."""
+        # Workers whose parent is gone, or which lack descriptors, may print one of multiprocessing itself.
+        if any("/multiprocessing/" not in text[:200] for text in said.split("Traceback (most recent call last)")[1:]):
+            return f"a traceback (exit {code})"
+        guilty = [fault for fault in new if fault.damage is None and code in self.kinds[fault.kind].codes]
+        for fault in guilty:
+            fault.fate = "ended"
+        for fault in trial.faults if code in REFUSED else ():
+            if fault.damage and is_named(fault.damage, said.splitlines()[-8:]) and fault.damage.undo():
+                fault.fate = "found"
+                guilty.append(fault)
+        return None if guilty or code == 0 else f"exit {code}, and no fault of this start explains it"
 
-    def finish(self, trial: Trial, start: Start, kinds: list[str], is_gentle: bool) -> None:
-        """Compare a complete run with the one without a fault."""
-        try:
-            different = differences(outcome(trial), self.oracles[trial.name][0], trial)
-        except (OSError, ValueError, LoopwrightError) as error:
-            different = [f"what it left cannot be read: {error}"]
+    def compare(self, trial: Trial) -> str | None:
+        """What differs in a complete run; None if it is equal to the one without a fault."""
         self.complete[trial.name] += 1
-        self.differences.update(name.partition(" ")[0] for name in different)
-        if different:
-            return self.fail(trial, kinds, f"other than without a fault: {', '.join(different)}", "")
-        self.survived.update(kinds)
-        if is_gentle:
-            self.lives.append((trial.name, start))
-        self.tell(f"{trial.name}: complete and equal, {len(trial.described)} faults and ends; {self.summary()}")
-        shutil.rmtree(trial.folder)
+        try:
+            different = differences(outcome(trial), self.oracles[trial.name], trial)
+        except (OSError, ValueError, KeyError, LoopwrightError) as error:
+            different = [f"what it left, which cannot be read: {error}"]
+        self.different.update(name.partition(" ")[0] for name in different)
+        return f"other than without a fault: {', '.join(different)}" if different else None
 
-    def summary(self) -> str:
-        return f"{sum(self.injected.values())} faults, {self.starts} starts, {len(self.failures)} failures"
-
-    def fail(self, trial: Trial, kinds: list[str], problem: str, said: str) -> None:
-        self.failed.update(kinds)
-        text = "\n".join([f"{trial.folder}: {problem}", *(f"    {line}" for line in trial.described[-12:])])
+    def end(self, trial: Trial, problem: str | None, said: str) -> None:
+        """Count the fates of the faults of a run, and report how it ended."""
+        for fault in trial.faults:
+            self.fates[fault.kind, "failed" if problem else fault.fate or self.fate_of(fault, trial)] += 1
+        summary = f"{self.drawn.total()} faults, {self.starts} starts, {len(self.failures) + bool(problem)} failures"
+        if problem is None:
+            self.tell(f"{trial.name}: complete and equal after {len(trial.faults)} faults; {summary}")
+            return shutil.rmtree(trial.folder)
+        self.failures.append(
+            "\n".join([f"{trial.folder}: {problem}", *(f"    {line}" for line in trial.history[-12:])])
+        )
         tail = "\n".join(f"    | {line}" for line in said.splitlines()[-25:])
-        self.failures.append(text)
-        self.tell(f"FAILED {text}\n{tail}")
+        self.tell(f"FAILED {self.failures[-1]}\n{tail}\n{summary}")
 
-    # -------------------------------------------------------------- starts
+    def fate_of(self, fault: Fault, trial: Trial) -> str:
+        """The fate of a fault that ended no process: a message names it, or the file was replaced, or nothing."""
+        if fault.damage is None:
+            return "harmless"
+        if is_named(fault.damage, trial.said(fault.position).splitlines()):
+            return "found"
+        path, after = fault.damage.path, fault.damage.after
+        is_rebuilt = path.is_file() and (after is None or not path.read_bytes().startswith(after))
+        return "rebuilt" if is_rebuilt or path.is_dir() else "harmless"
 
-    def start(self, trial: Trial, options: dict[str, Any], is_real: bool, is_new: bool = False) -> Start:
-        self.starts += 1
-        words = [*COMMANDS[trial.name], str(int(LENGTHS[trial.name] * self.scale))]
-        if trial.name != "script" and trial.run.exists() and not is_new:
-            words = ["resume", RUN, "--plain"]
-        if is_real or "prefix" in options:
-            self.real_starts += 1
-            trial.is_journal_whole = False
-            words = [*options.get("prefix", []), *words, *options.get("suffix", [])]
-            with open(trial.folder / OUTPUT, "ab") as output:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "loopwright", *words],
-                    cwd=trial.folder,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
-            return Start(process, is_supervised="suffix" in options)
-        weather = RawArray("d", 2)
-        job = (trial.folder, words, weather, options.get("failpoint"), options.get("limits", {}))
-        process = SERVER.Process(target=child, args=job)
-        process.start()
-        return Start(process, weather)
+    # -------------------------------------------------------------- starts and faults
 
-    def options(self, trial: Trial, kinds: list[str]) -> dict[str, Any]:
-        """Draw a fault that is armed at the start, perhaps."""
-        if self.draw.random() < 0.45:
-            return {}
-        name = self.draw_kind("start")
-        options = self.kinds[name].act(trial, None) if name else None
-        if not options:
-            return {}
-        options["kind"] = name
-        if not options.get("failpoint", "").endswith("kill"):
-            self.note(trial, name, kinds)
-        return dict(options)
+    def arm(self, trial: Trial) -> dict[str, Any]:
+        """Draw a fault that is armed at the start, perhaps, or a start as `python -m loopwright`."""
+        name = self.draw_kind("start", trial) if self.draw.random() < 0.75 else None
+        if name is None:
+            return {"prefix": []} if trial.name != "script" and self.draw.random() < REAL else {}
+        options: dict[str, Any] = self.kinds[name].act(trial, None)
+        if options.get("failpoint", "").endswith("kill"):
+            return {**options, "kind": name}  # counted if its point is reached
+        self.note(trial, name)
+        return options
 
-    def draw_kind(self, when: str, is_gentle: bool = False) -> str | None:
-        """Draw a kind, those that were drawn less often before the others."""
-        found = {name: kind for name, kind in self.kinds.items() if kind.when == when and kind.weight}
-        found = {name: kind for name, kind in found.items() if kind.is_gentle or not is_gentle}
-        weights = [
-            kind.weight * (0.3 if kind.is_gentle and not is_gentle else 1) / (1 + self.injected[name])
-            for name, kind in found.items()
-        ]
-        return self.draw.choices(list(found), weights)[0] if found else None
+    def draw_kind(self, when: str, trial: Trial, is_gentle: bool = False) -> str | None:
+        """Draw a kind that can hit a run now; those that were drawn less often come before the others."""
+        rare = {
+            name: kind.weight * (0.2 if kind.is_gentle and not is_gentle else 1) / (1 + self.drawn[name])
+            for name, kind in self.kinds.items()
+            if kind.when == when and kind.weight and kind.is_gentle >= is_gentle and kind.is_possible(trial)
+        }
+        return self.draw.choices(list(rare), list(rare.values()))[0] if rare else None
 
-    def note(self, trial: Trial, name: str, kinds: list[str]) -> None:
-        self.injected[name] += 1
-        kinds.append(name)
+    def inject(self, trial: Trial, name: str | None, start: Start | None) -> Kind | None:
+        """Let a fault hit, and return its kind; None if there was nothing to hit."""
+        position = trial.sizes()[0]
+        with contextlib.suppress(FileNotFoundError, IndexError):  # the run was faster, or has nothing yet
+            if name in self.kinds and (done := self.kinds[name].act(trial, start)):
+                self.note(trial, name, done if isinstance(done, Damage) else None, position)
+                return self.kinds[name]
+        return None
 
-    def inject_one(self, trial: Trial, when: str, start: Any, kinds: list[str], chance: float, **more: Any) -> None:
-        name = self.draw_kind(when, **more) if self.draw.random() < chance else None
-        before = len(trial.damages)
-        with contextlib.suppress(FileNotFoundError):  # the run was faster
-            if name and self.kinds[name].act(trial, start):
-                self.note(trial, name, kinds)
-        for damage in trial.damages[before:]:
-            damage.kind = name or ""
+    def note(self, trial: Trial, name: str, damage: Damage | None = None, position: int = 0) -> None:
+        self.drawn[name] += 1
+        trial.faults.append(Fault(name, position, damage))
 
     def attend(
-        self, trial: Trial, start: Start, options: dict[str, Any], kinds: list[str], is_gentle: bool, deadline: float
+        self, trial: Trial, start: Start, options: dict[str, Any], is_gentle: bool, deadline: float
     ) -> str | None:
         """Hit a process with faults until it ends; return what is wrong with its end."""
-        limit = start.begin + HANGING_SECONDS + 6 * self.oracles[trial.name][1]
-        next_fault = start.begin + self.draw.uniform(1, 4)
-        kill_at = start.begin + options["kill_after"] if "kill_after" in options else None
-        below: dict[int, str] = {}
+        first, now = len(trial.faults), start.begin
+        changed = sampled = now
+        next_fault, kill_at = now + self.draw.uniform(1, 4), now + options.get("kill_after", math.inf)
+        sizes, below, last_update = [0, 0, 0], {}, math.inf
         while start.code is None:
             time.sleep(0.1)
             now = time.monotonic()
-            if len(start.samples) < 2 * (now - start.begin):
-                start.sample()
-                below = descendants(start.pid) or below
-            if kill_at is None and "kill_at_end" in options and trial.update >= trial.total:
+            if now > sampled + 0.5:
+                below, sampled = descendants(start.pid) or below, now
+                if trial.is_training():
+                    start.sample()
+            if trial.sizes() != sizes:
+                sizes, changed = trial.sizes(), now
+            if "kill_at_end" in options and kill_at == math.inf and trial.update and not trial.is_training():
                 kill_at = now + options["kill_at_end"]
-            if kill_at is not None and now >= kill_at:
+            if now > min(kill_at, changed + HANGING_SECONDS):
                 below = descendants(start.pid)
-                start.process.kill()
-                start.process.wait() if "prefix" in options else start.process.join()
-                break
-            if now > limit:
-                start.process.kill()
-                return f"still running after {now - start.begin:.0f} s: hangs"
-            if now >= next_fault and start.is_supervised:
-                if trial.checkpoints() and KILLED in self.kinds and self.kinds[KILLED].act(trial, start):
-                    self.note(trial, KILLED, kinds)
-                next_fault = time.monotonic() + self.draw.uniform(3, 10)
-            elif now >= next_fault and now < deadline and not options.get("is_quiet") and "prefix" not in options:
-                self.inject_one(trial, "live", start, kinds, 1.0, is_gentle=is_gentle)
-                next_fault = time.monotonic() + self.draw.uniform(1, 3)
-                codes = self.kinds[kinds[-1]].codes if kinds else set()
-                if codes & {-9, 75, 130} and "dead" not in kinds[-1] and "moved" not in kinds[-1]:
-                    limit, next_fault = min(limit, now + HANGING_SECONDS), limit
-        if start.code == -9 and "SIGKILL at a random time" not in kinds and options.get("kind") not in (None, *kinds):
-            self.note(trial, options["kind"], kinds)  # its point was reached
-        return self.orphans(below, "prefix" in options)
+                start.kill()
+                if now <= kill_at:
+                    return f"no progress for {now - changed:.0f} s: hangs"
+            elif now > next_fault and now < deadline:
+                next_fault = now + self.draw.uniform(1, 3)
+                if "suffix" in options:
+                    self.inject(trial, KILLED, start)
+                    next_fault += 8
+                elif not options.get("is_quiet"):
+                    kind = self.inject(trial, self.draw_kind("live", trial, is_gentle), start)
+                    if kind and kind.is_stop:
+                        next_fault, last_update = math.inf, trial.update + MOST_UPDATES_TO_STOP
+        killed = any(-9 in self.kinds[fault.kind].codes for fault in trial.faults[first:])
+        if start.code == -9 and "kind" in options and not killed:
+            self.note(trial, options["kind"])  # its point was reached
+        if trial.update > last_update:
+            return f"{trial.update - last_update + MOST_UPDATES_TO_STOP} updates after {trial.faults[-1].kind}"
+        return self.orphans(below)
 
-    def orphans(self, below: dict[int, str], is_launched: bool) -> str | None:
+    def orphans(self, below: dict[int, str]) -> str | None:
         """What a process left behind is to end by itself."""
         begin = time.monotonic()
-        while living := left_alive(below):
-            if time.monotonic() - begin > ORPHAN_SECONDS[is_launched]:
+        while living := [pid for pid, (_, tick) in processes().items() if below.get(pid) == tick]:
+            self.longest_orphan = max(self.longest_orphan, time.monotonic() - begin)
+            if self.longest_orphan > ORPHAN_SECONDS:
                 for pid in living:
-                    os.kill(pid, 9)
-                return f"{len(living)} processes outlived their run by {ORPHAN_SECONDS[is_launched]:.0f} s"
+                    os.kill(pid, signal.SIGKILL)
+                return f"{len(living)} processes outlived their run by {ORPHAN_SECONDS:.0f} s"
             time.sleep(0.05)
         return None
-
-    def restore_moved(self, trial: Trial) -> None:
-        """Put a folder that was moved back, and make read-only ones writable."""
-        away = trial.folder / "away"
-        if away.exists() and not (trial.folder / faults.OUTCOME).exists():
-            shutil.rmtree(trial.run, ignore_errors=True)
-            away.rename(trial.run)
-        for path in (trial.run, trial.run / "checkpoints"):
-            if path.is_dir():
-                path.chmod(0o755)
-
-    def problem_of(self, trial: Trial, code: int | None, said: str, kinds: list[str], refusals: int) -> str | None:
-        """What is wrong with the end of a process; None if its faults explain it."""
-        # Workers whose parent is gone, or which lack descriptors, may print one of multiprocessing itself.
-        shown = said.split("Traceback (most recent call last)")[1:]
-        if any("/multiprocessing/" not in text[:200] for text in shown):
-            return f"a traceback (exit {code})"
-        if code == 0 or any(code in self.kinds[name].codes for name in kinds):
-            named = code not in REFUSED or refusals or trial.is_named(said)
-            return None if named else f"an error that names nothing of what was damaged (exit {code})"
-        if code in REFUSED and (trial.damages or refusals) and refusals < MOST_REFUSALS:
-            return None
-        return f"refused again and again (exit {code})" if code in REFUSED and refusals else f"exit {code}"
 
     # -------------------------------------------------------------- the report
 
     def memory(self) -> list[str]:
-        """Lines on memory and descriptors, and failures where they grow."""
+        """Lines on memory and descriptors between the first and the last update; failures where they grow."""
         lines = []
         for name, start in self.lives:
-            count = len(start.samples)
-            if count < 30:
+            if (quarter := len(start.samples) // 4) < 5:
                 continue
-            middle, last = start.samples[count // 3 : 2 * count // 3], start.samples[2 * count // 3 :]
-            seconds, sizes = [sample[0] for sample in middle + last], [sample[1] for sample in middle + last]
-            slope = statistics.linear_regression(seconds, sizes).slope * 60
-            (before, fds), (after, more) = (
-                (statistics.median(s[1] for s in part), min(s[2] for s in part)) for part in (middle, last)
+            (before, opened), (after, open_later) = (
+                [statistics.median(values) for values in zip(*part, strict=True)]
+                for part in (start.samples[:quarter], start.samples[-quarter:])
             )
-            lines.append(
-                f"| {name} | {seconds[-1]:.0f} | {before:.0f} | {after:.0f} | {slope:+.1f} | {fds:.0f} | {more:.0f} |"
-            )
-            if after > GROWTH * before or more > fds + 4:
-                self.failures.append(f"{name}: memory {before:.0f} -> {after:.0f} MB, descriptors {fds} -> {more}")
+            lines.append(f"| {name} | {before:.0f} | {after:.0f} | {opened:.0f} | {open_later:.0f} |")
+            if after > GROWTH * before or open_later > opened + MORE_DESCRIPTORS:
+                self.failures.append(f"{name}: {before:.0f} -> {after:.0f} MB, {opened} -> {open_later} descriptors")
         return lines
 
     def report(self, heading: str) -> str:
-        rows = [
-            f"| {name} | {self.injected[name]} | {self.survived[name]} | {self.fixed[name]} | {self.failed[name]} |"
-            for name in self.kinds
-        ]
-        counters = (self.injected, self.survived, self.fixed, self.failed)
-        rows.append("| all | " + " | ".join(str(sum(counter.values())) for counter in counters) + " |")
+        rows = [[name, self.drawn[name], *(self.fates[name, fate] for fate in FATES)] for name in self.kinds]
+        rows.append(["all", *(sum(column) for column in list(zip(*rows, strict=True))[1:])])
         runs = ", ".join(f"{count} {name}" for name, count in sorted(self.complete.items()))
-        compared = ("weights", "order", "metrics", "metrics.jsonl")
-        different = ", ".join(f"{name} {self.differences[name]}" for name in compared)
+        equal = ", ".join(f"{name} {self.complete.total() - self.different[name]}" for name in COMPARED)
         lives = self.memory()
         parts = [
             heading,
             "",
-            "| fault | injected | went on | refused, fixed | in a failed run |",
-            "|---|--:|--:|--:|--:|",
-        ]
-        parts += [*rows, "", f"{sum(self.complete.values())} runs complete ({runs}) in {self.starts} starts,"]
-        parts += [
-            f"{self.real_starts} of them the command line itself. Different from the run without a fault: {different}."
-        ]
-        head = [
+            "| fault | drawn | found | rebuilt | harmless | process ended, run continued | in a failed run |",
+            "|---|--:|--:|--:|--:|--:|--:|",
+            *(f"| {' | '.join(map(str, row))} |" for row in rows),
             "",
-            "| process | seconds | MB, middle | MB, last third | MB per minute | descriptors at least, middle | last |",
+            "Found: an error or a note names it, and what an error named was put back. Rebuilt: the file was replaced.",
+            "",
+            f"{self.complete.total()} runs complete ({runs}) in {self.starts} starts, {self.real_starts} of them",
+            f"`python -m loopwright` itself. Equal to the run without a fault, of {self.complete.total()}: {equal}.",
+            f"Processes that outlived their run ended after {self.longest_orphan:.1f} s at most.",
+            "",
+            "| process | MB at the start | at the end | descriptors at the start | at the end |",
+            "|---|--:|--:|--:|--:|",
+            *lives,
+            "",
+            "Medians over the first and the last quarter of its time between the first and the last update.",
+            "",
+            f"Failures: {len(self.failures)}.",
         ]
-        parts += [*head, "|---|--:|--:|--:|--:|--:|--:|", *lives, "", f"Failures: {len(self.failures)}."]
         return "\n".join([*parts, *(f"\n```\n{failure}\n```" for failure in self.failures)])
-
-
-def size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def make_data(folder: Path) -> None:
@@ -468,7 +399,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=30.0, help="how long faults go on (default 30)")
     parser.add_argument("--seed", type=int, default=0, help="of faults and moments (default 0)")
     parser.add_argument("--kinds", help="only kinds whose name contains one of these, as in SIGKILL,flipped")
-    parser.add_argument("--scale", type=float, default=1.0, help="length of the runs (default 1.0: some 1000 updates)")
+    parser.add_argument("--scale", type=float, default=1.0, help="length of the runs (default 1.0: some 500 updates)")
     parser.add_argument("--runs", default=",".join(COMMANDS), help=f"default {','.join(COMMANDS)}")
     parser.add_argument("--folder", type=Path, help="where the runs lie (default: a temporary folder)")
     parser.add_argument("--output", type=Path, help="also write the report to this file")
@@ -485,20 +416,18 @@ def main() -> int:
     asked = arguments.kinds.split(",") if arguments.kinds else [""]
     kinds = {name: kind for name, kind in KINDS.items() if any(word in name for word in asked)}
     make_data(root / "data")
-    load, soak, names = (
-        os.getloadavg()[0],
-        Soak(root, kinds, arguments.seed, arguments.scale),
-        arguments.runs.split(","),
-    )
+    # A shell ignores Ctrl-C for what it starts in the background; the runs would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    soak, names = Soak(root, kinds, arguments.seed, arguments.scale), arguments.runs.split(",")
     for name in names:
         soak.undisturbed(name)
     soak.begin = time.monotonic()
     deadline, number = soak.begin + 60 * arguments.minutes, 0
     while time.monotonic() < deadline:
-        soak.disturbed(names[number % len(names)], number // len(names) % 2 == 1, deadline)
+        soak.disturbed(names[number % len(names)], number // len(names) % 3 == 1, deadline)
         number += 1
-    machine = f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, load {load:.1f}"
-    report = soak.report(f"`python {' '.join(sys.argv)}`. {machine}.")
+    machine = f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores"
+    report = soak.report(f"`python {' '.join(sys.argv)}`, seed {arguments.seed}. {machine}.")
     if not soak.failures:
         shutil.rmtree(root)
     print(report)

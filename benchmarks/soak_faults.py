@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from typing import Any
@@ -27,21 +28,18 @@ import torch
 import yaml
 
 from loopwright import failpoints
-from loopwright.errors import LoopwrightError
+from loopwright.errors import CheckpointError, LoopwrightError, Preempted
 
 RUN, OUTPUT = "run", "output.txt"
 TEXT = "text-classification --data ../data/rows.csv --dropout 0.1 --dataloader_num_workers 2"
 IMAGE = "image-classification --data ../data/pictures --image_size 24 --workers 2"
-COMMON = (
-    "--batch 8 --save_strategy steps --save_steps 25 --eval_strategy steps --eval_steps 50 --logging_steps 1 --plain"
-)
+SAVES = "--save_strategy steps --save_steps 25 --eval_strategy steps --eval_steps 50 --logging_steps 1"
 COMMANDS = {
-    "text": f"train {TEXT} {COMMON} --out run --max_steps".split(),
-    "image": f"train {IMAGE} {COMMON} --out run --max_steps".split(),
-    "script": ["script"],
+    "text": f"train {TEXT} {SAVES} --batch 8 --plain --out run --max_steps",
+    "image": f"train {IMAGE} {SAVES} --batch 8 --plain --out run --max_steps",
+    "script": "script",
 }
-LENGTHS = {"text": 900, "image": 1000, "script": 60}  # updates, updates, epochs
-HANGING_SECONDS = 60.0
+LENGTHS = {"text": 500, "image": 600, "script": 40}  # updates, updates, epochs
 REFUSED = {2, 65, 74}
 
 
@@ -124,41 +122,50 @@ def script(folder: Path, epochs: int) -> int:
     faults.EPOCHS, faults.UPDATES = epochs, 24 * epochs
     try:
         outcome = faults.train(folder)
-        if any(record["event"] == "end" and record["state"] == "stopped" for record in last_records(folder)):
-            return 75
         (folder / faults.OUTCOME).write_text(json.dumps(outcome))
         return 0
     except KeyboardInterrupt:
         return 130
     except (LoopwrightError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 75 if type(error).__name__ == "Preempted" else 74 if isinstance(error, OSError) else 2
+        return 75 if isinstance(error, Preempted) else 74 if isinstance(error, (OSError, CheckpointError)) else 2
     except Exception:  # noqa: BLE001 - told by the exit code
         faults.traceback.print_exc()
         return 1
 
 
-def last_records(folder: Path) -> list[dict[str, Any]]:
-    """The last record of the script's metrics.jsonl, if it can be read."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return [json.loads((folder / faults.CHECKPOINTS / "metrics.jsonl").read_text().splitlines()[-1])]
-    return []
-
-
 SERVER = multiprocessing.get_context("forkserver")  # one thread, everything imported: a start takes milliseconds
 MODELS = "transformers.models.modernbert.modeling_modernbert"
-SERVER.set_forkserver_preload(
-    ["torch._dynamo", "accelerate", "loopwright.runs.train", "PIL.Image", MODELS, "soak_faults"]
-)
+PRELOADED = ["torch._dynamo", "accelerate", "loopwright.runs.train", "PIL.Image", MODELS, "soak_faults"]
+SERVER.set_forkserver_preload(PRELOADED)
 
 
 class Start:
-    """A started process, and its memory and descriptors over time."""
+    """A started process, and its memory and descriptors over time.
 
-    def __init__(self, process: Any, weather: Any = None, is_supervised: bool = False) -> None:
-        self.process, self.pid, self.weather, self.is_supervised = process, process.pid, weather, is_supervised
-        self.begin = time.monotonic()
-        self.samples: list[tuple[float, float, int]] = []  # seconds, MB, descriptors
+    Args:
+        trial: the run to start, or to go on with.
+        options: `failpoint`, `limits` and `prefix`, `suffix` (a real command line) are for the process itself.
+    """
+
+    def __init__(self, trial: Trial, options: dict[str, Any]) -> None:
+        self.begin, self.weather = time.monotonic(), None
+        self.samples: list[tuple[float, int]] = []  # MB, descriptors
+        words = [*COMMANDS[trial.name].split(), str(trial.length)]
+        if trial.name != "script" and trial.run.exists():
+            words = ["resume", RUN, "--plain"]
+        if "prefix" in options:
+            words = [sys.executable, "-m", "loopwright", *options["prefix"], *words, *options.get("suffix", [])]
+            trial.is_journal_whole = False
+            with open(trial.folder / OUTPUT, "ab") as output:
+                place = {"cwd": trial.folder, "stdout": output, "stderr": output, "start_new_session": True}
+                self.process: Any = subprocess.Popen(words, **place)
+        else:
+            self.weather = RawArray("d", 2)
+            job = (trial.folder, words, self.weather, options.get("failpoint"), options.get("limits", {}))
+            self.process = SERVER.Process(target=child, args=job)
+            self.process.start()
+        self.pid: int = self.process.pid
 
     @property
     def code(self) -> int | None:
@@ -167,43 +174,36 @@ class Start:
     def sample(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-            descriptors = len(os.listdir(f"/proc/{self.pid}/fd"))
-            self.samples.append((time.monotonic() - self.begin, pages * resource.getpagesize() / 1e6, descriptors))
+            self.samples.append((pages * resource.getpagesize() / 1e6, len(os.listdir(f"/proc/{self.pid}/fd"))))
 
-    def signal(self, number: int) -> None:
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait() if isinstance(self.process, subprocess.Popen) else self.process.join()
+
+    def signal(self, number: int) -> bool:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
+            return True
+        return False
 
 
-def parent_of(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
-
-
-def descendants(pid: int) -> dict[int, str]:
-    """The living processes below one, with the tick at which each started."""
-    parents, ticks = {}, {}
+def processes() -> dict[int, tuple[int, str]]:
+    """The parent of every living process, and the tick at which it started."""
+    found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             values = path.read_text().rpartition(")")[2].split()
             if values[0] not in "ZX":
-                parents[int(path.parent.name)], ticks[int(path.parent.name)] = int(values[1]), values[19]
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
+                found[int(path.parent.name)] = int(values[1]), values[19]
+    return found
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """The living processes below one, with the tick at which each started."""
+    living, found = processes(), {pid}
+    while more := {each for each, (parent, _) in living.items() if parent in found} - found:
         found |= more
-    return {process: ticks[process] for process in found - {pid}}
-
-
-def left_alive(processes: dict[int, str]) -> list[int]:
-    """Those that still live."""
-    living = []
-    for pid, tick in processes.items():
-        with contextlib.suppress(OSError):
-            values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            if values[0] not in "ZX" and values[19] == tick:
-                living.append(pid)
-    return living
+    return {each: living[each][1] for each in found - {pid}}
 
 
 # ------------------------------------------------------------------ a run under faults
@@ -211,25 +211,41 @@ def left_alive(processes: dict[int, str]) -> list[int]:
 
 @dataclass
 class Damage:
-    """Something that a fault did to a file or folder, and what it was before."""
+    """What a fault did to a file or folder."""
 
     path: Path
     before: Path | None  # a copy; None: there was nothing
     after: bytes | None  # the content that the fault left; None: not a plain file
-    whole: Path | None = None  # the checkpoint that it belongs to
-    kind: str = ""
 
-    def undo(self) -> None:
-        """Put it back, unless the run has replaced it since."""
-        target = self.whole or self.path
-        is_file = self.path.is_file()
-        if self.whole is None and is_file and self.path.read_bytes() != self.after:
-            return
-        with contextlib.suppress(OSError):
-            shutil.rmtree(target) if target.is_dir() else target.unlink()
-        if self.before is not None and self.before.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            (shutil.copytree if self.before.is_dir() else shutil.copy2)(self.before, target)
+    @property
+    def names(self) -> set[str]:
+        """What an error may call it: its own name, or that of its checkpoint."""
+        return {self.path.name, *(part.name for part in self.path.parents if part.name.startswith("step-"))}
+
+    def is_there(self) -> bool:
+        """Whether the damage is still there: the run has not replaced or rewritten the file, nor moved it away."""
+        is_plain = self.path.is_file() or self.path.is_dir()
+        return not is_plain if self.after is None else self.path.is_file() and self.path.read_bytes() == self.after
+
+    def undo(self) -> bool:
+        """Put it back as it was; return whether the damage was still there."""
+        if not self.is_there():
+            return False
+        self.path.unlink(missing_ok=True)
+        if self.before is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            (shutil.copytree if self.before.is_dir() else shutil.copy2)(self.before, self.path)
+        return True
+
+
+@dataclass
+class Fault:
+    """A fault that has hit a run: what it damaged, if a file, and its fate, as in the table of the report."""
+
+    kind: str
+    position: int  # of the output
+    damage: Damage | None = None
+    fate: str = ""
 
 
 @dataclass
@@ -238,12 +254,36 @@ class Trial:
 
     name: str
     folder: Path
-    total: int  # updates
     draw: random.Random
-    damages: list[Damage] = field(default_factory=list)
-    described: list[str] = field(default_factory=list)  # every fault and every end, in order
-    log_damages: int = 0  # of metrics.jsonl: lines that a fault may have changed
+    scale: float = 1.0
+    faults: list[Fault] = field(default_factory=list)
+    history: list[str] = field(default_factory=list)  # every fault and every end, in order
     is_journal_whole: bool = True
+
+    @property
+    def length(self) -> int:
+        return int(LENGTHS[self.name] * self.scale)
+
+    @property
+    def total(self) -> int:
+        """All updates."""
+        return self.length * (24 if self.name == "script" else 1)
+
+    def is_new(self) -> bool:
+        return self.name != "script" and not self.run.exists()
+
+    def is_saved(self) -> bool:
+        return bool(self.checkpoints())
+
+    def is_command(self) -> bool:
+        return self.name != "script" and self.is_saved()
+
+    def is_late(self) -> bool:
+        return self.update > 0.6 * self.total
+
+    def is_training(self) -> bool:
+        """Whether it is between its first and its last update."""
+        return 0 < self.update < self.total
 
     @property
     def run(self) -> Path:
@@ -256,36 +296,40 @@ class Trial:
             return json.loads((self.folder / "seen-0.jsonl").read_text().splitlines()[-1])[0]
         return 0
 
+    def sizes(self) -> list[int]:
+        """What grows while the run makes progress."""
+        paths = (self.folder / OUTPUT, self.folder / "seen-0.jsonl", self.run / "metrics.jsonl")
+        return [path.stat().st_size if path.exists() else 0 for path in paths]
+
+    def said(self, position: int = 0) -> str:
+        """The output from a position on."""
+        return (self.folder / OUTPUT).read_bytes()[position:].decode(errors="replace")
+
     def checkpoints(self) -> list[Path]:
         """The finished checkpoints, the newest last."""
         return sorted(path.parent for path in self.run.rglob("MANIFEST.json") if path.parent.name.startswith("step-"))
 
-    def any_file(self) -> Path | None:
-        """A random plain file of the run folder."""
-        found = [path for path in sorted(self.run.rglob("*")) if path.is_file() and path.name != ".lock"]
-        return self.draw.choice(found) if found else None
-
-    def damage(self, path: Path, change: Callable[[Path], None]) -> bool:
+    def damage(self, path: Path, change: Callable[[Path], Any]) -> Damage | None:
         """Change a file or folder, and keep what it was."""
-        kept = self.folder / f"kept-{len(self.described)}-{time.monotonic_ns()}"
-        whole = next((part for part in (path, *path.parents) if part.name.startswith("step-")), None)
-        source = whole or path
+        kept = self.folder / f"kept-{time.monotonic_ns()}"
         try:
-            if source.exists():
-                (shutil.copytree if source.is_dir() else shutil.copy2)(source, kept)
+            if path.exists():
+                (shutil.copytree if path.is_dir() else shutil.copy2)(path, kept)
             change(path)
         except OSError:  # the run has removed it meanwhile
-            return False
-        after = path.read_bytes() if path.is_file() else None
-        self.log_damages += path.name == "metrics.jsonl"
-        self.damages.append(Damage(path, kept if kept.exists() else None, after, whole))
-        self.described.append(f"      {path.relative_to(self.folder)}")
-        return True
+            return None
+        self.history.append(f"      {path.relative_to(self.folder)}")
+        return Damage(path, kept if kept.exists() else None, path.read_bytes() if path.is_file() else None)
 
-    def is_named(self, text: str) -> bool:
-        """Whether an error names something that was damaged."""
-        names = {part for damage in self.damages for part in (damage.path.name, damage.path.parent.name)}
-        return not self.damages or any(name in text for name in names - {RUN, "checkpoints"}) or "checkpoint" in text
+    def put_back(self) -> None:
+        """Put a folder that was moved back, and make read-only ones writable."""
+        away = self.folder / "away"
+        if away.exists() and not (self.folder / faults.OUTCOME).exists():
+            shutil.rmtree(self.run, ignore_errors=True)
+            away.rename(self.run)
+        for path in (self.run, self.run / "checkpoints"):
+            if path.is_dir():
+                path.chmod(0o755)
 
 
 # ------------------------------------------------------------------ the kinds of faults
@@ -299,16 +343,40 @@ class Kind:
 
     Attributes:
         when: "rest": between two starts; "start": armed at a start; "live": in a running process.
-        act: does it. At rest and live it returns whether there was something to do; at a start, what to start with.
-        codes: exit codes that it explains.
+        act: does it. At a start it returns what to start with; else a Damage, or whether there was something to do.
+        codes: exit codes that it explains. An error about a damaged file must name the file besides.
         is_gentle: a process outlives it.
+        is_stop: the process has to end: nothing else is done to it, and it may do three more updates at most.
+        is_possible: whether a run can be hit by it now.
     """
 
     when: str
     act: Act
     codes: set[int] = field(default_factory=set)
     is_gentle: bool = False
+    is_stop: bool = False
     weight: float = 1.0
+    is_possible: Callable[[Trial], bool] = lambda trial: True
+
+
+def on_any_file(change: Callable[[Path, random.Random], Any]) -> Act:
+    def act(trial: Trial, start: Any) -> Damage | None:
+        found = [path for path in sorted(trial.run.rglob("*")) if path.is_file() and path.stat().st_size]
+        path = trial.draw.choice(found) if found else None
+        damage = trial.damage(path, lambda path: change(path, trial.draw)) if path else None
+        # A config.yaml that still reads as settings is an edit of the user, whose values count.
+        if damage and path == trial.run / "config.yaml" and is_settings(damage.after):
+            damage.undo()
+            return None
+        return damage
+
+    return act
+
+
+def is_settings(content: bytes | None) -> bool:
+    with contextlib.suppress(ValueError, yaml.YAMLError):
+        return isinstance(yaml.safe_load((content or b"").decode()), dict)
+    return False
 
 
 def flip(path: Path, draw: random.Random) -> None:
@@ -316,26 +384,6 @@ def flip(path: Path, draw: random.Random) -> None:
     content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
     with open(path, "r+b") as file:
         file.write(content)
-
-
-def on_any_file(change: Callable[[Path, random.Random], None]) -> Act:
-    def act(trial: Trial, start: Any) -> bool:
-        path = trial.any_file()
-        if not path or not path.stat().st_size or not trial.damage(path, lambda path: change(path, trial.draw)):
-            return False
-        if change is flip and path == trial.run / "config.yaml" and is_edited(trial.damages[-1]):
-            trial.damages.pop().undo()
-            return False
-        return True
-
-    return act
-
-
-def is_edited(damage: Damage) -> bool:
-    """Whether a damaged config.yaml reads as settings: it is taken for an edit of the user, whose values count."""
-    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
-        return isinstance(yaml.safe_load(damage.path.read_text()), dict)
-    return False
 
 
 def cut(path: Path, draw: random.Random) -> None:
@@ -347,20 +395,8 @@ def make_fifo(path: Path, draw: random.Random) -> None:
     os.mkfifo(path)
 
 
-def lose_status(trial: Trial, start: Any) -> bool:
-    path = trial.run / "status.json"
-    return path.is_file() and trial.damage(path, Path.unlink)
-
-
-def lose_newest(trial: Trial, start: Any) -> bool:
-    found = trial.checkpoints()
-    return bool(found) and trial.damage(found[-1], shutil.rmtree)
-
-
 def leave_litter(trial: Trial, start: Any) -> bool:
     """What killed programs leave behind: temporary files, empty folders, half a checkpoint."""
-    if not trial.run.is_dir():
-        return False
     places = [path for path in (trial.run, trial.run / "checkpoints", trial.run / "model") if path.is_dir()]
     place, number = trial.draw.choice(places), trial.draw.randrange(10**6)
     names = [f".tmp-{number}", f"status.json.{number}.tmp", f".step-{number:010d}.tmp", f"step-{number:010d}"]
@@ -370,39 +406,31 @@ def leave_litter(trial: Trial, start: Any) -> bool:
     else:
         path.mkdir(exist_ok=True)
         (path / "model.safetensors").write_bytes(os.urandom(100))
-    trial.described.append(f"      {path.relative_to(trial.folder)}")
+    trial.history.append(f"      {path.relative_to(trial.folder)}")
     return True
 
 
 def spoil_index(trial: Trial, start: Any) -> bool:
-    path = trial.folder / "runs" / "index.jsonl"
-    if not path.is_file():
-        return False
     lines = [b'{"id": "x"', b"\xff\xfe\x00junk", b"[1, 2]", b'{"id": 7, "path": null}', b"null", b'"', b"{}", b"9" * 9]
-    with path.open("ab") as file:
-        file.write(trial.draw.choice(lines) + b"\n")
-    return True
+    with open(trial.folder / "runs" / "index.jsonl", "r+b") as file:
+        file.seek(0, os.SEEK_END)
+        return bool(file.write(trial.draw.choice(lines) + b"\n"))
 
 
-def leave_lease(trial: Trial, start: Any) -> bool:
+def leave_lease(trial: Trial, start: Any) -> Damage | None:
     """A lease of a dead process, of another host, of the future, or nonsense."""
-    if not trial.run.is_dir():
-        return False
     now, path = time.time(), trial.run / "lease.json"
     owner = {"incarnation": "0" * 32, "host": platform.node(), "pid": 2**22 - 1, "boot_id": "", "process_start": 1}
     owner |= {"started_at": now - 1e5, "heartbeat": now - 9e4}
     other = {**owner, "host": "elsewhere", "boot_id": "another"}
     kinds = [owner, {**owner, "heartbeat": now}, other, {**other, "heartbeat": now + 1e6}, {"host": 3}]
     text = json.dumps(trial.draw.choice(kinds))
-    return trial.damage(path, lambda path: path.write_text(text) and None)
+    return trial.damage(path, lambda path: path.write_text(text))
 
 
 def forbid_writing(trial: Trial, start: Start | None) -> bool:
     """A folder that cannot be written: for a start, or for two seconds of a running process."""
-    folders = [path for path in (trial.run, trial.run / "checkpoints") if path.is_dir()]
-    if not folders:
-        return False
-    folder = trial.draw.choice(folders)
+    folder = trial.draw.choice([path for path in (trial.run, trial.run / "checkpoints") if path.is_dir()])
     folder.chmod(0o555)
     if start is not None:
         time.sleep(2)
@@ -414,58 +442,44 @@ def forbid_writing(trial: Trial, start: Start | None) -> bool:
 def stop_and_go(trial: Trial, start: Start) -> bool:
     start.signal(signal.SIGSTOP)
     time.sleep(trial.draw.uniform(0.5, 4))
-    start.signal(signal.SIGCONT)
-    return True
+    return start.signal(signal.SIGCONT)
 
 
-def slow_disk(trial: Trial, start: Start) -> bool:
-    if start.weather is not None:
-        start.weather[0] = trial.draw.uniform(0.05, 0.5) if start.weather[0] == 0 else 0.0
-    return start.weather is not None
+def weather(index: int, change: Callable[[random.Random, float], float]) -> Act:
+    """Change the slowness of the disk, or the clock, of a process that is not a real command line."""
 
-
-def jump_clock(trial: Trial, start: Start) -> bool:
-    if start.weather is not None:
-        start.weather[1] = trial.draw.choice([-1, 1]) * 10 ** trial.draw.uniform(1, 7)
-    return start.weather is not None
-
-
-def kill_worker(trial: Trial, start: Start) -> bool:
-    found = sorted(descendants(start.pid))
-    if found:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(trial.draw.choice(found), signal.SIGKILL)
-    return bool(found)
-
-
-def move_folder(trial: Trial, start: Start | None) -> bool:
-    """Move the folder away and back after a while; what the process wrote to a new one is given up."""
-    away = trial.folder / "away"
-    if not trial.run.is_dir() or away.exists():
-        return False
-    trial.run.rename(away)
-    deadline = time.monotonic() + trial.draw.uniform(0.05, 3)
-    while start is not None and time.monotonic() < deadline and start.code is None:
-        time.sleep(0.05)
-    if start is None or not trial.run.exists():
-        away.rename(trial.run)
-    return True
-
-
-def send(number: int) -> Act:
     def act(trial: Trial, start: Start) -> bool:
-        start.signal(number)
-        return True
+        if start.weather is not None:
+            start.weather[index] = change(trial.draw, start.weather[index])
+        return start.weather is not None
 
     return act
 
 
-def ask_to_stop(trial: Trial, start: Start) -> bool:
-    if trial.name == "script" or not (trial.run / "status.json").exists():
+def kill_worker(trial: Trial, start: Start) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(trial.draw.choice(sorted(descendants(start.pid))), signal.SIGKILL)
+        return True
+    return False
+
+
+def move_folder(trial: Trial, start: Start) -> bool:
+    """Move the folder away, and back after a while; `put_back` does that if the process has made a new one."""
+    away, deadline = trial.folder / "away", time.monotonic() + trial.draw.uniform(0.05, 3)
+    if away.exists():
         return False
+    trial.run.rename(away)
+    while time.monotonic() < deadline and start.code is None:
+        time.sleep(0.05)
+    if not trial.run.exists():
+        away.rename(trial.run)
+    return True
+
+
+def ask_to_stop(trial: Trial, start: Start) -> bool:
     process = SERVER.Process(target=child, args=(trial.folder, ["stop", RUN], RawArray("d", 2), None, {}))
     process.start()
-    process.join(HANGING_SECONDS)
+    process.join()
     return True
 
 
@@ -474,81 +488,74 @@ def at(names: str, most: int, action: str) -> Act:
     return lambda trial, _: {"failpoint": f"{trial.draw.choice(names.split())}:{trial.draw.randint(1, most)}:{action}"}
 
 
-def in_rehearsal(trial: Trial, start: Any) -> dict[str, Any] | None:
-    points = "after_backward after_optimizer_step mid_eval mid_write pre_rename after_commit mid_load"
-    return None if trial.run.exists() or trial.name == "script" else at(points, 1, "kill")(trial, start)
-
-
-def in_resume(trial: Trial, start: Any) -> dict[str, Any] | None:
-    if not trial.checkpoints():
-        return None
+def in_resume(trial: Trial, start: Any) -> dict[str, Any]:
     return trial.draw.choice([{"failpoint": "mid_load:1:kill"}, {"kill_after": trial.draw.uniform(0.05, 1.5)}])
 
 
-def in_final_phase(trial: Trial, start: Any) -> dict[str, Any] | None:
-    if trial.update < 0.6 * trial.total:
-        return None
+def in_final_phase(trial: Trial, start: Any) -> dict[str, Any]:
     armed = {"failpoint": f"{trial.draw.choice(['before_final_save', 'run_end'])}:1:kill"}
     return {**trial.draw.choice([armed, {"kill_at_end": trial.draw.uniform(0, 1.5)}]), "is_quiet": True}
 
 
-def of_launcher(trial: Trial, start: Any) -> dict[str, Any] | None:
-    if trial.name == "script" or not trial.checkpoints():
-        return None
-    return {"prefix": ["launch", "-n", "1", "--"], "kill_after": trial.draw.uniform(1, 14)}
-
-
-def of_supervisor(trial: Trial, start: Any) -> dict[str, Any] | None:
-    if trial.name == "script":
-        return None
-    return {"prefix": [], "suffix": ["--supervise"], "kill_after": trial.draw.uniform(10, 60)}
-
-
 def kill_trainer(trial: Trial, start: Start) -> bool:
     """Kill the process that a supervisor has started."""
-    found = [pid for pid in descendants(start.pid) if parent_of(pid) == start.pid] if start.is_supervised else []
+    found = [pid for pid, (parent, _) in processes().items() if parent == start.pid] if trial.checkpoints() else []
     for pid in found:
         os.kill(pid, signal.SIGKILL)
     return bool(found)
+
+
+def of_parent(low: float, high: float, **words: list[str]) -> Act:
+    """Start the command line below a launcher or a supervisor, and kill that after a while."""
+    return lambda trial, _: {"kill_after": trial.draw.uniform(low, high), "is_quiet": True, "prefix": [], **words}
 
 
 def limited(name: int, low: int, high: int) -> Act:
     return lambda trial, _: {"limits": {name: trial.draw.randint(low, high)}}
 
 
+def sends(number: int) -> Act:
+    return lambda _, start: start.signal(number)
+
+
+LAUNCH, SUPERVISE = ["launch", "-n", "1", "--"], ["--supervise"]
+REHEARSAL = "after_backward after_optimizer_step mid_eval mid_write pre_rename after_commit mid_load"
 POINTS = " ".join(failpoints.FAILPOINTS)
 SAVING = "mid_write pre_fsync pre_manifest pre_rename after_snapshot writer_start mid_metrics_append pre_status"
+KILLED = "SIGKILL of a supervised trainer"
+rest, armed, live = partial(Kind, "rest"), partial(Kind, "start"), partial(Kind, "live")
+stop, gentle = partial(live, is_stop=True, weight=2), partial(live, is_gentle=True)
 KINDS: dict[str, Kind] = {
-    "SIGKILL at a random time": Kind("live", send(signal.SIGKILL), {-9}),
-    "SIGKILL at a fault point": Kind("start", at(POINTS, 12, "kill"), {-9}, weight=2),
-    "kill in the rehearsal": Kind("start", in_rehearsal, {-9}, weight=9),
-    "kill in the resume": Kind("start", in_resume, {-9}),
-    "kill in the final phase": Kind("start", in_final_phase, {-9}, weight=2),
-    "SIGKILL of the launcher": Kind("start", of_launcher, {-9}, weight=0.5),
-    "SIGKILL of the supervisor": Kind("start", of_supervisor, {-9}),
-    "SIGKILL of a supervised trainer": Kind("live", kill_trainer, weight=0),
-    "SIGTERM": Kind("live", send(signal.SIGTERM), {75, -15}),  # -15, -2: before or after the handlers
-    "SIGINT": Kind("live", send(signal.SIGINT), {130, -2}),
-    "lw stop": Kind("live", ask_to_stop, {75}),
-    "SIGSTOP, then SIGCONT": Kind("live", stop_and_go, is_gentle=True),
-    "flipped bit, at rest": Kind("rest", on_any_file(flip), REFUSED, weight=2),
-    "flipped bit, while running": Kind("live", on_any_file(flip), REFUSED),
-    "truncated file": Kind("rest", on_any_file(cut), REFUSED),
-    "deleted file": Kind("rest", on_any_file(lambda path, draw: path.unlink()), REFUSED),
-    "FIFO in place of a file": Kind("rest", on_any_file(make_fifo), REFUSED),
-    "lost status.json": Kind("live", lose_status, is_gentle=True),
-    "deleted newest checkpoint": Kind("rest", lose_newest, REFUSED),
-    "leftover temporary files": Kind("live", leave_litter, is_gentle=True),
-    "leftovers, at rest": Kind("rest", leave_litter),
-    "full disk (ENOSPC)": Kind("start", at(SAVING, 12, "raise:ENOSPC"), {74}),
-    "file size limit (EFBIG)": Kind("start", limited(resource.RLIMIT_FSIZE, 10_000, 3_000_000), {74}),
-    "too many open files (EMFILE)": Kind("start", limited(resource.RLIMIT_NOFILE, 12, 60), {2, 74}),
-    "slow disk": Kind("live", slow_disk, is_gentle=True),
-    "read-only folder, at rest": Kind("rest", forbid_writing, {2, 74}),
-    "read-only folder, while running": Kind("live", forbid_writing, {74}),
-    "clock jump": Kind("live", jump_clock, is_gentle=True),
-    "dead loader worker": Kind("live", kill_worker, {2, 74, 75}),
-    "folder moved, while running": Kind("live", move_folder, {2, 74, 75}),
-    "damaged index": Kind("live", spoil_index, is_gentle=True),
-    "stale lease": Kind("rest", leave_lease, {2}),
+    "SIGKILL at a random time": stop(sends(signal.SIGKILL), {-9}),
+    "SIGKILL at a fault point": armed(at(POINTS, 12, "kill"), {-9}, weight=2),
+    "kill in the rehearsal": armed(at(REHEARSAL, 1, "kill"), {-9}, weight=9, is_possible=Trial.is_new),
+    "kill in the resume": armed(in_resume, {-9}, is_possible=Trial.is_saved),
+    "kill in the final phase": armed(in_final_phase, {-9}, weight=2, is_possible=Trial.is_late),
+    "SIGKILL of the launcher": armed(of_parent(1, 14, prefix=LAUNCH), {-9}, is_possible=Trial.is_command),
+    "SIGKILL of the supervisor": armed(of_parent(10, 60, suffix=SUPERVISE), {-9}, is_possible=Trial.is_command),
+    KILLED: live(kill_trainer, {137}, weight=0),  # the supervisor gives up after six without a new update
+    "SIGTERM": stop(sends(signal.SIGTERM), {75, -15}),  # -15, -2: before or after the handlers
+    "SIGINT": stop(sends(signal.SIGINT), {130, -2}),
+    "lw stop": stop(ask_to_stop, {75}, is_possible=Trial.is_command),
+    "SIGSTOP, then SIGCONT": gentle(stop_and_go),
+    "flipped bit, at rest": rest(on_any_file(flip), weight=2),
+    "flipped bit, while running": live(on_any_file(flip)),
+    "truncated file": rest(on_any_file(cut)),
+    "deleted file": rest(on_any_file(lambda path, _: path.unlink())),
+    "FIFO in place of a file": rest(on_any_file(make_fifo)),
+    "lost status.json": gentle(lambda trial, _: trial.damage(trial.run / "status.json", Path.unlink)),
+    "deleted newest checkpoint": rest(lambda trial, _: trial.damage(trial.checkpoints()[-1], shutil.rmtree)),
+    "leftover temporary files": gentle(leave_litter),
+    "leftovers, at rest": rest(leave_litter),
+    "full disk (ENOSPC)": armed(at(SAVING, 12, "raise:ENOSPC"), {74}),
+    "file size limit (EFBIG)": armed(limited(resource.RLIMIT_FSIZE, 10_000, 3_000_000), {74}),
+    "too many open files (EMFILE)": armed(limited(resource.RLIMIT_NOFILE, 12, 60), {2, 74}),
+    "slow disk": gentle(weather(0, lambda draw, before: 0.0 if before else draw.uniform(0.05, 0.5))),  # per fsync
+    "read-only folder, at rest": rest(forbid_writing, {2, 74}),
+    "read-only folder, while running": live(forbid_writing, {74}),
+    "clock jump": gentle(weather(1, lambda draw, _: draw.choice([-1, 1]) * 10 ** draw.uniform(1, 7))),
+    "dead loader worker": live(kill_worker, {2, 74, 75}),
+    "folder moved, while running": live(move_folder, {2, 74, 75}),
+    "damaged index": gentle(spoil_index),
+    "stale lease": rest(leave_lease),
 }
