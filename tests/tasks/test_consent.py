@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
@@ -101,63 +102,51 @@ def test_code_of_a_folder_needs_the_users_word_once(squares, tmp_path, monkeypat
     refused(calls[1], tmp_path / "elsewhere")
 
 
-def test_a_foreign_run_reaches_nothing_outside_its_folder(squares, tmp_path, monkeypatch, capsys):
+def test_a_foreign_run_reaches_nothing_outside_its_folder(squares, tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
-    outside, path = tmp_path / "disk", tmp_path / "run"
+    path, outside, kept = tmp_path / "run", tmp_path / "disk", tmp_path / "kept"
     run = api.train(TASK, data=squares, output_dir=path, report_to="tensorboard", **SHORT)
-    (outside / ".tmp-mine").mkdir(parents=True)
-    shutil.move(path / "trackers", outside / "trackers")
+    outside.mkdir()
+    (path / "trackers").rename(outside / "trackers")
     (path / "trackers").symlink_to(outside / "trackers")
     assert run.resume(max_steps=3, quiet=True).status == "done"  # one's own may lie on another disk
     (path / "trackers").unlink()
     sent, task = api.Run(RunFolder(tmp_path / "sent")), get_task(TASK)
     shutil.copytree(path, sent.path)  # the same id, in another place
-    assert settle(task, config=path / "config.yaml").training.report_to == ["tensorboard"]
     assert sent.resume(max_steps=4, quiet=True).status == "done" and not (sent.path / "trackers").exists()
     assert "--report_to tensorboard starts them" in (sent.path / "log.txt").read_text()
-    image = str(next(squares.rglob("*.png")))
-    calls = [lambda: sent.resume(max_steps=5, quiet=True), sent.evaluate, lambda: sent.predict([image])]
-    calls.append(lambda: sent.export(tmp_path / "out"))
-    for name in ("checkpoints", "eval", "trackers/new", "model/README.md", "samples"):
-        link, kept = sent.path / name, tmp_path / "kept"
-        link.parent.mkdir(exist_ok=True)
-        link.rename(kept) if link.exists() else None
-        link.symlink_to(outside)
+    calls = [lambda: sent.resume(max_steps=5, quiet=True), sent.evaluate, lambda: sent.export(tmp_path / "out")]
+
+    def refused(what, calls=calls[:1]):
         for call in calls:
-            with pytest.raises(InputError, match=f"{name} is a link to {outside}") as caught:
+            with pytest.raises(InputError, match=what) as caught:
                 call()
             assert caught.value.code == "run.trust" and "--trust_run" in caught.value.fix
+
+    for name in ("checkpoints", "eval", "trackers", "model/README.md", "model/new"):
+        link = sent.path / name
+        link.rename(kept) if link.exists() else None
+        link.symlink_to(outside)
+        refused(f"{name} is a link to {outside}", calls)
         link.unlink()
         kept.rename(link) if kept.exists() else None
-    assert sorted(each.name for each in outside.iterdir()) == [".tmp-mine", "trackers"]
     config, plan = sent.folder.config, json.loads(sent.folder.data.read_text())
     config.write_text(f"output_dir: {outside}/planted\n{config.read_text()}")
-    assert not settle(task, config=config).is_given("output_dir")
-    used = api.train(TASK, config=config, data=squares, **{**SHORT, "max_steps": 1})
-    assert used.path.parent.name == "runs" and len(list(outside.iterdir())) == 2
-
-    def refused(call):
-        with pytest.raises(InputError, match="nobody/beacon would be looked up on the Hub"):
-            call()
-
-    monkeypatch.setattr("loopwright.sources.hub._import_datasets", lambda what: pytest.fail("it was looked up"))
-    (tmp_path / "nobody" / "beacon").mkdir(parents=True)  # load_dataset would follow the addresses in its README.md
+    assert api.train(TASK, config=config, data=squares, **SHORT).path.parent.name == "runs"
+    assert [each.name for each in outside.iterdir()] == ["trackers"]
+    hub = tmp_path / "nobody" / "beacon"  # load_dataset would follow the addresses in its README.md
+    hub.mkdir(parents=True)
     for kind in ({"kind": "hub"}, {"settings": {"kind": "hub", "split": "train"}}):
         files = [{**file, "path": "nobody/beacon", **kind} for file in plan["files"]]
         sent.folder.data.write_text(json.dumps({**plan, "files": files, "sha256": None}))
-        refused(calls[0])
-        refused(calls[1])
-        refused(lambda: sent.evaluate(allow_changed_data=True))
-    (tmp_path / "nobody" / "beacon").rmdir()
+        refused("nobody/beacon would be looked up", [*calls[:2], lambda: sent.evaluate(allow_changed_data=True)])
+    hub.rmdir()
     sent.folder.data.write_text(json.dumps({**plan, "sha256": None}))
-    config.write_text(config.read_text().replace(f'data: "{squares}"', 'data: "nobody/beacon"'))
-    refused(lambda: sent.resume(max_steps=5, allow_changed_data=True, quiet=True))
-    refused(lambda: api.train(TASK, config=config, **SHORT))
-    config.write_text(re.sub("(?m)^model: .*$", 'model: "nobody/beacon"', config.read_text()))
-    refused(lambda: api.train(TASK, config=config, data=squares, **SHORT))
     shutil.rmtree(sent.folder.checkpoints)
-    refused(calls[0])
-    config.write_text(config.read_text().replace("nobody/beacon", ""))
+    for name, again in (("data", {}), ("model", {"data": squares})):
+        config.write_text(re.sub(f"(?m)^{name}: .*$", f"{name}: nobody/beacon", config.read_text()))
+        changed = partial(sent.resume, allow_changed_data=True, quiet=True, **again)
+        refused("nobody/beacon would be", [changed, partial(api.train, TASK, config=config, **again, **SHORT)])
     settle(task, ["--trust_run"], config)
     assert settle(task, config=config).foreign is None  # remembered
 
@@ -197,40 +186,26 @@ def test_secrets_are_in_no_file_of_a_run(squares, tmp_path, monkeypatch):
 SECRETS = """
 +WANDB_API_KEY=S3CRET0123456789abcdef
 -password: S3CRET
-+password: correcthorses3cret
-+aws_secret_access_key = S3CRETXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY
-+PGPASSWORD="S3CRET1"
-export DB_PASSWORD=correcthorses3cret
-+AZURE_STORAGE_ACCOUNT_KEY: S3CRET+/efgh==
-  "client_secret": "S3CRET00",
-db.password=S3CRET22 # the old one
-curl -H 'Authorization: Bearer S3CRET0123456789'
-git clone https://S3CRET@github.com/x
-postgres://me:S3CRET@S3CRET@host/x
-https://host/x.csv?a=1&token=S3CRET01&b=2
-https://host/x?X-Amz-Signature=S3CRET%2F
-https://host/x?key=S3CRET01
-key = "-----BEGIN PRIVATE KEY-----\\nS3CRET\\n-----END PRIVATE KEY-----"
------BEGIN OPENSSH PRIVATE KEY-----
++aws_secret_access_key = S3CRETXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY; PGPASSWORD="S3CRET1" db.password=S3CRET22 # old
+export DB_PASSWORD=correcthorses3cret; AZURE_STORAGE_ACCOUNT_KEY: S3CRET+/efgh==, "client_secret": "S3CRET00"
+curl -H 'Authorization: Bearer S3CRET0123456789' https://S3CRET@github.com/x postgres://me:S3CRET@S3CRET@host/x
+x.csv?a=1&token=S3CRET01&b=2 x?X-Amz-Signature=S3CRET%2F x?key=S3CRET01 eyJS3CRET0000.S3CRET0000.S3CRET0000
+"-----BEGIN PRIVATE KEY-----\\nS3CRET\\n-----END PRIVATE KEY-----" -----BEGIN OPENSSH PRIVATE KEY-----
 +S3CRETb3BlbnNzaC1rZXk
 +-----END OPENSSH PRIVATE KEY-----
-eyJS3CRET0000.S3CRET0000.S3CRET0000
 """
 CODE_LINES = """
-tokenizer = AutoTokenizer.from_pretrained("bert-base")
-sorted(rows, key=lambda row: row[1])
-token = tokens[0]; token == "<|im_start|>"; token=args.hub_token, api_key=api_key
-eos_token = "<|endoftext|>"; max_tokens: 131072; max_token=100000
-password = getpass.getpass(); password: SecretStr; token: Optional[str] = None
-token = os.environ["HF_TOKEN"]; TOKEN=$(cat file); credentials=/etc/credentials.json
-def embed(token: torch.Tensor, key: str = "abcdefghijkl") -> None:
+tokenizer = AutoTokenizer.from_pretrained("bert-base"); sorted(rows, key=lambda row: row[1])
+token = tokens[0]; token == "<|im_start|>"; token=args.hub_token, api_key=api_key, key: str = "abcdefghijkl"
+eos_token = "<|endoftext|>"; max_tokens: 131072; max_token=100000; password: SecretStr; token: Optional[str] = None
+password = getpass(); token = os.environ["HF_TOKEN"]; TOKEN=$(cat file); credentials=/etc/credentials.json
 git+ssh://git@github.com/x https://github.com/a/b?tab=readme a@b.org
 """
 
 
 def test_secrets_of_every_common_form_are_hidden_and_code_is_not():
     shown = without_secrets(SECRETS)
-    assert "s3cret" not in shown.lower() and shown.count("<hidden>") == 18
+    assert "s3cret" not in shown.lower() and shown.count("<hidden>") == 17
     assert without_secrets(CODE_LINES) == CODE_LINES
 
 

@@ -8,15 +8,14 @@ from collections.abc import Sequence
 
 HIDDEN = "<hidden>"
 _WORDS = (
-    r"(?:token|secret|passw(?:or)?d|passphrase|pwd|credentials?|(?:api|access|account|secret|private|signing)[_-]?key)"
+    r"(?:token|secret|pass(?:word|wd|phrase)|pwd|credentials?|(?:api|access|account|private|secret[\w-]{0,30})[_-]?key)"
 )
-_NAME = re.compile(rf"(?i)(?:.*[_.-])?{_WORDS}|.*passw(?:or)?d|(?:.*[_.-])?secret[_.-].*key")
-# Of a tokenizer, or the current folder.
-_OTHER = re.compile(r"(?i)(?:.*_)?(?:pad|mask|unk|sep|cls|bos|eos|start|end)_token|(?:old)?pwd")
+_NAME = re.compile(rf"(?i)(?:.*[_.-])?{_WORDS}|.*passw(?:or)?d")
+_OTHER = re.compile(r"(?i)(?:.*_)?(?:pad|mask|unk|sep|cls|bos|eos|start|end)_token|(?:old)?pwd")  # no secrets
 # Each pattern takes linear time: it begins where no other match can, and after that either fails soon or succeeds.
 _ASSIGNED = re.compile(
-    rf"(?i)(?<![\w.-])([\w.-]{{0,60}}{_WORDS}(?:[_-]access[_-]key|[_-]key)?)"
-    r"([\"']?[ \t]{0,8}[:=][ \t]{0,8})(?:[\"']([^\"'\n]+)|([^\s\"'`,;()\[\]{}<>$]+))"
+    rf"(?i)(?<![\w.-])([\w.-]{{0,60}}{_WORDS})([\"']?[ \t]{{0,8}}[:=][ \t]{{0,8}})"
+    r"(?:[\"']([^\"'\n]+)|([^\s\"'`,;()\[\]{}<>$]+))"
 )
 _CODE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|[./~].*|\d{1,7}(?:\.\d*)?")  # a name, a path, a small number
 _USER = re.compile(r"(?<=://)(?!git@)[^/?#\s\"'<>]+(?=@)")
@@ -30,7 +29,7 @@ _FORM = re.compile(
 
 def is_secret(name: str) -> bool:
     """Whether a value of this name is one to keep secret, such as hub_token or WANDB_API_KEY, but not pad_token."""
-    return len(name) <= 200 and _NAME.fullmatch(name) is not None and _OTHER.fullmatch(name) is None
+    return _NAME.fullmatch(name) is not None and _OTHER.fullmatch(name) is None
 
 
 def without_secrets(text: str) -> str:
@@ -45,20 +44,15 @@ def without_secrets(text: str) -> str:
 def _hide_assigned(match: re.Match[str]) -> str:
     """Hide a value that is assigned to a secret name; code, such as the name of a variable or a call, stays."""
     name, sign, quoted, bare = match.groups()
-    is_password = "pass" in name.lower()
-    if quoted is not None:
-        is_value = len(quoted) >= (4 if is_password else 8) and HIDDEN not in quoted
-    elif match.string[match.end() : match.end() + 1] in tuple("([{<\"'$"):
-        is_value = False
-    elif _CODE.fullmatch(bare):
-        is_word = "." not in bare and bare[0] not in "/~" and not is_secret(bare)
-        is_env = sign == "=" and name.isupper()  # a line of .env or of a shell
-        has_digit = re.search(r"\d", bare) is not None
-        is_likely = is_env or has_digit or (is_password and bare.isalpha() and bare.islower())
-        is_value = is_word and is_likely and len(bare) >= (6 if is_password and has_digit else 8)
-    else:
-        is_value = len(bare) >= 6
-    return match[0][: -len(quoted or bare)] + HIDDEN if is_value and is_secret(name) else match[0]
+    value, is_password = quoted or bare, "pass" in name.lower()
+    is_code = quoted is None and match.string[match.end() : match.end() + 1] in tuple("([{<\"'$")
+    if quoted is None and _CODE.fullmatch(bare):
+        is_plain = is_password and len(bare) >= 8 and bare.isalpha() and bare.islower()
+        is_likely = is_plain or re.search(r"\d", bare) or (sign == "=" and name.isupper())  # of .env or a shell
+        is_code = is_code or not is_likely or "." in bare or bare[0] in "/~" or is_secret(bare)
+    if is_code or HIDDEN in value or len(value) < (6 if is_password else 8) or not is_secret(name):
+        return match[0]
+    return match[0][: -len(value)] + HIDDEN
 
 
 def command_without_secrets(words: Sequence[str]) -> list[str]:

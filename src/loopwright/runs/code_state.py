@@ -2,9 +2,8 @@
 
 Names are resolved by reading files of `.git`. Only the difference needs git. It runs with a folder of our own in place
 of `.git`: no configuration, hooks or attributes, a copy of the index, and the repository's objects, which are data.
-
-A repository may come from somebody else. It must not show what is outside it: its folders belong to this user, none of
-them is a link, it borrows no objects, and the names in its index stay inside the work tree.
+A repository must not show what is outside it: its folders are those of this user and no links, it borrows no objects,
+and the names in its index stay inside the work tree.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ _MOST_SECONDS = 10.0
 _MOST_BYTES = 4_000_000  # of a difference
 _MOST_REFS_BYTES = 16_000_000
 _MOST_INDEX_BYTES = 64_000_000
-_MOST_LINKS = 100  # places in the index that look like the name of a shared one
 _HASH = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _OUTSIDE = re.compile(rb"(?i)(?:\A|[\0/])(?:\.{0,2}|\.git)(?=[\0/])")  # in names that end in a null byte
 _CONFIG = "[core]\nrepositoryformatversion = 1\nbare = false\nbigFileThreshold = 8m\n"
@@ -70,8 +68,7 @@ def _git_folders(root: Path) -> tuple[Path, Path]:
         else:
             trees = re.findall(rb"(?m)^\s{0,9}worktree = (.+)$", _read(git_dir / "config"))
             back = os.path.join(os.fsdecode(trees[-1]), ".git") if trees else ""
-        if (git_dir / back).resolve() != named.resolve():
-            raise OSError(f"{git_dir} is the git folder of another work tree")
+        git_dir = git_dir if (git_dir / back).resolve() == named.resolve() else Path(os.devnull)
     for folder in (root, named, git_dir, common):
         if os.lstat(folder).st_uid != os.geteuid() or (folder != root and folder.is_symlink()):
             raise OSError(f"{folder} belongs to somebody else, or is a link")
@@ -129,11 +126,10 @@ def _copy_index(git_dir: Path, own: Path, num_bytes: int) -> None:
     """Copy the index and, if it is split, the shared one whose hash it has in its extension "link"."""
     index = _read(git_dir / "index", most_bytes=_MOST_INDEX_BYTES)
     (own / "index").write_bytes(index)
-    places = re.finditer(rb"(?s)link\0.{3}(.{%d})" % num_bytes, index)
-    for name in (f"sharedindex.{place[1].hex()}" for place in itertools.islice(places, _MOST_LINKS)):
-        if (git_dir / name).exists():
-            (own / name).write_bytes(_read(git_dir / name, most_bytes=_MOST_INDEX_BYTES))
-            break
+    places = itertools.islice(re.finditer(rb"(?s)link\0.{3}(.{%d})" % num_bytes, index), 100)
+    files = (git_dir / f"sharedindex.{place[1].hex()}" for place in places)
+    for file in itertools.islice(filter(Path.exists, files), 1):
+        (own / file.name).write_bytes(_read(file, most_bytes=_MOST_INDEX_BYTES))
 
 
 def _output(command: list[str], place: Path, environment: dict[str, str], most: int) -> bytes | None:

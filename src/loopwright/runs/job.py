@@ -37,7 +37,7 @@ from loopwright.stepping.graphs import check_graphs
 from loopwright.tasks.adapters import add_adapters, freeze, set_dropout
 from loopwright.tasks.arguments import MODEL_FLAGS, NOT_FOLLOWED
 from loopwright.tasks.base import Job, Origin, Task
-from loopwright.tasks.consent import check_hub
+from loopwright.tasks.consent import check_foreign
 from loopwright.tasks.data import RunData
 from loopwright.tasks.pretrained import consenting
 from loopwright.tasks.scoring import finite
@@ -315,7 +315,7 @@ def given_origin(task: Task, settings: Settings) -> Origin:
     if settings.module is not None or settings.args.model is None:
         return Origin(None, module=settings.module)
     if ":" not in settings.args.model:  # a Python object, which needs another consent
-        check_hub(settings, settings.args.model)
+        check_foreign(settings, settings.args.model)
     name = task.find_model(settings.args.model)
     with consenting(settings.args):
         task.check_model(name)

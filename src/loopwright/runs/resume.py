@@ -20,7 +20,7 @@ from loopwright.runs.start import DATA_FLAGS, Outcome, print_left_out
 from loopwright.sources import DataPlan, check_unchanged
 from loopwright.tasks import get_task
 from loopwright.tasks.base import Task
-from loopwright.tasks.consent import check_hub, check_links
+from loopwright.tasks.consent import check_foreign
 from loopwright.tasks.data import RunData
 from loopwright.tasks.pretrained import CONSENTS
 
@@ -50,7 +50,7 @@ def _resume(
     config = config_of(folder)
     settings = replace(settle(task, changes, config), module=module)
     _check_changes(settings, folder)
-    check_links(settings, folder)
+    check_foreign(settings, links=True)
     screen.attach(folder)
     shown = [f"{name}={value}" for name, value in changes.items()] if isinstance(changes, Mapping) else changes
     screen.print(f"resume {folder.id}  {' '.join(command_without_secrets(shown))}")
@@ -102,10 +102,10 @@ def _same_plan(task: Task, settings: Settings, folder: RunFolder, progress: Read
         fix = "leave it out, or start a new run"
         raise InputError("args.value", "a resumed run keeps its splits", fix=fix, flag="--group_column")
     if not settings.given & set(DATA_FLAGS) and not is_changed_allowed:
-        check_hub(settings, files=plan.files)
+        check_foreign(settings, files=plan.files)
         check_unchanged(plan, progress)
         return plan
-    check_hub(settings, *(getattr(settings.args, name) for name in DATA_FLAGS))
+    check_foreign(settings, *(getattr(settings.args, name) for name in DATA_FLAGS))
     fresh = task.preflight(settings.args, progress)
     is_same = [file.sha256 for file in fresh.files] == [file.sha256 for file in plan.files]
     if not is_same and not is_changed_allowed:

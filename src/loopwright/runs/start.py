@@ -23,7 +23,7 @@ from loopwright.runs.settings import Settings, check_trackers, settle
 from loopwright.sources import DataPlan
 from loopwright.tasks import get_task
 from loopwright.tasks.base import Task
-from loopwright.tasks.consent import check_hub, trusts
+from loopwright.tasks.consent import check_foreign, trusts
 from loopwright.tasks.data import RunData
 from loopwright.version import package_version
 
@@ -100,7 +100,7 @@ def check_files(task: Task, settings: Settings, screen: Screen, known: DataPlan 
             "there is no data: neither --data nor --train_file is given",
             fix=f"--data FILE   or   lw demo {task.name}",
         )
-    check_hub(settings, *(getattr(settings.args, name) for name in DATA_FLAGS))
+    check_foreign(settings, *(getattr(settings.args, name) for name in DATA_FLAGS))
     screen.print(f"loopwright {package_version()} · {task.name}")
     print_left_out(settings, screen)
     with ReadingProgress(screen) as progress:

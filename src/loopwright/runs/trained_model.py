@@ -16,7 +16,7 @@ from loopwright.runs.settings import settle
 from loopwright.sources import DataPlan, check_unchanged
 from loopwright.tasks import get_task
 from loopwright.tasks.base import Origin, Task
-from loopwright.tasks.consent import check_hub, check_links
+from loopwright.tasks.consent import check_foreign
 from loopwright.tasks.data import RunData
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def load_run(
 
     task = task_of_run(folder)
     settings = settle(task, changes or {}, config_of(folder))
-    check_links(settings, folder)
+    check_foreign(settings, links=True)
     prepare_torch(settings)
     model_source(folder)  # before the look whether it is finished: a killed process may have moved it
     is_finished = folder.is_finished
@@ -66,7 +66,7 @@ def evaluate_run(
     settings = settle(task, changes or {}, config_of(folder))
     limit = settings.args.max_eval_samples
     if data is None:
-        check_hub(settings, files=own.files)
+        check_foreign(settings, files=own.files)
         if not allow_changed_data:
             with ReadingProgress(screen) as progress:
                 check_unchanged(own, progress)

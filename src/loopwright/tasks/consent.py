@@ -54,31 +54,26 @@ def trusts(run: RunFolder, is_given: bool = False) -> bool:
     return is_given or is_remembered(*word)
 
 
-def refuse_foreign(settings: Any, what: str) -> None:
-    """Refuse something that only a run of this user may do."""
-    if settings.foreign is not None:
+def check_foreign(settings: Any, *names: Any, files: Sequence[DataFile] = (), links: bool = False) -> None:
+    """Refuse what leads out of a run that the user neither created here nor trusts; nothing is looked up.
+
+    Names that this call does not give itself and that are no local files are of the Hub. `files` are those of the data.
+    """
+    if settings.foreign is None:
+        return
+    hub = [name for name in names if name not in (None, *settings.args.typed) and not os.path.exists(name)]
+    hub += [file.path for file in files if "hub" in (file.kind, file.settings.get("kind"))]
+    found, root = [f"{name} would be looked up on the Hub" for name in hub], os.path.realpath(settings.foreign.path)
+    for place, folders, others in os.walk(root) if links else ():
+        paths = {path: os.path.realpath(path) for path in (os.path.join(place, name) for name in (*folders, *others))}
+        found += [f"{path} is a link to {to}" for path, to in paths.items() if not to.startswith(root + os.sep)]
+    for what in found:
         raise InputError(
             "run.trust",
             f"{what}, and {settings.foreign.path} is not a run that you created here",
             fix="look into the folder; if you trust the run, add --trust_run (in Python: trust_run=True)",
             flag="--trust_run",
         )
-
-
-def check_links(settings: Any, run: RunFolder) -> None:
-    """Refuse links that lead out of a run: what the run reads, writes or removes there is somebody else's choice."""
-    root = os.path.realpath(run.path)
-    for folder, folders, files in os.walk(root) if settings.foreign is not None else ():
-        for path in (os.path.join(folder, name) for name in (*folders, *files)):
-            if os.path.islink(path) and not (target := os.path.realpath(path)).startswith(root + os.sep):
-                refuse_foreign(settings, f"{path} is a link to {target}")
-
-
-def check_hub(settings: Any, *names: Any, files: Sequence[DataFile] = ()) -> None:
-    """Refuse names to look up on the Hub that come from a run and not from this call; nothing is looked up."""
-    found = [name for name in names if name not in (None, *settings.args.typed) and not os.path.exists(name)]
-    for name in (*found, *(file.path for file in files if "hub" in (file.kind, file.settings.get("kind")))):
-        refuse_foreign(settings, f"{name} would be looked up on the Hub")
 
 
 def check_code(name: str, flag: str, args: Any) -> None:
