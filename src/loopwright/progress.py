@@ -95,7 +95,7 @@ class StopReason(str):
         return given if isinstance(given, cls) else cls(str(cause))
 
 
-def rule_of(decider: Any) -> dict[str, Any]:
+def rule_of(decider: Any) -> dict[str, str]:
     """Return the rule by which a callback or trainer stops a run: its class, plain attributes, and numbers in its code.
 
     Our own code is left out, and so are paths and long numbers: nobody types these, they come from a clock.
@@ -113,7 +113,7 @@ def rule_of(decider: Any) -> dict[str, Any]:
             held |= {f"{name}.{index}": each for index, each in enumerate(values) if not isinstance(each, str)}
     plain = {name: each for name, each in held.items() if isinstance(each, (bool, int, float, str)) and name[-1] != "_"}
     is_typed = {name: "/" not in each if isinstance(each, str) else len(str(each)) < 10 for name, each in plain.items()}
-    return {"class": type(decider).__name__, **{name: each for name, each in plain.items() if is_typed[name]}}
+    return {"class": type(decider).__name__, **{name: repr(each) for name, each in plain.items() if is_typed[name]}}
 
 
 @dataclass(slots=True)

@@ -8,7 +8,8 @@ import pytest
 import toys
 from distributed.test_failures import is_alive, wait_until
 from loopwright.cli import main
-from loopwright.run_folder.layout import forget_stop
+from loopwright.run_folder import RunFolder
+from loopwright.runs.ownership import Ownership
 from tasks.reviews import events
 
 WORDS = ["train", "text-classification", "--data", "reviews.csv", "--batch", "8", "--threads", "1", "--lr", "2e-3"]
@@ -71,8 +72,10 @@ def test_a_request_to_stop_outlives_a_restart_but_not_its_run(tmp_path, monkeypa
     for begun, is_kept in (("inf", False), (time.time() + 60, False), (time.time() - 60, True)):
         monkeypatch.setenv("LOOPWRIGHT_BEGUN", str(begun))
         (tmp_path / "stop").write_text("stop")
-        forget_stop(tmp_path)
-        assert (tmp_path / "stop").exists() == is_kept
+        owner = Ownership()
+        owner.take(RunFolder(tmp_path), "start")
+        assert owner.is_asked_to_stop() == is_kept
+        owner.release()
 
 
 def test_what_cannot_be_supervised_is_refused(capsys, monkeypatch, reviews):

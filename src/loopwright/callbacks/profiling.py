@@ -180,7 +180,10 @@ class ProfileCallback(TrainerCallback):
         self._is_over = True
         total = dict.fromkeys((*PHASES, GRAPH_PHASE), 0.0)
         for marks, waited, is_graph in self._updates:
-            intervals = [(name, _between(before, at)) for (_, before), (name, at) in pairwise(marks)]
+            intervals = [
+                (name, float(at - before) if isinstance(before, float) else before.elapsed_time(at) / 1e3)
+                for (_, before), (name, at) in pairwise(marks)
+            ]
             add_phases(total, intervals, waited, is_graph)
         is_eager = any(total[name] for name in ("forward", "backward", "optimizer")) or not total[GRAPH_PHASE]
         shown = (*PHASES, GRAPH_PHASE) if is_eager else ("data", GRAPH_PHASE, "other")
@@ -297,7 +300,3 @@ def _now(device: torch.device) -> Any:
     event = torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(device))
     return event
-
-
-def _between(first: Any, second: Any) -> float:
-    return float(second - first) if isinstance(first, float) else float(first.elapsed_time(second)) / 1e3

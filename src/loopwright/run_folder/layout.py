@@ -41,7 +41,6 @@ from loopwright.run_folder.files import (
     write_atomically,
     write_json,
 )
-from loopwright.run_folder.parent import BEGUN_VARIABLE
 from loopwright.run_folder.status import read as read_status
 
 RUNS: Final = "runs"
@@ -172,13 +171,6 @@ def _is_name(value: Any) -> bool:
 def runs_in(root: Path) -> list[Path]:
     """Return the run folders in a folder, by name; hidden ones are being created, and links lead to others."""
     return [path for path in sorted(root.glob("[!.]*")) if (path / RUN_FILE).exists() and not path.is_symlink()]
-
-
-def forget_stop(folder: Path) -> None:
-    """Remove a request to stop an earlier run; one since a supervisor or launcher began holds after a restart too."""
-    with contextlib.suppress(FileNotFoundError):
-        if (folder / STOP).stat().st_mtime < float(os.environ.get(BEGUN_VARIABLE, "inf")):
-            (folder / STOP).unlink()
 
 
 def find_run(name: str | Path) -> RunFolder:

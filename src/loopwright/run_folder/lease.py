@@ -101,7 +101,7 @@ class Lease:
         self.is_continued = False
         self._phase = phase
         self._previous: Owner | None = None
-        self._loss: LeaseError | None = None
+        self.loss: LeaseError | None = None  # a heartbeat found the folder moved, deleted or taken over
         self._writing = threading.RLock()  # never acquired in a forked child, where nobody would release it
         self._thread: threading.Thread | None = None
         self._has_ended = threading.Event()
@@ -138,7 +138,8 @@ class Lease:
         try:
             self._descriptor = open_regular(self._folder / LOCK, _LOCK_FLAGS)
             is_locked = self._take_lock()
-            previous = earlier._previous if earlier is not None else self._read_previous(is_locked)
+            stale_seconds = self._stale_seconds if is_locked else math.inf
+            previous = earlier._previous if earlier is not None else _read_owner(self._path, stale_seconds)
             if previous is not None and earlier is None and self._may_be_alive(previous, is_locked):
                 raise LeaseError(
                     f"{self._folder} is in use by {_describe(previous)}. Wait for it to end, or stop it. If you are "
@@ -155,7 +156,7 @@ class Lease:
             del _held[key]
             raise
         self._key, self._previous = key, previous
-        self._loss = None
+        self.loss = None
         self._next_heartbeat = time.monotonic() + self._stale_seconds / _HEARTBEATS_PER_STALE
         self._has_ended.clear()
         self._thread = threading.Thread(target=self._keep_alive, name="loopwright lease", daemon=True)
@@ -170,18 +171,13 @@ class Lease:
         """
         if self._owner is None or self._key[2] != os.getpid():
             return
-        if self._loss is None:
+        if self.loss is None:
             if time.monotonic() < self._next_heartbeat:
                 return
             with self._writing:
                 self._beat()
-        if self._loss is not None:
-            raise self._loss
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether a heartbeat found the folder moved, deleted or taken over."""
-        return self._loss is not None
+        if self.loss is not None:
+            raise self.loss
 
     def _beat(self) -> None:
         if self._owner is None or time.monotonic() < self._next_heartbeat:  # the other thread was faster
@@ -190,12 +186,12 @@ class Lease:
         try:
             if not self.still_ours():
                 text = f"{self._folder} no longer belongs to this process: another run took it over"
-                self._loss = LeaseError(text)
+                self.loss = LeaseError(text)
                 return
             self._owner = replace(self._owner, heartbeat=time.time())
             write_json(self._path, asdict(self._owner))
         except LeaseError as error:
-            self._loss = error
+            self.loss = error
         except OSError as error:
             if self.problem is None:
                 _logger.warning("cannot write %s: %s; training continues", self._path, error)
@@ -206,7 +202,7 @@ class Lease:
     def _keep_alive(self) -> None:
         """Write heartbeats while the owner is too busy, until the lease is released or lost."""
         period = max(self._stale_seconds / _LOOKS_PER_STALE, _SHORTEST_LOOK_SECONDS)
-        while self._loss is None and not self._has_ended.wait(period):
+        while self.loss is None and not self._has_ended.wait(period):
             with self._writing:
                 self._beat()
 
@@ -305,16 +301,6 @@ class Lease:
                 raise LeaseError(f"{text} Wait for it to end, stop it, or use another folder.", owner)
             time.sleep(0.02)
 
-    def _read_previous(self, is_locked: bool) -> Owner | None:
-        """Return the owner in lease.json; None for a damaged file if the lock decides, or nobody has renewed it."""
-        try:
-            return _read_owner(self._path)
-        except LeaseError:
-            is_old = time.time() - os.lstat(self._path).st_mtime >= self._stale_seconds
-            if not is_locked or not (is_old or (_boot_id() or LEASE).encode() in read_bytes(self._path)):
-                raise
-            return None
-
     def _may_be_alive(self, owner: Owner, is_locked: bool) -> bool:
         """Return whether the owner in lease.json must be presumed alive, though nobody else has the lock."""
         if _runs(owner):
@@ -348,7 +334,8 @@ def live_owner(folder: Path) -> Owner | None:
     return owner if time.time() - owner.heartbeat < _STALE_SECONDS else None
 
 
-def _read_owner(path: Path) -> Owner | None:
+def _read_owner(path: Path, stale_seconds: float = math.inf) -> Owner | None:
+    """Return the owner in lease.json; None for a damaged file that is stale, or of this machine, if any may be."""
     try:
         content = read_json(path)
         if content is None:
@@ -357,15 +344,17 @@ def _read_owner(path: Path) -> Owner | None:
         named = [field for field in fields(Owner) if field.name in content or field.default is MISSING]
         return Owner(**{field.name: kinds[str(field.type)](content[field.name]) for field in named})
     except (LookupError, TypeError, ValueError, OverflowError) as error:
+        is_old = time.time() - os.lstat(path).st_mtime >= stale_seconds
+        # On this machine the lock decides.
+        if is_old or (stale_seconds < math.inf and (_boot_id() or LEASE).encode() in read_bytes(path)):
+            return None
         raise LeaseError(
             f"{path} does not name the owner of the folder: {error!r}. If it has none, delete the file."
         ) from None
 
 
 def _describe(owner: Owner | None) -> str:
-    if owner is None:
-        return "an unknown process"
-    return f"{owner} (last heartbeat {time.time() - owner.heartbeat:.0f} s ago)"
+    return f"{owner} (last heartbeat {time.time() - owner.heartbeat:.0f} s ago)" if owner else "an unknown process"
 
 
 def _runs(owner: Owner) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from loopwright.run_folder.files import remove_leftovers, write_json
-from loopwright.run_folder.layout import STOP, forget_stop
+from loopwright.run_folder.layout import STOP
 from loopwright.run_folder.lease import Lease, LeaseError, Owner
 from loopwright.run_folder.metrics_log import MetricsLog
 from loopwright.run_folder.status import RunStatus
@@ -21,12 +21,6 @@ _STOP_SECONDS: Final = 0.5  # how often to look for the file that stops a run
 _OWN_NAMES: Final = frozenset(("event", "update", "epoch", "seconds", "time", "nonfinite"))
 
 _logger = logging.getLogger("loopwright")
-
-
-class _History(Protocol):
-    def get_metric_names(self) -> Iterable[str]: ...
-
-    def get_metric_values(self, metric_name: str) -> Iterable[Any]: ...
 
 
 class RunRecord:
@@ -63,7 +57,7 @@ class RunRecord:
         try:
             remove_leftovers(self.folder)
             if not self._lease.is_continued:
-                forget_stop(self.folder)
+                (self.folder / STOP).unlink(missing_ok=True)  # it was for a run that has ended
             self._log = MetricsLog(self.folder / METRICS)
             self._status = RunStatus(self.folder)
         except BaseException:
@@ -96,7 +90,7 @@ class RunRecord:
         if self.listener is not None:
             self.listener(record)
 
-    def write_metrics(self, event: str, history: _History, /, **fields: Any) -> None:
+    def write_metrics(self, event: str, history: Any, /, **fields: Any) -> None:
         """Append the last values of the metrics recorded since the previous call; a no-op if there are none."""
         if self._log is None:
             return
@@ -115,7 +109,7 @@ class RunRecord:
         """Change fields of status.json; see `RunStatus.update`."""
         if self._lease is not None and self._status is not None:
             self._lease.last_saved = fields.get("last_checkpoint", self._lease.last_saved)
-            if not self._lease.is_lost:
+            if self._lease.loss is None:
                 self._status.update(**fields)
 
     def keep(self, name: str, content: Mapping[str, Any]) -> Path | None:

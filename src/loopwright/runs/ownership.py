@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
+from pathlib import Path
 
 from loopwright.run_folder import Lease, RunFolder
-from loopwright.run_folder.layout import STOP, forget_stop
+from loopwright.run_folder.layout import STOP
+from loopwright.run_folder.parent import BEGUN_VARIABLE
 
 _HEED_SECONDS = 0.5
 TRIALS = ".trial-"  # the start of the folders of rehearsal and timing
@@ -32,7 +35,7 @@ class Ownership:
         lease = Lease(folder.path, yields=True, phase=phase)
         lease.acquire()
         if self._folder is None:  # the first phase
-            forget_stop(folder.path)
+            _forget_stop(folder.path / STOP)
             for leftover in (*folder.path.glob(".new-*"), *folder.path.glob(f"{TRIALS}*")):
                 shutil.rmtree(leftover, ignore_errors=True)
         self._folder, self._lease = folder, lease
@@ -65,3 +68,10 @@ class Ownership:
     def release(self) -> None:
         if self._lease is not None:
             self._lease.release()
+
+
+def _forget_stop(file: Path) -> None:
+    """Remove a request to stop an earlier run; one since a supervisor or launcher began holds after a restart too."""
+    with contextlib.suppress(FileNotFoundError):
+        if file.stat().st_mtime < float(os.environ.get(BEGUN_VARIABLE, "inf")):
+            file.unlink()

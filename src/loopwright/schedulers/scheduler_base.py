@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from numbers import Number
 from typing import Any, TypeAlias
 
 import torch
@@ -99,7 +98,9 @@ class SchedulerBase(ABC):
 
     def _update_param_groups(self, values: float | torch.Tensor | Iterable[Any]) -> None:
         groups = self.optimizer.param_groups
-        per_group = [values] * len(groups) if _is_single(values) else list(values)  # type: ignore[arg-type]
+        # A 0-d array or tensor has __iter__ but cannot be iterated.
+        is_several = isinstance(values, Iterable) and getattr(values, "ndim", None) != 0
+        per_group = list(values) if is_several else [values] * len(groups)  # type: ignore[arg-type]
         if len(per_group) != len(groups):
             raise ConfigError(
                 f"{type(self).__name__}.get_updated_values gave {len(per_group)} values for {len(groups)} "
@@ -145,11 +146,6 @@ class StatefulSchedulerBase(SchedulerBase):
         attributes = {key: value for key, value in state_dict.items() if key != "num_updates"}
         super().load_state_dict(attributes)
         self._num_updates = int(state_dict.get("num_updates", self._num_updates))
-
-
-def _is_single(values: Any) -> bool:
-    # A 0-d array or tensor has __iter__ but cannot be iterated.
-    return isinstance(values, Number) or getattr(values, "ndim", None) == 0 or not isinstance(values, Iterable)
 
 
 def _plain(value: Any) -> Any:

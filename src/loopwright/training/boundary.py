@@ -12,9 +12,8 @@ from loopwright.back_reference import BackReference
 from loopwright.data import Window
 from loopwright.engine.processes import gather_objects
 from loopwright.errors import StopTrainingError
-from loopwright.progress import TRAINED, StopKind, StopReason, rule_of
+from loopwright.progress import TRAINED, StopKind, StopReason
 from loopwright.stepping.eager import is_foreign
-from loopwright.training.hyper_parameters import as_json
 
 if TYPE_CHECKING:
     from loopwright.training.run import TrainingRun
@@ -32,7 +31,7 @@ class Boundary:
     def __init__(self, run: TrainingRun) -> None:
         self.run = run
         self._stop: StopReason | None = None  # being served
-        self.rules: dict[int, dict[str, Any]] = {}  # as the run began; see `take_rules`
+        self.rules: dict[int, dict[str, str]] = {}  # as the run began, by the id of the callback or trainer
 
     def decision(self) -> StopReason | None:
         """Return why the run ends by its own rules, if it does; a signal or a stop file interrupts it instead."""
@@ -44,12 +43,6 @@ class Boundary:
         """Return who may stop the run, its callbacks and its trainer; first the callback whose event runs, if any."""
         trainer = self.run.trainer
         return [trainer.callback_handler.calling or trainer, *trainer.callback_handler, trainer]
-
-    def take_rules(self) -> dict[int, dict[str, Any]]:
-        """Return the current rules by the id of the callback or trainer, and keep them if they are the first."""
-        rules = {id(each): as_json(rule_of(each)) for each in self.deciders()}
-        self.rules = self.rules or rules
-        return rules
 
     def stay_ended(self, reason: StopReason) -> None:
         """End a resumed run at once: it had ended by its own rules."""
@@ -94,7 +87,9 @@ class Boundary:
             requests.evaluate = False
             with run.logbook.spending("evaluation"):
                 run.trainer._run_eval_epoch(run.eval_loader, is_intermediate=True)
-            stop = stop or self._signal_to_stop()
+            if stop is None and not run.engine.is_distributed:  # several processes agree a little later
+                self.heed_signals()  # of a signal that came meanwhile
+                stop, requests.stop = requests.stop, None
         run.checkpoints.serve()
         if stop is not None:
             raise StopTrainingError(stop)
@@ -160,14 +155,6 @@ class Boundary:
         elif run.logbook.record.is_asked_to_stop():
             text = "Found a stop file in the run folder: stopping gracefully"
             run.trainer.request_stop(StopReason(text, StopKind.FILE))
-
-    def _signal_to_stop(self) -> StopReason | None:
-        """Return why to stop if a signal came while requests were served; several processes agree a little later."""
-        if self.run.engine.is_distributed:
-            return None
-        self.heed_signals()
-        reason, self.run.requests.stop = self.run.requests.stop, None
-        return reason
 
     def plan_agreement(self) -> None:
         """Decide when the processes agree on requests; called when an epoch begins.

@@ -27,7 +27,7 @@ from loopwright.engine.seeding import generator_states, restore_generator_states
 from loopwright.engine.sharding import is_sharded, local, mesh_of, reshard
 from loopwright.errors import CheckpointError, ConfigError
 from loopwright.failpoints import failpoint
-from loopwright.progress import StopReason
+from loopwright.progress import StopReason, rule_of
 from loopwright.run_folder import LeaseError
 from loopwright.training.hyper_parameters import as_json, hyper_parameters
 from loopwright.training.model_files import check_class, check_shapes
@@ -95,7 +95,7 @@ class RunCheckpoints:
                 "data": sizes_of(train_dataset=run.train_loader, eval_dataset=run.eval_loader),
             }
         )
-        run.boundary.take_rules()
+        run.boundary.rules = {id(each): rule_of(each) for each in run.boundary.deciders()}
         modules = {"model": run.bare_model(), "loss_func": run.trainer.loss_func}
         self.modules, self.hidden = describe_modules(**modules), HiddenState(**modules)
         names = parameter_names(**modules)

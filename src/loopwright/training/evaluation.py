@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -188,13 +188,8 @@ def _of_all_processes(output: Any, engine: Engine) -> list[Any]:
     leaves = [gather_parts(tensor, engine.device) for tensor in iter_tensors(output)] if engine.is_distributed else []
     if not leaves:
         return [map_tensors(output, lambda tensor: tensor.detach().cpu())]
-    of_processes = [parts for parts in zip(*leaves, strict=True) if any(len(part) for part in parts)]
-    return [_with_tensors(output, parts) for parts in of_processes]
-
-
-def _with_tensors(output: Any, tensors: Iterable[torch.Tensor]) -> Any:
-    remaining = iter(tensors)
-    return map_tensors(output, lambda _: next(remaining).cpu())
+    of_processes = [iter(parts) for parts in zip(*leaves, strict=True) if any(len(part) for part in parts)]
+    return [map_tensors(output, lambda _, rest=rest: next(rest).cpu()) for rest in of_processes]  # type: ignore[misc]
 
 
 def training_modes(model: Any) -> list[tuple[nn.Module, bool]]:

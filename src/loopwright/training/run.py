@@ -36,7 +36,7 @@ from loopwright.engine.signals import SignalWatch
 from loopwright.errors import StopTrainingError
 from loopwright.failpoints import failpoint
 from loopwright.keys import forward_key
-from loopwright.progress import EVALUATED, FINISHED, TRAINED, TRAINING, Progress, Requests, StopReason
+from loopwright.progress import EVALUATED, FINISHED, TRAINED, TRAINING, Progress, Requests, StopReason, rule_of
 from loopwright.results import TrainResult
 from loopwright.schedulers import StatefulSchedulerBase
 from loopwright.settings import RunSettings
@@ -292,8 +292,9 @@ class TrainingRun:
         """Return why to stop, with the rule that decided it."""
         reason = StopReason.of(cause)
         if reason.rule is None:
-            key, now = next(iter(self.boundary.take_rules().items()))
-            begun = self.boundary.rules.get(key, now)  # with the values of now: the same object may continue the run
+            decider = self.boundary.deciders()[0]
+            now = rule_of(decider)  # too: the same object may continue the run
+            begun = self.boundary.rules.get(id(decider), now)
             reason.rule = {name: [value, now.get(name)] for name, value in begun.items()}
         return reason
 
