@@ -1,21 +1,31 @@
 """A damaged file of a run folder, or a pipe in its place, is refused by name, repaired or harmless; nothing waits."""
 
 import contextlib
+import copy
 import json
 import os
 import random
 import shutil
 import signal
 import time
+import tracemalloc
+from collections import Counter
 
+import numpy as np
 import pytest
 
+from checkpoint.test_hostile_files import replace
 from loopwright import api, cli
 from loopwright.data.buckets import sample_lengths
-from loopwright.errors import LoopwrightError
+from loopwright.errors import CheckpointError, LoopwrightError
+from loopwright.metrics import paired
 from loopwright.report import write_report
-from loopwright.run_folder import find_run, note_in_index, runs_root
+from loopwright.run_folder import DamagedFileError, find_run, note_in_index, runs_root
+from loopwright.run_folder.files import read_json, sealed
 from loopwright.run_folder.summaries import list_runs
+from loopwright.runs.trained_model import load_run
+from loopwright.runs.weights import best_checkpoint, load_weights
+from loopwright.sources import DataPlan
 
 
 @contextlib.contextmanager
@@ -154,3 +164,62 @@ def test_a_record_of_any_type_does_not_stop_a_report(finished, tmp_path):
         path.write_bytes(b"\0\n" + b"".join(json.dumps(record).encode() + b"\n" for record in [*odd, *records]))
     started = time.monotonic()
     assert "<html" in write_report(run.path).read_text() and time.monotonic() - started < 5
+
+
+ODD = (None, True, -1, 10**30, 0.5, "", [], [1], {}, {"a": 1})
+
+
+def replaced(value, draw, depth=0):
+    """Return JSON with one value of another kind, or without it."""
+    if depth and (not isinstance(value, (dict, list)) or not value or draw.random() < 0.2):
+        return draw.choice(ODD)
+    changed = copy.copy(value)
+    place = draw.choice(list(value) if isinstance(value, dict) else range(len(value)))
+    changed[place] = replaced(value[place], draw, depth + 1)
+    if draw.random() < 0.1:
+        del changed[place]
+    return changed
+
+
+@pytest.mark.parametrize("name", ["result.json", "status.json", "data.json", "run.json", "checkpoints/best.json"])
+def test_a_value_of_any_kind_under_a_right_seal_is_refused_by_the_file_s_name_or_harmless(finished, tmp_path, name):
+    run = find_run(shutil.copytree(finished.path, tmp_path / "run"))
+    content, draw, refused = read_json(run.path / name), random.Random(name), 0
+    uses = [lambda: list_runs(tmp_path), lambda: DataPlan.read(run.data), lambda: best_checkpoint(run)]
+    uses += [lambda: run.metadata, lambda: run.is_finished]
+    for _ in range(40):
+        (run.path / name).write_text(json.dumps(sealed(replaced(content, draw))))
+        write_report(run.path)  # which leaves a file out that cannot be read
+        for use in uses:
+            try:
+                use()
+            except LoopwrightError as error:
+                refused += name.rpartition("/")[2] in str(error)
+    assert refused >= 5
+
+
+def test_a_small_file_of_rows_that_unpacks_to_much_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(paired, "_MOST_BYTES", 1 << 20)
+    np.savez_compressed(tmp_path / "rows.npz", a=np.zeros(3), b=np.zeros(5_000_000, np.int8))
+    tracemalloc.start()
+    with pytest.raises(DamagedFileError, match="unpacked, it takes 5,000,.* bytes, and 1,048,576 are the limit"):
+        paired.read_rows(tmp_path / "rows.npz")
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    tracemalloc.stop()
+
+
+def test_whatever_the_state_of_a_checkpoint_says_its_weights_are_loaded_or_refused(finished, tmp_path):
+    run = find_run(shutil.copytree(finished.path, tmp_path / "run"))
+    job, path, outcomes = load_run(run), best_checkpoint(run), Counter()
+    original = (path / "state.json").read_bytes()
+    for seed in range(60):
+        content, draw = json.loads(original), random.Random(seed)
+        name = draw.choice(["model_extra", "callbacks", "hidden", "tied"])
+        content["state"][name] = draw.choice([*ODD, [{"class": 1}], {"model.weight": [1]}, {"no.such": 2}])
+        replace(path, "state.json", json.dumps(content).encode())
+        try:
+            load_weights(job, run)
+            outcomes["loaded"] += 1
+        except CheckpointError as error:
+            outcomes[error.code] += 1
+    assert set(outcomes) == {"loaded", "checkpoint.none"} and outcomes["checkpoint.none"] > 20

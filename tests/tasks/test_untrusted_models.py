@@ -176,6 +176,7 @@ VALUES = [
 def test_a_damaged_model_folder_is_the_user_s_error_and_names_the_file(train, folder, monkeypatch):
     cases = [(file, content) for file, contents in DAMAGE.items() for content in contents]
     cases += [("config.json", values) for values in VALUES]
+    (folder / "labels.json").write_text('["a", "b"]')  # of somebody else, and sound
     for file, content in cases:
         path = folder / file
         before = path.read_bytes()

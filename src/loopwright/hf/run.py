@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint import Checkpointing, read
 from loopwright.checkpoint.fingerprint import Change
+from loopwright.checkpoint.store import refusing_damage
 from loopwright.data import Share, adopt
 from loopwright.engine.processes import gather_objects, sum_over_processes
 from loopwright.engine.sharding import load_weights
@@ -383,5 +384,6 @@ class HfRun(TrainerCallback):
             text = f"The best checkpoint {path} is gone: the model keeps the weights of the last update"
             core.notify("best.missing", text, path=path)
             return
-        best = completed(model, read(path))
-        load_weights(model, {**best.model, **best.state["model_extra"]})
+        with refusing_damage(path):
+            best = completed(model, read(path))
+            load_weights(model, {**best.model, **best.state["model_extra"]})

@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ _MEANS = (ShareMetric, MeanMetric, MeanLoss, TokenAccuracy, SquadV2)
 _WORDS, _FEWEST_WORDS = 157, 32  # of 64 swaps each; fewer for more rows than `_MOST_COINS` allow
 _MOST_COINS = 1 << 30
 _AT_ONCE = 4096
+_MOST_BYTES = 1 << 28  # of a file of rows unpacked; 16 times its size for a larger one
 _MOST_NUMBERS = 1 << 27  # of a table in memory: some metrics have three per class and row
 
 RowScores = Numbers
@@ -160,7 +162,12 @@ def read_rows(path: Path) -> dict[str, RowScores]:
     if not os.path.lexists(path):
         return {}
     try:
-        with np.load(io.BytesIO(read_bytes(path, 1 << 32))) as arrays:
+        data = io.BytesIO(read_bytes(path, 1 << 32))
+        with zipfile.ZipFile(data) as packed:
+            size, most = sum(each.file_size for each in packed.infolist()), max(_MOST_BYTES, 16 * len(data.getbuffer()))
+        if size > most:
+            raise ValueError(f"unpacked, it takes {size:,} bytes, and {most:,} are the limit")
+        with np.load(data) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except DamagedFileError:
         raise

@@ -38,7 +38,7 @@ def data_panel(run: RunView) -> Panel | None:
         return None
     files = [
         [PurePath(str(file.get("path", ""))).name, file.get("kind", ""), file.get("num_rows", 0),
-         size(float(file.get("num_bytes", 0))), str(file.get("sha256", ""))[:12]]
+         size(float(file.get("num_bytes") or 0)), str(file.get("sha256", ""))[:12]]
         for file in data.get("files") or ()
     ]  # fmt: skip
     blocks: list[Block] = [_counts(data), _lengths(data), Facts("Checks", _checks(data)), _first_batch(run)]

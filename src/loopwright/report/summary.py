@@ -130,7 +130,8 @@ def _bars(value: float, interval: Interval | None, baselines: Mapping[str, float
 def _verdict(run: RunView, card: Card, baselines: Mapping[str, float]) -> str:
     assert card.value is not None
     verdict = run.result.get("verdict") or {}
-    if "baseline" in verdict:
+    needed = ("baseline", "baseline_value", "metric", "direction")
+    if all(verdict.get(name) is not None for name in needed) and {"kind", "value"} <= verdict.keys():
         return verdict_text(verdict, card.metric)
     if not baselines:
         range_ = "" if card.interval is None else f" (95 % interval: {interval_text(card.interval)})"

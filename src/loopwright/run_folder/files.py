@@ -27,6 +27,7 @@ from typing import Any
 
 from loopwright.errors import LoopwrightError
 from loopwright.failpoints import failpoint
+from loopwright.run_folder.kinds import check_kinds
 
 _PREFIX = ".tmp-"
 # Zero on systems without these flags; a run folder cannot be locked there (lease.py), but can be read.
@@ -170,8 +171,8 @@ def _digest_of(value: Any) -> str:
 def read_json(path: str | Path, default: Any = None, most_bytes: int = _MOST_BYTES) -> Any:
     """Return the content of a JSON file of the run folder, or the default if there is no such file.
 
-    A DamagedFileError means that it is not valid JSON, too large, not a plain file, not a dict as the default is, or
-    that its own sha256 does not match.
+    A DamagedFileError means that it is not valid JSON, too large, not a plain file, not a dict as the default is,
+    that a value has another kind than expected, or that its own sha256 does not match.
     """
     try:
         content = json.loads(read_bytes(path, most_bytes).decode(), parse_constant=_refuse_constant)
@@ -181,6 +182,7 @@ def read_json(path: str | Path, default: Any = None, most_bytes: int = _MOST_BYT
             seal = content.pop(_SEAL)
             if seal != _digest_of(content):
                 raise ValueError(f"its own {_SEAL} does not match; if you edited it, remove {_SEAL}")
+        check_kinds(content, Path(path).name)
         return content
     except FileNotFoundError:
         return default

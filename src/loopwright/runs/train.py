@@ -152,7 +152,11 @@ def _write_start(run: RunJob, is_planned: bool) -> None:
 
 
 def _write_skeleton(run: RunJob, folder: Path) -> None:
-    run.task.save_skeleton(run.job, folder)
+    try:
+        run.task.save_skeleton(run.job, folder)
+    except ValueError as error:  # of transformers: a name of a chat template that is a path, say
+        what, fix = f"the files of {run.args.model} cannot be saved", "--model with another model"
+        raise InputError("model.folder", what, saw=[str(error)[:200]], fix=fix) from error
     write_sums(folder)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from loopwright.checkpoint import find_newest, read
 from loopwright.checkpoint.hidden_state import HiddenState
-from loopwright.checkpoint.store import has_checkpoints
+from loopwright.checkpoint.store import has_checkpoints, refusing_damage
 from loopwright.engine import sharding
 from loopwright.errors import CheckpointError
 from loopwright.run_folder import RunFolder, read_json
@@ -40,9 +40,10 @@ def load_weights(job: Job, run: RunFolder) -> Path:
         raise CheckpointError(f"{run.path} has no checkpoint yet: its model has learnt nothing", code=_NONE)
     try:
         saved = read(path)
+        with refusing_damage(path):
+            weights = average_in(saved.state) or {**saved.model, **saved.state["model_extra"]}
+            sharding.load_weights(job.model, weights)
+            HiddenState(model=job.model).restore(saved.state.get("hidden", {}), next(job.model.parameters()).device)
     except CheckpointError as error:
         raise CheckpointError(error.what, code=_NONE) from error
-    weights = average_in(saved.state) or {**saved.model, **saved.state["model_extra"]}
-    sharding.load_weights(job.model, weights)
-    HiddenState(model=job.model).restore(saved.state.get("hidden", {}), next(job.model.parameters()).device)
     return path

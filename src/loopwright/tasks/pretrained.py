@@ -26,6 +26,7 @@ MOST_LAYERS = 4096
 _LAYERS = re.compile(r"layers?$|depths?$|experts$")
 _SIZES = re.compile(r"layers?$|heads?$|(hidden|intermediate|vocab)_size$")
 _PICKLES = ("pytorch_model*.bin", "adapter_model*.bin", "*.pth", "*.ckpt", "model*.pt")
+_OBJECTS = ("config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")  # no lists
 _LEAST_BYTES = 1 << 30  # models of less than that are built, whatever the size of their files is
 _CONVERT = (
     "import torch; from glob import glob; from safetensors.torch import save_file; "
@@ -126,18 +127,16 @@ def opening(path: str, file: str) -> Iterator[None]:
         is_ours = isinstance(error, LoopwrightError) and not isinstance(error, CheckpointError)
         if is_ours or "DefaultCPUAllocator" in str(error) or type(error).__name__ == "OutOfMemoryError":
             raise
-        damaged = find_damage(Path(path))
-        if damaged is None:
-            saw = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            damaged = Path(path) / file if os.path.isdir(path) else Path(path), saw
-        raise _unusable(*damaged) from error
+        saw = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        damaged = find_damage(Path(path)) or (Path(path) / file if os.path.isdir(path) else Path(path),)
+        raise _unusable(*damaged, saw) from error
 
 
 def find_damage(folder: Path) -> tuple[Path, str] | None:
     """Return the first damaged file of a model folder, and what is wrong with it."""
     for path in sorted(filter(Path.is_file, folder.iterdir())) if folder.is_dir() else ():
         try:
-            if path.suffix == ".json":
+            if path.name in _OBJECTS or path.name.endswith(("_config.json", ".index.json")):
                 content = json.loads(path.read_text(encoding="utf-8"))
                 if not isinstance(content, dict):
                     return path, f"it holds a {type(content).__name__}, expected an object"
@@ -160,9 +159,9 @@ def find_damage(folder: Path) -> tuple[Path, str] | None:
     return None
 
 
-def _unusable(file: Path, saw: str) -> InputError:
+def _unusable(file: Path, *saw: str) -> InputError:
     fix = "copy or download the model again   or   --model with a folder that save_pretrained has written"
-    return InputError("model.folder", f"{file} cannot be used", saw=[saw], fix=fix)
+    return InputError("model.folder", f"{file} cannot be used", saw=saw, fix=fix)
 
 
 def _refuse_pickles(path: str) -> None:
