@@ -70,10 +70,8 @@ class LazySampler(Sampler):
             yield random.randrange(self.size)
 
 
-def adopted(source, seed=7, rank=0, processes=1, accumulation=1, limit=None, **kwargs):
-    loader = adopt(source, seed=seed, share=Share(rank, processes, accumulation), device=CPU, **kwargs)
-    loader.limit = limit
-    return loader
+def adopted(source, seed=7, rank=0, processes=1, accumulation=1, **kwargs):
+    return adopt(source, seed=seed, share=Share(rank, processes, accumulation), device=CPU, **kwargs)
 
 
 def seen(windows, disturb=None) -> list:

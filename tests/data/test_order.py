@@ -189,13 +189,23 @@ SHARES = st.builds(Share, processes=st.integers(1, 8), accumulation=st.integers(
 
 
 @given(SHARES, st.integers(0, 300))
+def test_every_micro_batch_has_one_owner_and_every_process_a_contiguous_part_of_a_window(share, num_batches):
+    for first in range(0, num_batches, share.window):
+        owners = [share.owner(index) for index in range(first, min(first + share.window, num_batches))]
+        assert owners == sorted(owners)
+        assert all(0 <= owner < share.processes for owner in owners)
+        assert all(owners.count(owner) <= share.accumulation for owner in owners)
+
+
+@given(SHARES, st.integers(0, 300))
 def test_local_batches_are_those_owned_and_one_pad_for_each_window_sat_out(share, num_batches):
     window = share.processes * share.accumulation
     assert share.window == window
+    assert share.num_updates(num_batches) == len(range(0, num_batches, window))
     for rank in range(share.processes):
         mine = Share(rank, share.processes, share.accumulation)
         per_window = [
-            sum((index % window) // share.accumulation == rank for index in range(num_batches)[first : first + window])
+            sum(mine.owner(index) == rank for index in range(first, min(first + window, num_batches)))
             for first in range(0, num_batches, window)
         ]
         assert mine.num_local_batches(num_batches) == sum(max(count, 1) for count in per_window)

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -40,7 +39,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def log(path):
-    with closing(MetricsLog(path)) as log:
+    with MetricsLog(path) as log:
         yield log
 
 
@@ -51,7 +50,7 @@ def append_updates(log, *updates):
 
 def written_to(path, *updates, cut_back=None):
     """Open a log, cut it back, append and close it; return its length."""
-    with closing(MetricsLog(path)) as log:
+    with MetricsLog(path) as log:
         if cut_back is not None:
             log.cut_back(cut_back)
         append_updates(log, *updates)
@@ -67,7 +66,7 @@ def updates_in(path):
 def test_records_come_back_as_they_were_appended_and_a_file_cut_anywhere_is_repaired_to_its_whole_lines(written, data):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.jsonl"
-        with closing(MetricsLog(path)) as log:
+        with MetricsLog(path) as log:
             for record in written:
                 log.append(record)
         content = path.read_bytes()
@@ -78,7 +77,7 @@ def test_records_come_back_as_they_were_appended_and_a_file_cut_anywhere_is_repa
         path.write_bytes(content[:cut])
         num_whole = content[:cut].count(b"\n")
         assert list(read(path)) == written[:num_whole]
-        with closing(MetricsLog(path)) as log:
+        with MetricsLog(path) as log:
             assert path.read_bytes() == b"".join(content.splitlines(keepends=True)[:num_whole])
             log.append({"after": True})
         assert list(read(path)) == [*written[:num_whole], {"after": True}]
@@ -285,7 +284,7 @@ def test_sync_returns_the_length_and_reaches_the_disk(path, monkeypatch):
         real_fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with closing(MetricsLog(path)) as log:
+    with MetricsLog(path) as log:
         assert log.sync() == 0
         append_updates(log, 1, 2)
         assert log.sync() == path.stat().st_size > 0
@@ -324,7 +323,7 @@ def test_an_offset_beyond_the_end_or_inside_a_line_is_refused_and_the_file_left_
 def test_a_missing_or_empty_file_starts_over_and_reports_it(path, offset, is_there):
     if is_there:
         path.touch()
-    with closing(MetricsLog(path)) as log:
+    with MetricsLog(path) as log:
         log.cut_back(offset)
         assert log.sync() == offset
         append_updates(log, 7)

@@ -45,6 +45,7 @@ def test_a_new_tracker_has_an_average_of_zero():
     tracker = LossTracker()
     assert (tracker.average, tracker.loss_value, tracker.total_loss, tracker.running_count) == (0, 0, 0, 0)
     assert tracker.first_nonfinite() is None
+    assert tracker.device_totals("cpu").tolist() == [0.0, 0.0]
 
 
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(1, 512)), min_size=1, max_size=200))
@@ -226,6 +227,13 @@ def test_the_index_of_the_first_non_finite_loss_counts_on_after_a_restore():
     assert restored.first_nonfinite() == 3
 
 
+def test_the_totals_can_be_summed_over_processes():
+    first, second = tracked((torch.tensor(1.0), 1)), tracked((torch.tensor(5.0), 3))
+    totals = first.device_totals(torch.device("cpu")) + second.device_totals("cpu")
+    assert totals.dtype == torch.float64
+    assert totals.tolist() == [16.0, 4.0]
+
+
 @pytest.mark.gpu
 def test_updates_never_wait_for_a_cuda_device():
     loss, count = torch.tensor(0.5, device="cuda"), torch.tensor(3, device="cuda")
@@ -236,4 +244,4 @@ def test_updates_never_wait_for_a_cuda_device():
         torch.cuda.set_sync_debug_mode("default")
     assert tracker.average == 0.5
     assert tracker.running_count == 1500
-    assert tracker.total_loss == 750.0
+    assert tracker.device_totals("cuda").tolist() == [750.0, 1500.0]

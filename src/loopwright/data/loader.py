@@ -104,6 +104,7 @@ class LoaderOptions(NamedTuple):
     share: Share
     device: torch.device
     evaluation: bool
+    limit: int | None
     bad_samples: str
 
 
@@ -111,8 +112,6 @@ class Loader(ABC):
     """This process's micro-batches of an epoch, in windows, from any position.
 
     Attributes:
-        limit: micro-batches per process and epoch, or None. If the accumulation does not divide it, the first processes
-            run more of the last window than the others.
         skipped: the ids skipped so far, each with the epoch of the first time and the error. It is state of the run: a
             resumed one sets it before it reads windows. Ids of earlier epochs are not retried.
     """
@@ -123,8 +122,7 @@ class Loader(ABC):
 
     def __init__(self, source: Any, options: LoaderOptions) -> None:
         self.source = source
-        self.seed, self.share, self.device, self._even_tail, self.bad_samples = options
-        self.limit: int | None = None
+        self.seed, self.share, self.device, self._even_tail, self.limit, self.bad_samples = options
         self.skipped: reading.Skipped = {}
         self._direct_epoch = 0
         self._purpose = "eval-fetch" if self._even_tail else "fetch"
@@ -457,6 +455,7 @@ def adopt(
     share: Share,
     device: torch.device,
     evaluation: bool = False,
+    limit: int | None = None,
     bad_samples: str = "raise",
 ) -> Loader:
     """Return a Loader with the batches of this DataLoader, or other iterable of batches.
@@ -464,6 +463,8 @@ def adopt(
     Args:
         source: the result of `create_train_dataloader` or `create_eval_dataloader`.
         evaluation: no accumulation; the last window is split evenly over the processes.
+        limit: micro-batches per process and epoch. If the accumulation does not divide it, the first processes run more
+            of the last window than the others.
         bad_samples: "raise" turns an unreadable sample into a DataError that names it; "skip" drops it from its
             micro-batch (see `Loader.skipped`), and needs known sample ids for training.
     """
@@ -477,13 +478,13 @@ def adopt(
         share = Share(0, 1, share.accumulation)  # a slice of our loader already has this process's part only
     is_ordered = type(source) is DataLoader and not isinstance(source.dataset, IterableDataset)
     if is_ordered and source.batch_sampler is not None:
-        return OrderedLoader(source, LoaderOptions(seed, share, device, evaluation, bad_samples))
+        return OrderedLoader(source, LoaderOptions(seed, share, device, evaluation, limit, bad_samples))
     from loopwright.data.split_streams import SplitLoader, is_split  # imports this module
 
     kind = SplitLoader if is_split(source, share) else ReplayLoader
     if evaluation:
         bad_samples = "raise"  # only training needs to know which ones were skipped
-    return kind(source, LoaderOptions(seed, share, device, evaluation, bad_samples))
+    return kind(source, LoaderOptions(seed, share, device, evaluation, limit, bad_samples))
 
 
 class _Fetched(NamedTuple):

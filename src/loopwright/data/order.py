@@ -174,6 +174,14 @@ class Share:
         """Micro-batches of one full update, over all processes."""
         return self.processes * self.accumulation
 
+    def owner(self, index: int) -> int:
+        """Return the rank that runs this micro-batch."""
+        return (index % self.window) // self.accumulation
+
+    def num_updates(self, num_batches: int) -> int:
+        """Return the updates of an epoch of this many micro-batches; its last window may be short."""
+        return -(-num_batches // self.window)
+
     def num_local_batches(self, num_batches: int) -> int:
         """Return the number of micro-batches of this process, pads included."""
         full, rest = divmod(num_batches, self.window)

@@ -131,6 +131,12 @@ class MetricsLog:
         with self._lock:
             self._file.close()
 
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
     def _write(self, line: bytes) -> None:
         descriptor = self._file.fileno()
         if self._is_torn:

@@ -89,6 +89,12 @@ class LossTracker:
         """Return the number of updates since the reset before the first nan or infinite loss, if any."""
         return self._read().first_nonfinite
 
+    def device_totals(self, device: torch.device | str) -> Tensor:
+        """Return [total loss, number of items] on a device: float64, or float32 on MPS, which has no float64."""
+        sums = self._read()
+        dtype = torch.float32 if torch.device(device).type == "mps" else torch.float64
+        return torch.tensor([sums.total_loss, sums.running_count], dtype=dtype, device=device)
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything as Python numbers."""
         return asdict(self._read())
