@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from loopwright import api, cli
 from loopwright.errors import InputError
 from loopwright.runs.finish import evaluate
-from loopwright.tasks.text.groups import GroupCollator
+from loopwright.tasks.text.models import GroupCollator
 from sample_data import SAMPLES
 from tasks.conftest import FLAGS
 from tasks.recomputed import assert_recomputed

@@ -5,9 +5,8 @@ from loopwright.callbacks.checkpoints import SaveBestModelCallback, SaveTraining
 from loopwright.callbacks.console import LogMetricsCallback, PrintMetricsCallback, PrintProgressCallback
 from loopwright.callbacks.devices import ConvertSyncBatchNormCallback, MoveModulesToDeviceCallback
 from loopwright.callbacks.ema import ModelEma, ModelEmaCallback
-from loopwright.callbacks.evaluation import StepBasedEvaluationCallback
+from loopwright.callbacks.evaluation import LimitBatchesCallback, LimitEvalStepsCallback, StepBasedEvaluationCallback
 from loopwright.callbacks.extra_state import KeepStateCallback
-from loopwright.callbacks.limits import LimitBatchesCallback, LimitEvalStepsCallback
 from loopwright.callbacks.profiling import ProfileCallback
 from loopwright.callbacks.progress import ProgressBarCallback
 from loopwright.callbacks.stopping import EarlyStoppingCallback, TerminateOnNaNCallback

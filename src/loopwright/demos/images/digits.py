@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -10,7 +11,6 @@ import numpy.typing as npt
 
 from loopwright.data.pictures.text import font
 from loopwright.data.vision_extra import pillow
-from loopwright.demos.images.labelled_images import LabelledImages
 from loopwright.keys import key
 
 NUM_DIGITS, NUM_TRAIN = 1797, 1437
@@ -19,6 +19,21 @@ _NAMES = tuple("0123456789")
 # Digits are drawn in this size, then averaged over squares.
 _LARGE = 64
 _FONT_SIZES, _STROKES, _MOST_SHIFT, _MOST_DEGREES = (60, 76), (2, 4), 5, 15
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """Images of one size, each of one class; the first ones are for training, the rest for validation."""
+
+    images: npt.NDArray[np.uint8]  # (n, H, W): light ink on black
+    labels: npt.NDArray[np.int64]  # (n,): class ids
+    names: tuple[str, ...]  # by id
+    num_train: int
+    source: str
+    licence: str
+
+    def positions(self, split: str) -> range:
+        return range(self.num_train) if split == "train" else range(self.num_train, len(self.images))
 
 
 def has_scikit_learn() -> bool:

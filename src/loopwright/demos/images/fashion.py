@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from loopwright.demos.images.labelled_images import LabelledImages
+from loopwright.demos.images.digits import LabelledImages
 from loopwright.errors import DataError
 
 FOLDER = Path("/usr/share/datasets/fashion-mnist")

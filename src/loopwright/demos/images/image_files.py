@@ -18,9 +18,8 @@ from loopwright.data.pictures.palette import palette
 from loopwright.data.vision_extra import pillow
 from loopwright.demos.demo_data import DemoFiles
 from loopwright.demos.demo_folder import digest_of
-from loopwright.demos.images.digits import load_digits
+from loopwright.demos.images.digits import LabelledImages, load_digits
 from loopwright.demos.images.fashion import FOLDER, load_fashion
-from loopwright.demos.images.labelled_images import LabelledImages
 from loopwright.demos.images.scenes import NAMES, SIDE, DigitScene, SceneParts, digit_scenes, load_parts
 
 SPLITS = ("train", "validation")

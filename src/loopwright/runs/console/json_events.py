@@ -60,9 +60,14 @@ class EventLines:
             self._stream.flush()
         except OSError as error:
             stream, self._stream = self._stream, None
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # not a system stream
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, stream.fileno())
-                os.close(nowhere)
+            drop_output(stream)
             if not isinstance(error, BrokenPipeError):  # the run continues, and its folder has everything
                 raise
+
+
+def drop_output(stream: TextIO) -> None:
+    """Send what is written to a stream nowhere: after an error the rest of its buffer needs a target at exit."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # not a system stream
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

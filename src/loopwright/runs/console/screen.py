@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import textwrap
@@ -14,7 +13,7 @@ from typing import Any, TextIO, TypeVar
 
 from loopwright.config.secrets import without_secrets
 from loopwright.run_folder import RunFolder
-from loopwright.runs.console.json_events import EventLines
+from loopwright.runs.console.json_events import EventLines, drop_output
 
 T = TypeVar("T")
 
@@ -73,8 +72,9 @@ class Screen:
                 _write(sys.stdout, line + "\n")
                 if self._line is not None:
                     self._line.refresh()
-            except BrokenPipeError:
-                self._fall_silent()
+            except BrokenPipeError:  # the run continues, and still writes log.txt
+                self._is_quiet, self._line = True, None
+                drop_output(sys.stdout)
         self.log(line if logged is None else visible(logged))
 
     def remark(self, kind: str, text: str) -> None:
@@ -88,15 +88,6 @@ class Screen:
     def add(self, event: str, /, **fields: Any) -> None:
         if self.events is not None:
             self.events.add(event, **fields)
-
-    def _fall_silent(self) -> None:
-        """Stop printing after a broken pipe; the run continues and still writes log.txt."""
-        self._is_quiet, self._line = True, None
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # not a system stream
-            # The rest of the buffer needs a target at exit.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sys.stdout.fileno())
-            os.close(nowhere)
 
     def print_wrapped(self, line: str) -> None:
         columns = self.columns if self.speaks else None

@@ -24,7 +24,6 @@ from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArg
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.text import models as text
-from loopwright.tasks.text.groups import GroupCollator
 from loopwright.tasks.text.pools import PoolScorer
 from loopwright.words import tokenize
 
@@ -179,7 +178,7 @@ class SentenceEmbedding(Task):
 
         if not origin.is_run:
             notes.append(text.settle_length(args, loaded, data.rows("train"), count))
-        collator = GroupCollator(tokenizer, text.padding_multiple(training))
+        collator = text.GroupCollator(tokenizer, text.padding_multiple(training))
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
 
     def _settle(self, plan: DataPlan, args: Any, training: TaskTrainingArguments) -> None:

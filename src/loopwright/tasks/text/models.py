@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from loopwright.errors import InputError
@@ -341,18 +341,12 @@ def small_encoder(auto_class: str, tokenizer: Any, **changes: Any) -> Loaded:
     return Loaded(getattr(transformers, auto_class).from_config(config, trust_remote_code=False))
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """The maximum number of tokens of a text, and how many are counted and cut, for the start block."""
+class Lengths(NamedTuple):
+    """The maximum number of tokens of a text, and how many are counted, alone and with what is cut."""
 
     max_length: int
     counted: str
-    name: str
-    cut: str
-
-    @property
-    def note(self) -> str:
-        return f"{self.counted} -> {self.name} {self.max_length} {self.cut}"
+    note: str
 
 
 def longest_allowed(tokenizer: Any, config: Any) -> int | None:
@@ -397,7 +391,8 @@ def choose_length(
     num_cut = sum(count > length for count in counted)
     about = "about " if step > 1 else ""
     cut = f"cuts {about}{100 * num_cut / len(counted):.1f} % of rows" if num_cut else "cuts nothing"
-    return Lengths(length, f"tokens p50 {half} p95 {most} max {longest}", name, cut)
+    tokens = f"tokens p50 {half} p95 {most} max {longest}"
+    return Lengths(length, tokens, f"{tokens} -> {name} {length} {cut}")
 
 
 def settle_length(args: Any, loaded: Loaded, rows: Any, count_tokens: Callable[[Mapping[str, Any]], int]) -> str:
@@ -453,6 +448,33 @@ class ReferenceCollator(PadsToBuckets):
         plain = [{name: value for name, value in each.items() if name != "reference"} for each in features]
         references = {"reference": [each["reference"] for each in features]} if "reference" in features[0] else {}
         return {**self._pad(plain), **references}
+
+
+class GroupCollator(PadsToBuckets):
+    """Makes batches of shape (samples, texts, tokens); "is_text" is false for copies that pad a sample's texts."""
+
+    def __init__(self, tokenizer: Any, pad_to_multiple_of: int | None = None) -> None:
+        from loopwright.data.collators import DataCollatorForMultipleChoice
+
+        self._pad = DataCollatorForMultipleChoice(tokenizer, pad_to_multiple_of=pad_to_multiple_of)
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        import torch
+
+        counts = torch.tensor([len(sample["input_ids"]) for sample in features])
+        most = int(counts.max())
+        batch = dict(self._pad([_filled(sample, most) for sample in features]))
+        batch["is_text"] = torch.arange(most) < counts[:, None]
+        batch["position"] = torch.tensor([sample["position"] for sample in features])
+        return batch
+
+
+def _filled(sample: Mapping[str, Any], most: int) -> dict[str, Any]:
+    return {
+        name: [*value, *[value[0]] * (most - len(value))] if isinstance(value, list) else value
+        for name, value in sample.items()
+        if name != "position"
+    }
 
 
 def pairs_of(texts: Sequence[str], what: str, fix: str) -> list[list[str]]:

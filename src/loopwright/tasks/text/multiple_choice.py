@@ -18,7 +18,6 @@ from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArg
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.text import models as text
-from loopwright.tasks.text.groups import GroupCollator
 
 AUTO_CLASS = "AutoModelForMultipleChoice"
 
@@ -103,7 +102,7 @@ class MultipleChoice(Task):
 
         if not origin.is_run:
             notes.append(text.settle_length(args, loaded, data.rows("train"), count))
-        collator = GroupCollator(tokenizer, text.padding_multiple(training))
+        collator = text.GroupCollator(tokenizer, text.padding_multiple(training))
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
 
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
