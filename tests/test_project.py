@@ -230,8 +230,7 @@ def test_the_package_runs_no_code_from_text_and_unpickles_nothing():
 OPENED_DIRECTLY = {
     "run_folder/files.py": 4,  # open_regular itself, and new files
     "run_folder/lease.py": 2,  # /proc
-    "runs/console/screen.py": 1,  # /dev/null
-    "runs/console/json_events.py": 1,
+    "runs/console/json_events.py": 1,  # /dev/null
     "report/page.py": 1,  # templates
     "report/pictures.py": 1,  # bytes in memory
     "checkpoint/files.py": 1,  # a new file
