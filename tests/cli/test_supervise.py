@@ -11,6 +11,7 @@ from loopwright.cli import main
 from loopwright.run_folder import RunFolder
 from loopwright.runs.ownership import Ownership
 from tasks.reviews import events
+from tasks.squares import write_squares
 
 WORDS = ["train", "text-classification", "--data", "reviews.csv", "--batch", "8", "--threads", "1", "--lr", "2e-3"]
 ENDS = """
@@ -85,8 +86,9 @@ def test_what_cannot_be_supervised_is_refused(capsys, monkeypatch, reviews):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_ends_with_the_same_model_and_metrics(reviews, tmp_path):
-    words = [*WORDS, "--max_steps", "48", "--no_rehearsal"]
+def test_a_run_that_is_killed_ends_with_the_same_model_and_metrics(tmp_path):
+    write_squares(tmp_path / "squares", 90)
+    words = ["train", "image-classification", "--data", "squares", *WORDS[4:], "--max_steps", "48", "--no_rehearsal"]
     assert main([*words, "--out", "whole"]) == 0
     kills = "after_optimizer_step:30:kill"  # counted by each process
     done = toys.python("-m", "loopwright", *words, "--out", "killed", "--supervise", "--json", LW_FAILPOINT=kills)

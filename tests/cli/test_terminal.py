@@ -7,8 +7,6 @@ import os
 import pty
 import re
 import struct
-import subprocess
-import sys
 import termios
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -19,8 +17,8 @@ import toys
 from distributed.launcher import run
 from loopwright.cli import main
 from loopwright.cli.launch import work
+from tasks.forked import start
 
-COMMAND = [sys.executable, "-m", "loopwright"]
 SHORT = ["--max_train_samples", "192", "--max_eval_samples", "64", "--threads", "1"]
 DEMO = ["demo", "image-classification", *SHORT]
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
@@ -52,14 +50,9 @@ class Shown:
         self.folder = folder
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 110, 0, 0))
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TERM": "xterm", "OMP_NUM_THREADS": "1"}
-        words = [*COMMAND, *DEMO, "--epochs", "500"]
-        process = subprocess.Popen(
-            words, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environment, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
+        process = start([*DEMO, "--epochs", "500"], folder=folder, out=os.ttyname(theirs), TERM="xterm")
+        found, is_interrupted = os.read(ours, 65536), False
         os.close(theirs)
-        found, is_interrupted = b"", False
         try:
             while True:
                 try:
@@ -69,10 +62,10 @@ class Shown:
                 if not is_interrupted and found.count(b"eval  ") >= 3:
                     os.write(ours, b"\x03")
                     is_interrupted = True
-            self.code = process.wait(timeout=60)
+            process.join(60)
+            self.code = process.exitcode
         finally:
             process.kill()
-            process.wait()
             os.close(ours)
         self.text = found.decode().replace("\r\n", "\n")
 
@@ -227,6 +220,6 @@ def test_of_several_processes_the_first_one_speaks(place):
     assert CONTROL.findall(first.output) == []
     rows = first.output.splitlines()
     block = ("device  2 processes on CPU", "batch   64 × accum 1 × 2 devices = 128")
-    for start in ("loopwright ", *block, "eval ", "done in "):
-        assert sum(row.startswith(start) for row in rows) == 1, start
+    for begin in ("loopwright ", *block, "eval ", "done in "):
+        assert sum(row.startswith(begin) for row in rows) == 1, begin
     assert "time    known once the first updates are logged" in first.output

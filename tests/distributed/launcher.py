@@ -31,6 +31,7 @@ SERVER.set_forkserver_preload(
     # Where it is not installed, the server goes on without it.
     + [f"transformers.models.{name}.modeling_{name}" for name in ("gpt2", "bert", "modernbert", "t5")]
 )
+os.fsync = os.fstat  # in the processes that it starts too, as in conftest.py
 GRACE_SECONDS = 10  # for a process to notice that its peer has died
 
 

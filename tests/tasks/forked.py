@@ -26,7 +26,7 @@ def run_lines(*lines: list[object], folder: Path, failpoint: str | None = None, 
 
 
 def start(*lines: list[object], folder: Path, out: Path, err: Path | None = None, failpoint=None, **variables: str):
-    """Start command lines in a new process, with its output in files or named pipes that exist; return the process."""
+    """Start command lines in a new process, which is returned; its output goes to existing files or a terminal."""
     words = [list(map(str, line)) for line in lines]
     streams = [str(out), str(err or out)]
     process: BaseProcess = SERVER.Process(target=_run, args=(words, str(folder), streams, failpoint, variables))
@@ -38,8 +38,13 @@ def _run(lines: list[list[str]], folder: str, streams: list[str], failpoint: str
     from loopwright import failpoints
     from loopwright.cli import main
 
+    os.setsid()
+    is_terminal = streams[0].startswith("/dev/pts/")  # opened first by the leader of a session, it is in control of it
     for number, path in enumerate(streams, 1):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
+        os.dup2(os.open(path, os.O_RDWR if is_terminal else os.O_WRONLY | os.O_APPEND), number)
+    if is_terminal:
+        os.dup2(1, 0)
+        sys.stdout.reconfigure(line_buffering=True)
     os.chdir(folder)
     os.environ.update(variables, HF_HUB_OFFLINE="1")
     if failpoint is not None:

@@ -69,8 +69,7 @@ def train(clock, folder, stop_at=None, is_busy=False, dataset=None, save_every=N
     return trainer, toys.records(folder, "end")[-1]
 
 
-@pytest.mark.parametrize("is_busy", [False, True])
-@pytest.mark.parametrize("log_every", [1, 2, 3, 50])
+@pytest.mark.parametrize(("log_every", "is_busy"), [(1, False), (2, True), (3, False), (50, True)])
 def test_evaluations_saves_and_logs_are_in_no_figure(clock, tmp_path, log_every, is_busy):
     for evaluate_every, save_every in product((None, 1, 2, 3), repeat=2):
         folder = tmp_path / f"{evaluate_every}-{save_every}"
