@@ -14,7 +14,7 @@ from tests.metrics.samples import columns_of
 from loopwright import metrics
 from loopwright.errors import ConfigError, DataError
 from loopwright.metrics.question_answering import answer_scores
-from loopwright.words import normalized_answer
+from loopwright.metrics.words import normalized_answer
 
 
 @pytest.mark.parametrize(

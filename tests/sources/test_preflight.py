@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from tests.sources.refusing import all_rows, assert_refused, lengths, plan_of, refused, write, write_csv, write_jsonl
 
 from loopwright.errors import InputError
+from loopwright.metrics.words import count_words, first_words
 from loopwright.sources import CODES, SCHEMAS, DataOptions, DataPlan, Role, Schema, check_unchanged, files
 from loopwright.sources.column_roles import is_number
 from loopwright.sources.label_checks import did_you_mean
 from loopwright.sources.labels import ordered
 from loopwright.sources.scan import LengthHistogram
 from loopwright.sources.splits import duplicated_in, is_held_back
-from loopwright.words import count_words, first_words
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 CLASSIFY = SCHEMAS["text-classification"]

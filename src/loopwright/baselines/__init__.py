@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopwright.errors import ConfigError, DataError
-from loopwright.words import count_words, first_words, sentences, tokenize
+from loopwright.metrics.words import count_words, first_words, sentences, tokenize
 
 # Rarer answers and words are dropped beyond this many distinct ones.
 _MOST_KEPT = 100_000

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from loopwright.errors import ConfigError, DataError, InputError
 from loopwright.metrics.intervals import LEAST_FOR_SHARES, LEAST_ROWS, Bounds, Resampled, class_trials, equal_units
 from loopwright.metrics.sums import Counts, Totals
-from loopwright.words import describe_tokens
+from loopwright.metrics.words import describe_tokens
 
 Column = NDArray[Any]
 Columns = Mapping[str, Column]

@@ -4,7 +4,7 @@ metric = metrics.load("squad")
 metric.add_batch(predictions=["the Normans"], references=[["Normans", "the Norman people"]])
 metric.compute()    # {"exact_match": 100.0, "f1": 100.0}
 
-If an answer is in a script without spaces, its characters take the place of words (`loopwright.words`).
+If an answer is in a script without spaces, its characters take the place of words (`loopwright.metrics.words`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from loopwright.errors import ConfigError, DataError
 from loopwright.metrics.base import Column, Columns, CountingMetric, Options, Scores, as_column, as_items, ratio
 from loopwright.metrics.means import UNITS_PER_ONE, MeanMetric
 from loopwright.metrics.sums import Counts, ExactSum, Numbers, Rows
-from loopwright.words import answer_words, script_of
+from loopwright.metrics.words import answer_words, script_of
 
 _KEPT = ("no_answer_scores", "has_answer", "is_answered", "exact", "f1")
 

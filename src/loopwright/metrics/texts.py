@@ -1,7 +1,7 @@
 """Metrics of texts: exact match; ROUGE, BLEU and chrF from the packages rouge-score and sacrebleu (the extra `text`).
 
 Only sums are kept, never texts, so batches and processes are merged exactly. A reference is a text, or a list of
-alternatives. Its script decides on the tokens, see `loopwright.words`: references in the Latin script have the official
+alternatives. Its script decides on the tokens, see `words.py`: references in the Latin script have the official
 numbers of both packages, and other scripts with spaces those of sacrebleu.
 """
 
@@ -21,7 +21,7 @@ from loopwright.errors import ConfigError, DataError, InputError
 from loopwright.metrics import base
 from loopwright.metrics.means import MeanMetric
 from loopwright.metrics.sums import Counts, Numbers
-from loopwright.words import KOREAN, LATIN, WITHOUT_SPACES, script_of, sentences, tokenize
+from loopwright.metrics.words import KOREAN, LATIN, WITHOUT_SPACES, script_of, sentences, tokenize
 
 # Other tokenizers of sacrebleu download a model.
 TOKENIZERS = ("auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")

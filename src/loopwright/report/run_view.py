@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import yaml
 
+from loopwright.config.config_file import is_cut_off
 from loopwright.config.files import UNREADABLE_YAML, load_yaml
 from loopwright.errors import InputError
 from loopwright.report.metrics import Metrics
 from loopwright.run_folder import METRICS, DamagedFileError, RunFolder, find_run, read_json
-from loopwright.run_folder.config_file import is_cut_off
 from loopwright.run_folder.files import open_regular
 from loopwright.run_folder.status import STATUS
 

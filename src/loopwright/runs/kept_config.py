@@ -6,10 +6,10 @@ import contextlib
 import hashlib
 from pathlib import Path
 
+from loopwright.config.config_file import is_cut_off
 from loopwright.config.files import read_mapping
 from loopwright.errors import CheckpointError, LoopwrightError
 from loopwright.run_folder import RunFolder
-from loopwright.run_folder.config_file import is_cut_off
 from loopwright.run_folder.files import read_bytes, warn_once
 
 DIGEST = "config_sha256"  # of config.yaml, in run.json

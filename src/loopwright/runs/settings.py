@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from loopwright.config import HfArgumentParser
+from loopwright.config.config_file import check_end, marked
 from loopwright.config.files import plain, read_mapping
 from loopwright.config.secrets import is_secret, without_secrets
 from loopwright.errors import ConfigError, InputError, LoopwrightError
 from loopwright.run_folder import RunFolder, write_atomically
-from loopwright.run_folder.config_file import check_end, marked
 from loopwright.runs.kept_config import DIGEST, digest_of
 from loopwright.tasks import arguments
 from loopwright.tasks.consent import trusts

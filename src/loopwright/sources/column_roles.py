@@ -12,10 +12,10 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from loopwright.errors import InputError
+from loopwright.metrics.words import count_words
 from loopwright.sources.images.image_file import is_image_name
 from loopwright.sources.schema import Role, Schema
 from loopwright.sources.tables import Row, Table, value_at
-from loopwright.words import count_words
 
 ROWS_SAMPLED = 500
 _BY_NAME = "guessed by its name"

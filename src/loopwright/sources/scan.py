@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.errors import InputError
+from loopwright.metrics.words import count_words
 from loopwright.sources.column_roles import Columns, column_names
 from loopwright.sources.files import Say
 from loopwright.sources.images.scene_scan import SceneOptions, SceneScan
@@ -22,7 +23,6 @@ from loopwright.sources.schema import GROUP, PICTURE_KINDS, Role, Schema
 from loopwright.sources.splits import Hashes, Mask, hash_texts
 from loopwright.sources.tables import Table
 from loopwright.sources.values import UnusableValueError, as_role, without_empty_end
-from loopwright.words import count_words
 
 LONGEST_COUNTED = 1 << 18  # Longer lengths share a bin; the maximum stays exact.
 MOST_ROWS_NAMED = 5

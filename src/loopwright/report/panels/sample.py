@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Final
 
+from loopwright.metrics.words import same_answer
 from loopwright.report.blocks import Example, Piece
 from loopwright.report.formats import cut, metric, number, percent
 from loopwright.run_folder.files import DamagedFileError, read_json, read_json_lines
-from loopwright.words import same_answer
 
 _TEXTS: Final = ("question", "context", "start", "source", "text", "text_pair")
 _HEAD: Final = {"loss": metric, "confidence": percent, "rank": number, "similarity": metric, "f1": metric}

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from loopwright.metrics.words import count_words, same_answer
 from loopwright.report.blocks import Block, Example, Examples, Facts, Piece, Table
 from loopwright.report.formats import cut, metric, percent
 from loopwright.report.panels.classes import confused, scores_table
 from loopwright.report.panels.collectors import Chosen, Collector, label_counts
 from loopwright.report.panels.sample import Sample, differing, is_right
-from loopwright.words import count_words, same_answer
 
 _RANKS: Final = (1, 3, 5, 10, 50)
 _MOST_NUMBERS: Final = 20_000

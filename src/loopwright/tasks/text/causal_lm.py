@@ -17,6 +17,7 @@ from loopwright.baselines import compressed_bits_per_byte
 from loopwright.errors import ConfigError, InputError
 from loopwright.metrics import load as load_metric
 from loopwright.metrics.paired import rows_of
+from loopwright.metrics.words import first_words
 from loopwright.run_folder import RunFolder
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows
@@ -25,7 +26,6 @@ from loopwright.tasks.scoring import BaselineScores, MetricScorer, Scorer
 from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.samples import SAMPLES, add_samples, tokens_of
-from loopwright.words import first_words
 
 AUTO_CLASS = "AutoModelForCausalLM"
 END_TOKEN = "<|endoftext|>"

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from loopwright.errors import InputError
 from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
+from loopwright.metrics.words import tokenize
 from loopwright.sources import DataPlan, Role, Schema, open_table
 from loopwright.sources.column_roles import choose_columns
 from loopwright.sources.tables import value_at
@@ -25,7 +26,6 @@ from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.pools import PoolScorer
-from loopwright.words import tokenize
 
 AUTO_CLASS = "AutoModel"
 _MOST_UNTRAINED = 2_000  # maximum rows for scoring the untrained model, which costs as much as an evaluation

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from loopwright.errors import InputError
 from loopwright.metrics import load as load_metric
+from loopwright.metrics.words import WITHOUT_SPACES, count_words, first_words, script_of
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows
 from loopwright.tasks.data import RowDataset, RunData
@@ -22,7 +23,6 @@ from loopwright.tasks.scoring import JointScorer, MetricScorer, Scorer
 from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.samples import tokens_of
-from loopwright.words import WITHOUT_SPACES, count_words, first_words, script_of
 
 AUTO_CLASS = "AutoModelForMaskedLM"
 _LARGEST_BLOCK = 512
