@@ -130,7 +130,6 @@ EXPECTED_DEEPER = {
 # Names of other libraries that a package of ours happens to define as well, by "file name".
 NAMES_OF_OTHER_LIBRARIES = {
     "checkpoint/hidden_state.py _parameters": "of a torch module",
-    "checkpoint/hidden_state.py _version": "torch's counter of changes to a tensor",
     "data/workers.py _poll": "multiprocessing's queue",
     "engine/buffers.py _version": "torch's counter of changes to a tensor",
     "engine/nested.py _fields": "of a named tuple",

@@ -24,9 +24,9 @@ USES = {
     "checkpoint/hidden_state.py": {
         "_attn_implementation",
         "_buffers",
+        "_modules",
         "_non_persistent_buffers_set",
         "_parameters",
-        "_version",
     },
     "cli/parser.py": {"_actions", "_option_string_actions"},
     "config/parser.py": {"_actions", "_argument_group_name", "_option_string_actions"},

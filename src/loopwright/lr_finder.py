@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.callbacks import CallbackHandler, MoveModulesToDeviceCallback, StopTrainingError, TrainerCallback
-from loopwright.checkpoint.hidden_state import is_plain
+from loopwright.checkpoint.hidden_state import HiddenState
 from loopwright.engine.seeding import preserved_generators
 from loopwright.engine.sharding import local, split_like
 from loopwright.errors import ConfigError
@@ -103,8 +103,12 @@ def _undone(trainer: Trainer) -> Iterator[None]:
     The engine stays the block's: the model and the optimizer are wrapped and released by it.
     """
     attributes, before = dict(vars(trainer)), trainer._current_run
-    modules = [value for value in attributes.values() if isinstance(value, nn.Module)]
-    kept = [_kept_module(part) for module in modules for part in module.modules()]
+    modules = {name: value for name, value in attributes.items() if isinstance(value, nn.Module)}
+    kept, hidden = (
+        [_kept_module(part) for module in modules.values() for part in module.modules()],
+        HiddenState(**modules),
+    )
+    hidden.keep()
     optimizer = _KeptOptimizer(trainer.optimizer)
     try:
         yield
@@ -114,6 +118,7 @@ def _undone(trainer: Trainer) -> Iterator[None]:
         for name in set(vars(trainer)) - set(attributes):
             delattr(trainer, name)
         vars(trainer).update({name: value for name, value in attributes.items() if name not in _RENEWED})
+        hidden.put_back(before.engine.device)
         for put_back in kept:
             put_back()
         optimizer.put_back(trainer.optimizer)
@@ -252,17 +257,17 @@ class _Smoothed:
 
 
 def _kept_module(module: nn.Module) -> Callable[[], None]:
-    """Return a function that puts back a module's own parameters, buffers and plain attributes, such as its mode.
+    """Return a function that puts back a module's own parameters, buffers and mode.
 
     They may be on another device by then, or split over processes.
     """
-    values = {name: value for name, value in vars(module).items() if is_plain(value)}
+    mode = module.training
     # The public iterators leave out entries that are None.
     parameters = {name: _copy(value) for name, value in module._parameters.items()}
     buffers = {name: _copy(value) for name, value in module._buffers.items()}
 
     def put_back() -> None:
-        vars(module).update(values)
+        module.training = mode
         for name, value in parameters.items():
             current = module._parameters.get(name)
             if current is not None and value is not None:

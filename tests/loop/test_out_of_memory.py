@@ -33,7 +33,7 @@ class Limited(nn.Module):
     def __init__(self, room: int = 1000, eval_room: int = 1000, *layers: nn.Module) -> None:
         super().__init__()
         self.room, self.eval_room = room, eval_room
-        self.counts: list[int] = []
+        self.note = [].append  # not an attribute that is rolled back when an update is given up
         self.layers = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), *layers, nn.Linear(8, CLASSES))
 
     def forward(self, inputs):
@@ -41,8 +41,12 @@ class Limited(nn.Module):
         if len(inputs) > (self.room if self.training else self.eval_room):
             raise torch.OutOfMemoryError(NO_ROOM)
         if torch.is_grad_enabled():  # not where a few rows are compared
-            self.counts.append(len(inputs))
+            self.note(len(inputs))
         return hidden
+
+    @property
+    def counts(self) -> list[int]:
+        return self.note.__self__
 
 
 def data(rows: int = ROWS) -> TensorDataset:

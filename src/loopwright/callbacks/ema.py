@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class ModelEma(nn.Module):
             return
         averages: list[Tensor] = []
         news: list[Tensor] = []
-        for average, new in zip(self._tensors(self.module), self._tensors(model), strict=True):
+        for average, new in self._pairs(model):
             if average.is_floating_point():
                 averages.append(average)
                 news.append(new.to(average.device, average.dtype))
@@ -57,13 +57,21 @@ class ModelEma(nn.Module):
         return self.decay * ema_model_weights + (1 - self.decay) * updated_model_weights
 
     def _assign(self, model: nn.Module, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
-        for average, new in zip(self._tensors(self.module), self._tensors(model), strict=True):
+        for average, new in self._pairs(model):
             average.copy_(rule(average, new.to(average.device)))
 
-    @staticmethod
-    def _tensors(module: nn.Module) -> Iterable[Tensor]:
-        yield from map(local, module.parameters())
-        yield from module.buffers()
+    def _pairs(self, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the averaged weights and buffers with the new ones; a buffer that the average lacks is copied."""
+        averages, buffers = dict(self.module.named_parameters()), dict(self.module.named_buffers())
+        for name, weight in model.named_parameters():
+            yield local(averages[name]), local(weight)
+        for name, buffer in model.named_buffers():
+            average = buffers.get(name)
+            if average is None or average.shape != buffer.shape:
+                path, _, last = name.rpartition(".")
+                self.module.get_submodule(path).register_buffer(last, buffer.detach().clone(), persistent=False)
+            else:
+                yield average, buffer
 
 
 class ModelEmaCallback(SaveBestModelCallback):

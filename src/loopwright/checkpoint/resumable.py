@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from loopwright.checkpoint.fingerprint import differences, fingerprint, tier
+from loopwright.checkpoint.hidden_state import HiddenState, changed_modules, describe_modules
 from loopwright.checkpoint.policy import Checkpointing
 from loopwright.checkpoint.saver import Captured, Saver
 from loopwright.checkpoint.state_by_name import load_optimizer_state, optimizer_state, parameter_names
@@ -50,8 +51,8 @@ class _Stateful(Protocol):
 class ResumableState:
     """The model of a hand-written loop, and all other state that it needs to resume.
 
-    It saves the weights, the state of every part (an optimizer's by parameter name), the global random generators, and
-    the values given to `save`. As a context manager it closes itself.
+    It saves the weights, the state of every part (an optimizer's by parameter name), changed attributes of
+    modules, the global random generators, and the values given to `save`. As a context manager it closes itself.
 
     Args:
         policy: where and how often to save, and how much to keep. Settings that only a Trainer implements are refused.
@@ -82,6 +83,8 @@ class ResumableState:
         self._model = model
         self._lease = lease
         self._parts = parts
+        self._tree = describe_modules(model=model, **parts)
+        self._hidden = HiddenState(model=model, **parts)
         self._run_id = uuid.uuid4().hex[:12]
         self._fingerprint: dict[str, Any] = {}
         self._saver: Saver | None = None
@@ -182,6 +185,7 @@ class ResumableState:
 
     def _capture(self, values: Mapping[str, Any]) -> Captured:
         weights, names = self._weights(), self._names()
+        hidden, lost, _ = self._hidden.changed()
         state = {
             "run_id": self._run_id,
             "model_extra": {name: value for name, value in whole_state(self._model).items() if name not in weights},
@@ -191,6 +195,9 @@ class ResumableState:
                 for name, part in self._parts.items()
             },
             "generators": generator_states(self._device()),
+            "modules": self._tree,
+            "hidden": hidden,
+            "lost": lost,
             "values": dict(values),
         }
         return weights, state, {}
@@ -211,6 +218,10 @@ class ResumableState:
                 f"{path} is from another loop: it holds {_listed(state['classes'])}, and this loop has "
                 f"{_listed(self._classes())}. Pass the same parts to resume it."
             )
+        hidden = state.get("hidden", {})  # older states have none
+        refused, changed = changed_modules(state.get("modules", self._tree), self._tree, hidden)
+        if refused:
+            raise CheckpointError(f"the model is not built like the one in {path}: {refused[0]}. Build it as before.")
         try:
             load_weights(self._model, {**checkpoint.model, **state["model_extra"]})
         except RuntimeError as error:
@@ -222,6 +233,8 @@ class ResumableState:
                 # Some schedulers take `load_state_dict` as the start of a new run.
                 getattr(part, "resume_state_dict", part.load_state_dict)(state["parts"][name])
         restore_generator_states(state["generators"], self._device())
+        for name in (*map(str, changed), *self._hidden.restore(hidden, self._device()), *state.get("lost", ())):
+            _logger.warning("not as in the saved loop, so that the results may differ: %s", name)
         self._run_id = state["run_id"]
         saved, current = checkpoint.about["fingerprint"], self._fingerprint
         if tier(saved, current, is_counted=False) != "T0":

@@ -72,7 +72,7 @@ class Saver:
         self._failures_in_a_row = 0
         self._commits = 0
         self._last_save, self._save_seconds = time.monotonic(), 0.0
-        self._is_spare = False  # the save that is due is one by `spare_seconds` alone
+        self._is_spare = self._saves_spare = False  # the save that is due, or under way, is by `spare_seconds` alone
         self._position: Mapping[str, Any] | None = None
         self._best = self._read_best()
         if self._is_writer:
@@ -208,8 +208,7 @@ class Saver:
             return
         self._settle()
         begin = self._last_save = time.monotonic()
-        self._position, is_spare, self._is_spare = None, self._is_spare and not must_happen, False
-        metadata = {**(metadata or {}), store.SPARE: True} if is_spare else metadata
+        self._position, self._saves_spare, self._is_spare = None, self._is_spare and not must_happen, False
         path = self._policy.path(update)
         if self._is_sharded:
             self._save_shards(capture, path, update, metrics, metadata, position)
@@ -293,7 +292,8 @@ class Saver:
         self._outcome = outcome if self._is_writer else None
 
     def _label(self, metadata: Mapping[str, Any] | None, best: dict[str, Any] | None) -> store.Label:
-        values = {**(metadata or {}), **({} if best is None else {"best": best})}
+        values = {**(metadata or {}), **({store.SPARE: True} if self._saves_spare else {})}
+        values |= {} if best is None else {"best": best}
         return store.Label(self._run_id, values, self._policy.is_open, self._is_in_place)
 
     def _is_in_place(self) -> bool:

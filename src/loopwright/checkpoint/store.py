@@ -43,6 +43,7 @@ from loopwright.checkpoint.files import HashedFile, TooLargeError, describe, ope
 from loopwright.checkpoint.staging import Staging
 from loopwright.checkpoint.state_by_name import untied
 from loopwright.checkpoint.tensor_file import check_header, check_kind, check_parsable, parse_json, write_tensors
+from loopwright.engine.joint_failure import is_of_another_process
 from loopwright.engine.memory import is_out_of_memory
 from loopwright.errors import CheckpointError, LoopwrightError
 from loopwright.failpoints import failpoint
@@ -287,7 +288,7 @@ def refusing_damage(folder: Path | None) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        if isinstance(error, LoopwrightError) or is_out_of_memory(error):
+        if isinstance(error, LoopwrightError) or is_out_of_memory(error) or is_of_another_process(error):
             raise
         raise CheckpointError(f"{folder} cannot be restored: {type(error).__name__}: {str(error)[:500]}") from error
 

@@ -38,6 +38,11 @@ _LAUNCHED_VARIABLE = "TORCHELASTIC_RUN_ID"  # set by torchrun and accelerate lau
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")  # gloo's message
 
 
+def is_of_another_process(error: BaseException) -> bool:
+    """Whether an error says that a collective broke because another process has gone."""
+    return isinstance(error, dist.DistError) or any(text in str(error) for text in _LOST)
+
+
 def fails_together(function: Callable[P, R]) -> Callable[P, R]:
     """Let an exception on one process end the function on all of them, within seconds.
 
@@ -109,7 +114,7 @@ class FailureWatch:
     def _post(self, error: BaseException) -> str | None:
         """Post this process's failure; return the original one if this process only lost a peer."""
         me = f"rank {self._rank} of {self._world}"
-        is_lost = type(error) is RuntimeError and any(text in str(error) for text in _LOST)
+        is_lost = type(error) is RuntimeError and is_of_another_process(error)
         text = f"{me} lost another process, which was killed or exited without an error message"
         if not is_lost:
             text = f"{me} failed: {_summary(error)}"

@@ -390,13 +390,16 @@ def whole_state(module: nn.Module) -> dict[str, Any]:
 
 def load_weights(module: nn.Module, weights: Mapping[str, Any], strict: bool = True) -> None:
     """Load weights that may be whole where the module's own are split, or the reverse; also non-persistent buffers."""
-    own, buffers = module.state_dict(), dict(module.named_buffers())
-    for name in weights.keys() & buffers.keys() - own.keys():
-        holder, _, last = name.rpartition(".")
-        new = weights[name].to(buffers[name].device)
-        if new.shape == buffers[name].shape and new.dtype == buffers[name].dtype:
-            new = buffers[name].detach().copy_(new)
-        module.get_submodule(holder)._buffers[last] = new
+    own, parts = module.state_dict(), dict(module.named_modules())
+    # Also those that are None so far.
+    buffers = {f"{path}.{name}" if path else name for path, part in parts.items() for name in part._buffers}
+    for name in weights.keys() & buffers - own.keys():
+        path, _, last = name.rpartition(".")
+        now, new = parts[path]._buffers[last], weights[name]
+        new = new.to(getattr(now, "device", None) or next((each.device for each in module.parameters()), None))
+        if now is not None and new.shape == now.shape and new.dtype == now.dtype:
+            new = now.detach().copy_(new)
+        parts[path]._buffers[last] = new
     weights = {name: value for name, value in weights.items() if name in own or name not in buffers}
     fitting = {name: split_like(value, own[name]) if name in own else value for name, value in weights.items()}
     module.load_state_dict(fitting, strict=strict)

@@ -336,8 +336,8 @@ class TaskLogbook(Logbook):
 class TaskCheckpoints(RunCheckpoints):
     """Announces how a new length changes the schedule."""
 
-    def announce(self, path: Path, changes: list[Change], that_matter: list[Change]) -> None:
-        super().announce(path, changes, that_matter)
+    def announce(self, path: Path, changes: list[Change], that_matter: list[Change], are_settings: bool = True) -> None:
+        super().announce(path, changes, that_matter, are_settings)
         trainer = _task_trainer(self.run)
         schedule = trainer.job.training.lr_scheduler_type
         if any(change.name in LENGTHS for change in changes) and schedule != "constant":

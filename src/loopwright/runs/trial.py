@@ -9,6 +9,7 @@ so they cannot diverge. The clock is read only here, and never after the first u
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import time
@@ -23,13 +24,13 @@ from torch.utils.data import Subset
 
 from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint import Checkpointing, read
-from loopwright.checkpoint.hidden_state import plain_values
+from loopwright.checkpoint.hidden_state import HiddenState
 from loopwright.checkpoint.state_by_name import optimizer_state, parameter_names
 from loopwright.checkpoint.store import read_manifest, update_of
 from loopwright.config.durations import seconds_of
 from loopwright.data.images import ImageDataset
 from loopwright.engine.memory import release_memory
-from loopwright.engine.nested import iter_tensors
+from loopwright.engine.nested import iter_tensors, map_tensors
 from loopwright.engine.processes import gather_objects, world_process_zero_only
 from loopwright.engine.seeding import generator_states, restore_generator_states
 from loopwright.engine.sharding import load_weights, local, split_like, whole_state
@@ -178,9 +179,14 @@ def _trial(run: RunJob, watch: _Stopwatch, *callbacks: TrainerCallback) -> Itera
 
 @contextmanager
 def put_back(job: Job, device: torch.device) -> Iterator[None]:
-    """Run a block that trains, then restore weights, buffers, plain attributes, modes and generators bit by bit."""
-    kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in whole_state(job.model).items()}
-    values = plain_values(job.model)
+    """Run a block that trains, then restore weights, attributes of modules, modes and generators bit by bit."""
+    state = copy.deepcopy(
+        {name: each for name, each in job.model.state_dict().items() if not isinstance(each, torch.Tensor)}
+    )
+    kept = map_tensors({**whole_state(job.model), **state}, lambda tensor: tensor.detach().to("cpu", copy=True))
+    modes = [(part, part.training) for part in job.model.modules()]
+    hidden = HiddenState(model=job.model)
+    hidden.keep()
     generators = generator_states(device)
     try:
         yield
@@ -188,8 +194,9 @@ def put_back(job: Job, device: torch.device) -> Iterator[None]:
         raise Preempted(f"ended by {error.signal_name}") from None
     finally:
         load_weights(job.model, kept)
-        for holder, before in values:
-            holder.update(before)
+        hidden.put_back(device)
+        for part, mode in modes:
+            part.training = mode
         for parameter in job.model.parameters():
             parameter.grad = None
         restore_generator_states(generators, device)

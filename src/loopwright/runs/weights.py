@@ -43,7 +43,9 @@ def load_weights(job: Job, run: RunFolder) -> Path:
         with refusing_damage(path):
             weights = average_in(saved.state) or {**saved.model, **saved.state["model_extra"]}
             sharding.load_weights(job.model, weights)
-            HiddenState(model=job.model).restore(saved.state.get("hidden", {}), next(job.model.parameters()).device)
+            hidden = {"by_rank": [], **saved.state.get("hidden", {})}
+            values = {**hidden.get("common", {}), **(hidden["by_rank"] or [{}])[0]}
+            HiddenState(model=job.model).restore(values, next(job.model.parameters()).device)
     except CheckpointError as error:
         raise CheckpointError(error.what, code=_NONE) from error
     return path

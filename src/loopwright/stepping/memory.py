@@ -138,12 +138,7 @@ class MemoryGuard:
         self._warn_of_another_loss(phase, comparison)
         event = "oom_split" if phase == "training" else "oom_eval_split"
         run.logbook.record.write(event, epoch=run.epoch, **known)
-        if not run.is_running or run.checkpoints.metadata["tier"] >= "T2":
-            return
-        run.checkpoints.metadata["tier"] = "T2"
-        guarantee = "T2 from here on: memory does not run out at the same point everywhere"
-        run.trainer.notify("resume.guarantee", f"Resume guarantee {guarantee}", tier="T2", guarantee=guarantee)
-        run.logbook.record.write("tier", update=found["update"], tier="T2", reason="out of memory: run in parts")
+        run.checkpoints.lower_tier(found["update"], "memory does not run out at the same point everywhere")
 
     def _training_error(self, window: Window, error: Exception, reason: str, free: int) -> MemoryLimitError:
         run, trainer = self.run, self.run.trainer

@@ -127,7 +127,7 @@ class RunCheckpoints:
             self.saver.check_space(num_bytes, partial(trainer.notify, "disk.space"))
             self.saver.expect(model)
 
-    def announce(self, path: Path, changes: list[Change], that_matter: list[Change]) -> None:
+    def announce(self, path: Path, changes: list[Change], that_matter: list[Change], are_settings: bool = True) -> None:
         """Report the settings that changed since the checkpoint; refuse them where the run has to be exact."""
         policy = self.run.settings.checkpoints
         if that_matter and policy is not None and policy.require_exact:
@@ -136,7 +136,7 @@ class RunCheckpoints:
                 f"What differs: {'; '.join(map(str, that_matter))}."
             )
         self.is_changed = self.is_changed or bool(that_matter)
-        self.changes += changes
+        self.changes += changes if are_settings else []
         for change in changes:
             text = f"Changed since the checkpoint (new value used): {change}"
             self.run.trainer.notify("resume.changes", text, change=change)
@@ -148,7 +148,9 @@ class RunCheckpoints:
         run, trainer, engine = self.run, self.run.trainer, self.run.engine
         reshard(trainer.model)
         model, optimizer, scaler = run.bare_model(), run.bare_optimizer(), engine.accelerator.scaler
-        names = parameter_names(model=model, loss_func=trainer.loss_func)
+        names, hidden = parameter_names(model=model, loss_func=trainer.loss_func), self.hidden.changed_anywhere()
+        if hidden["lost"]:
+            self.lower_tier(run.progress.update, f"{_listed(hidden['lost'])} has changed, and cannot be saved")
         state = {
             "run": self._run_state(),
             "metadata": {"current_epoch": trainer.run_history.current_epoch, **metadata},
@@ -163,7 +165,7 @@ class RunCheckpoints:
             "generators": generator_states(engine.device),
             "num_processes": engine.num_processes,
             "modules": self.modules,
-            "hidden": self.hidden.changed(),
+            "hidden": hidden,
         }
         entries = model.state_dict()
         state["model_extra"] = {name: value for name, value in entries.items() if not isinstance(value, torch.Tensor)}
@@ -216,7 +218,7 @@ class RunCheckpoints:
         names = parameter_names(model=model, loss_func=trainer.loss_func)
         fitted = fitted_state(optimizer, state["optimizer"], names)
         model.load_state_dict(weights)
-        self.hidden.restore(state.get("hidden", {}), engine.device)  # older states have none
+        self._restore_hidden(state, path)
         if state["loss_func"] and isinstance(trainer.loss_func, nn.Module):
             trainer.loss_func.load_state_dict(state["loss_func"])
         optimizer.load_state_dict(fitted)
@@ -228,12 +230,43 @@ class RunCheckpoints:
             restore_generator_states(state["generators"], engine.device)
         self.loaded = state
 
+    def _restore_hidden(self, state: dict[str, Any], path: Path | None) -> None:
+        """Restore the state outside `state_dict`, that of this process if there are as many as then."""
+        hidden = state.get("hidden") or {}  # older states have none
+        by_rank = hidden.get("by_rank") or [{}]
+        is_same = len(by_rank) in (1, self.run.engine.num_processes)
+        own = by_rank[self.run.engine.rank if is_same and len(by_rank) > 1 else 0]
+        missing = self.hidden.restore({**hidden.get("common", {}), **own}, self.run.engine.device)
+        missing += [*hidden.get("lost", ()), *([] if is_same else own)]
+        missing = sorted({name for names in gather_objects(missing) for name in names})
+        if not missing:
+            return
+        text = f"Resuming without the state of {_listed(missing)}: it was not saved, or does not fit this model"
+        policy = self.run.settings.checkpoints
+        if path is not None and policy is not None and policy.require_exact:
+            raise CheckpointError(f"{path} cannot be resumed bit-exactly, and require_exact is set. {text}.")
+        self.run.trainer.notify("resume.left_out", text)
+        if path is not None:
+            self.metadata["tier"], self.is_changed = max(self.metadata["tier"], "T2"), True
+
+    def lower_tier(self, update: int | None, reason: str) -> None:
+        """Report once that the run is no longer exact, and record it; what is saved from here on says so too."""
+        if not self.run.is_running or self.metadata["tier"] >= "T2":
+            return
+        self.metadata |= {"tier": "T2", "tier_reason": reason}
+        guarantee = f"T2 from here on: {reason}"
+        self.run.trainer.notify("resume.guarantee", f"Resume guarantee {guarantee}", tier="T2", guarantee=guarantee)
+        self.run.logbook.record.write("tier", update=update, tier="T2", reason=reason)
+
     def _check_modules(self, path: Path, state: dict[str, Any]) -> None:
         """Raise a CheckpointError if the model is built differently, unless that is allowed; report the differences."""
         if self.initial is None:
             return  # used before in this process: what it holds is not what it was built with
-        policy = self.run.settings.checkpoints
-        changes = changed_modules(state.get("modules") or self.modules, self.modules, state.get("hidden", {}))
+        policy, hidden = self.run.settings.checkpoints, state.get("hidden") or {}
+        moved = {**hidden.get("common", {}), **(hidden.get("by_rank") or [{}])[0]}
+        # Rank 0 has saved them, and decides.
+        found = gather_objects(changed_modules(state.get("modules") or self.modules, self.modules, moved))
+        changes, of_own_classes = found[0]
         of_model = [change for change in changes if change.name.split(".")[0] == "model"]
         if of_model and (policy is None or not policy.allow_changed_model):
             more = f" ({len(of_model) - 1} more differences)" if len(of_model) > 1 else ""
@@ -243,6 +276,7 @@ class RunCheckpoints:
                 fix="build it as before, or --allow_changed_model, Checkpointing(..., allow_changed_model=True)",
             )
         self.announce(path, changes, changes)
+        self.announce(path, of_own_classes, of_own_classes, are_settings=False)
 
     # --- saving -------------------------------------------------------------------------------------------------
 
@@ -413,3 +447,7 @@ class RunCheckpoints:
         except CheckpointError:
             return  # `finish` tries again, and reports it
         run.requests.load, self._has_loaded_model = None, True
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -273,10 +273,11 @@ def _check_continuity(run: TrainingRun, path: Path, saved: dict[str, Any]) -> No
     if policy is None or not policy.allow_changed_data:
         check_sizes(saved["data"], metadata["data"])
     now = tier(saved["fingerprint"], metadata["fingerprint"], is_counted=metadata["tier"] == "T3")
-    metadata["tier"] = max(now, saved["tier"])  # a guarantee lost once does not come back
+    reason = saved.get("tier_reason", "nothing; the data source has no random access")
+    metadata |= {"tier": max(now, saved["tier"]), "tier_reason": reason}  # a guarantee lost once does not come back
     differing = differences(saved["fingerprint"], metadata["fingerprint"])
     if policy is not None and policy.require_exact and metadata["tier"] not in EXACT:
-        found = "; ".join(map(str, differing)) or "nothing; the data source has no random access"
+        found = "; ".join(map(str, differing)) or reason
         raise CheckpointError(
             f"{path} cannot be resumed bit-exactly ({metadata['tier']}, {TIERS[metadata['tier']]}), and "
             f"require_exact is set. What differs: {found}."
