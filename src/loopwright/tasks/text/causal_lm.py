@@ -65,6 +65,7 @@ class CausalLanguageModel(language.LanguageTask):
     arguments = CausalArguments
     defaults = {**language.DEFAULTS, "per_device_train_batch_size": 8, "per_device_eval_batch_size": 8}
     adapter_kind = "CAUSAL_LM"
+    forward_options = {"use_cache": False}
     prediction_flags = ("max_new_tokens", "temperature")
     demo = {
         "block_size": 128,
@@ -114,22 +115,7 @@ class CausalLanguageModel(language.LanguageTask):
         stream = language.read_stream(rows, _encoder(tokenizer), _start(tokenizer))
         return BlockDataset(tokenizer, stream, size)
 
-    def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        import torch
-
-        inputs, labels = self._inputs(job, batch), batch["labels"]
-        if torch.is_grad_enabled():
-            return language.training_loss(model(**inputs, use_cache=False).logits, labels), None
-        outputs = language.scored_in_slices(
-            lambda piece: model(**piece, use_cache=False).logits,
-            inputs,
-            labels,
-            language.num_embeddings(job.model),
-            lambda logits, wanted: {"losses": text.token_losses(logits, wanted)},
-        )
-        return language.mean_of(outputs, labels), outputs
-
-    def _inputs(self, job: Job, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def inputs_of(self, job: Job, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the model inputs; packed rows get positions, and a mask that separates them."""
         if "sequence_ids" not in batch:
             return self.model_inputs(batch)

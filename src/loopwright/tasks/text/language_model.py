@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -62,13 +62,41 @@ class LanguageTask(Task):
     roles = (Role("text", names=(*text.TEXT_NAMES, "article", "story", "docstring", "code"), may_be_empty=True),)
     arguments = LanguageArguments
     demo_rows = ("text_rows", "language_rows", "jsonl")
+    forward_options: ClassVar[Mapping[str, Any]] = {}
 
     def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tokens, and the mask if rows are padded: the loss is computed here, not by the model."""
         return {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
 
+    def inputs_of(self, job: Job, batch: Mapping[str, Any]) -> dict[str, Any]:
+        return self.model_inputs(batch)
+
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
         return text.num_targets(batch)
+
+    def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+        """An evaluation scores a few rows at a time, so that logits never exist for a whole batch."""
+        import torch
+        from torch.nn import functional
+
+        inputs, labels = self.inputs_of(job, batch), batch["labels"]
+        num_targets = (labels != text.IGNORED).sum().clamp(min=1)
+        if torch.is_grad_enabled():
+            logits = model(**inputs, **self.forward_options).logits.float().flatten(0, 1)
+            total = functional.cross_entropy(logits, labels.flatten(), ignore_index=text.IGNORED, reduction="sum")
+            return total / num_targets, None
+        num_rows, width = labels.shape
+        step = max(1, _MOST_LOGITS // (width * num_embeddings(job.model)))
+        parts = []
+        for start in range(0, num_rows, step):
+            piece = {name: value[start : start + step] for name, value in inputs.items()}
+            logits = model(**piece, **self.forward_options).logits
+            parts.append(self.score_tokens(logits, labels[start : start + step]))
+        outputs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return outputs["losses"].double().sum() / num_targets, outputs
+
+    def score_tokens(self, logits: Any, labels: Any) -> dict[str, Any]:
+        return {"losses": text.token_losses(logits, labels)}
 
 
 class RowEncoder:
@@ -261,40 +289,8 @@ def small_largest(args: Any) -> int:
     return int(args.block_size or (_LONGEST_SMALL_LINE if args.line_by_line else _SMALL_BLOCK))
 
 
-def training_loss(logits: Any, labels: Any) -> Any:
-    from torch.nn import functional
-
-    total = functional.cross_entropy(
-        logits.float().flatten(0, 1), labels.flatten(), ignore_index=text.IGNORED, reduction="sum"
-    )
-    return total / (labels != text.IGNORED).sum().clamp(min=1)
-
-
-def scored_in_slices(
-    forward: Callable[[dict[str, Any]], Any],
-    inputs: Mapping[str, Any],
-    labels: Any,
-    num_outputs: int,
-    score: Callable[[Any, Any], dict[str, Any]],
-) -> dict[str, Any]:
-    """Apply `score` to logits and labels a few rows at a time, so that logits never exist for a whole batch."""
-    import torch
-
-    num_rows, width = labels.shape
-    step = max(1, _MOST_LOGITS // (width * num_outputs))
-    parts = []
-    for start in range(0, num_rows, step):
-        piece = {name: value[start : start + step] for name, value in inputs.items()}
-        parts.append(score(forward(piece), labels[start : start + step]))
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-
 def num_embeddings(model: Any) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
-
-
-def mean_of(outputs: Mapping[str, Any], labels: Any) -> Any:
-    return outputs["losses"].double().sum() / (labels != text.IGNORED).sum().clamp(min=1)
 
 
 def sample_sums(batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[dict[str, Any]]:

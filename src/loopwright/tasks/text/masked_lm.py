@@ -94,20 +94,8 @@ class MaskedLanguageModel(language.LanguageTask):
         stream = language.read_stream(rows, _encoder(tokenizer))
         return MaskedDataset(BlockDataset(tokenizer, stream, size), masking)
 
-    def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        import torch
-
-        inputs, labels = self.model_inputs(batch), batch["labels"]
-        if torch.is_grad_enabled():
-            return language.training_loss(model(**inputs).logits, labels), None
-        outputs = language.scored_in_slices(
-            lambda piece: model(**piece).logits,
-            inputs,
-            labels,
-            language.num_embeddings(job.model),
-            lambda logits, wanted: {"losses": text.token_losses(logits, wanted), "predictions": logits.argmax(-1)},
-        )
-        return language.mean_of(outputs, labels), outputs
+    def score_tokens(self, logits: Any, labels: Any) -> dict[str, Any]:
+        return {**super().score_tokens(logits, labels), "predictions": logits.argmax(-1)}
 
     def create_scorer(self, job: Job) -> Scorer:
         return JointScorer(

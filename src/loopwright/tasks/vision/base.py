@@ -135,7 +135,7 @@ class VisionTask(Task):
         return Job(self, data, args, training, loaded.model, loaded.processor, collate_images, [], loaded.new)
 
     def train_transform(self, job: Job) -> Transform:
-        """Return the training transform, at the strength of `--augmentation`; override it."""
+        """Return the training transform, at the strength of `--augmentation`, unless that is none; override it."""
         return self.eval_transform(job)
 
     def eval_transform(self, job: Job) -> Transform:
@@ -162,7 +162,7 @@ class VisionTask(Task):
         if is_training and job.args.augment_with is not None:
             own = as_transform(import_object(job.args.augment_with, "augment_with", job.args))
             transform = Compose([own, transform])
-        elif is_training:
+        elif is_training and job.args.augmentation != "none":
             transform = self.train_transform(job)
         features = self.to_features(job, is_labelled)
         full_size = None if is_training else self.full_size_features(transform, features, is_labelled)

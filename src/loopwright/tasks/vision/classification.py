@@ -74,8 +74,6 @@ class ImageClassification(VisionTask):
         from loopwright.data.images import classification_train
 
         form = self.form(job)
-        if job.args.augmentation == "none":
-            return form.eval_transform()
         return classification_train((form.height, form.width), job.args.augmentation, job.args.flip)
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:

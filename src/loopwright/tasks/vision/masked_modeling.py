@@ -69,8 +69,6 @@ class MaskedImageModeling(VisionTask):
         from loopwright.data.images import masked_image_train
 
         form = self.form(job)
-        if job.args.augmentation == "none":
-            return form.eval_transform()
         return masked_image_train((form.height, form.width), job.args.augmentation, job.args.flip)
 
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
