@@ -220,7 +220,10 @@ def as_text(value: Any) -> bytes:
     depth = 0
     while isinstance(value, list) and len(value) == 1:
         value, depth = value[0], depth + 1
-    inner = b"[" + b",".join(map(as_text, value)) + b"]" if isinstance(value, list) else json.dumps(value).encode()
+    plain = (
+        as_text(value) if isinstance(value, dict) else b"" if isinstance(value, list) else json.dumps(value).encode()
+    )
+    inner = b"[" + b",".join(map(as_text, value)) + b"]" if isinstance(value, list) else plain
     return b"[" * depth + inner + b"]" * depth
 
 

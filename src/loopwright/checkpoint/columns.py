@@ -25,13 +25,15 @@ def is_long(value: Any) -> bool:
     """Whether a value has many items or characters, and its first ones fit into columns."""
     found, count = [value], 0
     for each in found:  # which grows
-        if not (type(each) in _TYPES or isinstance(each, np.generic)):
+        if type(each) in (str, bytes):
+            count += len(each) // 8
+        elif type(each) in (dict, list, tuple):
+            count += len(each)
+            found += [] if count > _MOST_ITEMS else each.values() if type(each) is dict else each
+        elif type(each) not in _TYPES and not isinstance(each, np.generic):
             return False
-        count += len(each) // (8 if isinstance(each, (str, bytes)) else 1) if hasattr(each, "__len__") else 0
         if count > _MOST_ITEMS:
             return True
-        if isinstance(each, (dict, list, tuple)):
-            found += each.values() if isinstance(each, dict) else each
     return False
 
 
@@ -47,20 +49,18 @@ def pack(values: Sequence[Any], add: Callable[[Array], str]) -> list[Any]:
         raise TypeError(f"no column holds {found - _TYPES}")
     if len(found) == 1 and not found & {NoneType, dict}:
         return _column(found.pop(), values, add)
-    kinds: list[Any] = list(map(type, values))
-    if dict in found:
-        by_keys = [tuple(each) if kind is dict else kind for each, kind in zip(values, kinds, strict=True)]
-        keys = [key for kind in set(by_keys) if type(kind) is tuple for key in kind]
-        most = min(sum(len(each) for each in values if type(each) is dict) // 8, _MOST_KEYS)
-        if len(keys) <= most and all(type(key) is str for key in keys):  # otherwise keys are values too
-            kinds = by_keys
-        if len(set(kinds)) == 1 and kinds[0] != ():
-            return _column(kinds[0], values, add)
+    kinds: list[Any] = [tuple(each) if type(each) is dict else type(each) for each in values]
+    keys = [key for kind in set(kinds) if type(kind) is tuple for key in kind]
+    most = min(sum(len(kind) for kind in kinds if type(kind) is tuple) // 8, _MOST_KEYS)
+    if len(keys) > most or not all(type(key) is str for key in keys):
+        kinds = list(map(type, values))  # the keys are values too
     groups = defaultdict(list)
     for kind, each in zip(kinds, values, strict=True):
         groups[kind].append(each)
+    if len(groups) == 1 and not groups.keys() & {NoneType, ()}:
+        return _column(kinds[0], values, add)
     numbers = {kind: number for number, kind in enumerate(groups)}
-    split = add(np.fromiter((numbers[kind] for kind in kinds), np.int64, len(kinds)))
+    split = add(np.fromiter(map(numbers.__getitem__, kinds), np.int64, len(kinds)))
     return ["mixed", split, [_column(kind, each, add) for kind, each in groups.items()]]
 
 

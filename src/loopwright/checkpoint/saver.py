@@ -83,11 +83,10 @@ class Saver:
 
     def _read_best(self) -> dict[str, Any] | None:
         try:
-            best = read_json(self.directory / _BEST, default=None)
+            best: dict[str, Any] = read_json(self.directory / _BEST, {})
         except DamagedFileError:
             return None  # the manifests know it too
-        kinds: dict[str, Any] = {"checkpoint": str, "metric": str, "value": (int, float)}
-        if not isinstance(best, dict) or not all(isinstance(best.get(name), kind) for name, kind in kinds.items()):
+        if None in map(best.get, ("checkpoint", "metric", "value")):
             return None
         name, resumed = best["checkpoint"], self._resumed_from
         if (self.directory / name).exists():

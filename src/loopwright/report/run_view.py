@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -161,23 +160,16 @@ def _read_heartbeat(found: RunView) -> None:
 
 def _baselines(found: RunView) -> dict[str, dict[str, float]]:
     baselines = found.result.get("baselines") or _json(found, "baselines.json")
-    return {
-        str(name): {str(key): float(value) for key, value in values.items() if isinstance(value, (int, float))}
-        for name, values in baselines.items()
-        if isinstance(values, Mapping)
-    }
+    return {name: {key: float(value) for key, value in values.items()} for name, values in baselines.items()}
 
 
 def _json(found: RunView, name: str) -> dict[str, Any]:
     try:
-        content = read_json(found.folder.path / name, {})
+        content: dict[str, Any] = read_json(found.folder.path / name, {})
     except (DamagedFileError, OSError):
         found.notes.append(f"{name} cannot be read and is left out")
         return {}
-    if isinstance(content, dict):
-        return content
-    found.notes.append(f"{name} is not a JSON object and is left out")
-    return {}
+    return content
 
 
 def _text(found: RunView, path: Path) -> str:
@@ -203,6 +195,6 @@ def _read_config(found: RunView) -> None:
     found.config = content if isinstance(content, dict) else {}
 
 
-def _texts(recorded: Any) -> dict[str, str]:
+def _texts(recorded: dict[str, Any] | None) -> dict[str, str]:
     """Return a mapping in run.json; empty for a run that recorded none."""
-    return {str(name): str(value) for name, value in recorded.items()} if isinstance(recorded, Mapping) else {}
+    return {name: str(value) for name, value in (recorded or {}).items()}

@@ -96,12 +96,8 @@ def _state(run: RunFolder, status: Mapping[str, Any], result: Mapping[str, Any])
 
 def _metric(entry: Mapping[str, Any], result: Mapping[str, Any], best: Mapping[str, Any]) -> dict[str, Any]:
     """Return the deciding metric and its value, from the result, else the best checkpoint, else the index."""
-    metrics = result.get("metrics")
-    for source in (
-        {**result, "value": metrics.get(str(result.get("metric"))) if isinstance(metrics, dict) else None},
-        best,
-        entry,
-    ):
+    value = (result.get("metrics") or {}).get(str(result.get("metric")))
+    for source in ({**result, "value": value}, best, entry):
         name, value = source.get("metric"), _number(source.get("value"))
         if isinstance(name, str) and value is not None:
             is_more_better = source.get("direction", "max") == "max"
