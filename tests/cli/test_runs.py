@@ -108,17 +108,12 @@ def test_a_run_that_goes_on_here_or_on_another_host_is_running(capsys):
     write(silent / "lease.json", {**owner, "heartbeat": time.time() - 500})
     contained = {"host": platform.node(), "process_start": 1, "namespace": "pid:[1]"}  # its pid means nothing here
     write(beside / "lease.json", {**owner, **contained, "heartbeat": time.time()})
-    with Lease(here):
+    with Lease(here, phase="of a later version"):
         states = {name: row["state"] for name, row in listed(capsys).items()}
-    running = dict.fromkeys(("here", "there", "beside"), "running")
-    assert states == {**running, "silent": "interrupted, resumable"}
-
-
-def test_a_run_with_a_damaged_status_and_an_unknown_phase_can_be_asked_to_stop(capsys):
-    write(made("odd", state="running") / "status.json", {"stave": "running"})
-    assert main(["stop", "odd"]) == 0 and "its process is gone" in capsys.readouterr().out
-    with Lease(Path("runs/odd"), phase="later"):
-        assert main(["stop", "odd"]) == 0 and "after its current update" in capsys.readouterr().out
+        assert main(["stop", "here"]) == 0 and "after its current update" in capsys.readouterr().out
+    write(silent / "status.json", {"stave": "running"})
+    assert main(["stop", "silent"]) == 0 and "its process is gone" in capsys.readouterr().out
+    assert states == {**dict.fromkeys(("here", "there", "beside"), "running"), "silent": "interrupted, resumable"}
 
 
 def test_folders_that_are_gone_damaged_or_unknown_to_the_index_are_listed_as_such(capsys):

@@ -73,8 +73,7 @@ def test_a_request_to_stop_outlives_a_restart_but_not_its_run(tmp_path, monkeypa
     for begun, is_kept in (("inf", False), (time.time() + 60, False), (time.time() - 60, True)):
         monkeypatch.setenv("LOOPWRIGHT_BEGUN", str(begun))
         (tmp_path / "stop").write_text("stop")
-        owner = Ownership()
-        owner.take(RunFolder(tmp_path), "start")
+        (owner := Ownership()).take(RunFolder(tmp_path), "start")
         assert owner.is_asked_to_stop() == is_kept
         owner.release()
 

@@ -281,45 +281,31 @@ def test_a_changed_loss_function_is_reported(tmp_path, capsys):
 # ------------------------------------------------------------------------------------------------ the end of a run
 
 
-class StopsAt(TrainerCallback):
-    def __init__(self, update, how="request"):
-        self.update, self.how = update, how
+class Stops(TrainerCallback):
+    """Counts updates, and holds what a new object never has again."""
 
-    def on_update_end(self, trainer, **kwargs):
-        if trainer.progress.update == self.update and self.how == "request":
-            trainer.request_stop("enough")
-        elif trainer.progress.update == self.update:
-            raise StopTrainingError("enough")
-
-
-class Counts(TrainerCallback):
-    """Keeps no argument under its name, counts, and holds what a new object never has again."""
-
-    def __init__(self, more):
-        self.limit, self.count, self.worst, self.begun = 5 + more, 0, float("inf"), time.time()
-        self.function = FunctionType((lambda: more).__code__, {}, closure=(CellType(),))  # the cell is empty
+    def __init__(self, limit, how="request"):
+        self.limit, self.how, self.count, self.worst, self.begun = limit, how, 0, float("inf"), time.time()
+        self.function = FunctionType((lambda: limit).__code__, {}, closure=(CellType(),))  # the cell is empty
 
     def on_update_end(self, trainer, **kwargs):
         self.count += 1
-        if self.count >= self.limit:
+        if self.limit <= (self.count if "count" in self.how else trainer.progress.update):
+            if self.how == "error":
+                raise StopTrainingError("enough")
             trainer.request_stop("enough")
 
-
-class Remembers(Counts):
     def state_dict(self):
-        return {"count": self.count}
+        return {"count": self.count} if self.how == "counts on" else {}
 
     def load_state_dict(self, state):
-        self.count = state["count"]
+        vars(self).update(state)
 
 
 STOPS = {
     "early stopping": lambda more=0: EarlyStoppingCallback(1 + more, 100.0, "train_loss_epoch"),
-    "request": lambda more=0: StopsAt(5 + more),
-    "error": lambda more=0: StopsAt(5 + more, "error"),
     "lambda": lambda more=0: toys.stop_at(5 + more),
-    "counts": lambda more=0: Counts(more),
-    "remembers": lambda more=0: Remembers(more),
+    **{how: lambda more=0, how=how: Stops(5 + more, how) for how in ("request", "error", "counts", "counts on")},
 }
 
 
@@ -360,9 +346,7 @@ class StopsInAHook(Trainer):
 
 
 def test_a_hook_and_a_callback_that_is_used_again_are_rules_too(tmp_path):
-    other = type("StopsInAHook", (StopsInAHook,), {"limit": 7})
-    for trainer_class, update in ((StopsInAHook, 5), (StopsInAHook, 5), (other, 7)):
-        assert fit(tmp_path / "hook", made(lambda: nn.Linear(4, 1)), cls=trainer_class).progress.update == update
-    counts = Counts(0)
-    for update in (5, 5):
-        assert fit(tmp_path / "same", made(lambda: nn.Linear(4, 1)), [counts]).progress.update == update
+    other, same = type("StopsInAHook", (StopsInAHook,), {"limit": 7}), Stops(5, "counts")
+    for name, cls, update in (*2 * [("hook", StopsInAHook, 5)], ("hook", other, 7), *2 * [("same", Trainer, 5)]):
+        trainer = fit(tmp_path / name, made(lambda: nn.Linear(4, 1)), [same] if name == "same" else [], cls=cls)
+        assert trainer.progress.update == update

@@ -55,9 +55,9 @@ def test_a_run_that_early_stopping_ended_stays_ended_until_its_patience_is_raise
 
 
 def test_a_changed_dropout_still_wins_after_a_kill_and_a_model_folder_moved_aside_is_found(reviews, tmp_path):
-    words = ["train", "text-classification", "--data", reviews, "--max_steps", 4, "--batch", 32, "--no_rehearsal"]
-    words += ["--save_strategy", "steps", "--save_steps", 1, "--threads", 1, "--dropout", 0.1, "--out", "cut"]
-    run_lines(words, folder=tmp_path, failpoint="after_optimizer_step:3:kill")
+    words = "train text-classification --max_steps 4 --batch 32 --no_rehearsal --save_strategy steps --save_steps 1"
+    words += " --threads 1 --dropout 0.1 --out cut --data"
+    run_lines([*words.split(), reviews], folder=tmp_path, failpoint="after_optimizer_step:3:kill")
     run_lines(["resume", "cut", "--dropout", 0.3], folder=tmp_path, failpoint="before_first_update:1:kill")
     (tmp_path / "cut/model").rename(tmp_path / "cut/.old-model")
     code, said = run_lines(["resume", "cut"], folder=tmp_path)
@@ -68,19 +68,9 @@ def test_a_changed_dropout_still_wins_after_a_kill_and_a_model_folder_moved_asid
 
 def test_a_run_with_merged_adapters_trains_on_and_is_used_in_between(tmp_path):
     files, words, inputs, _ = CASES["masked-lm"]
-    words = [
-        "train",
-        "masked-lm",
-        "--data",
-        SAMPLES / files,
-        *words.split(),
-        "--lora",
-        "--no_rehearsal",
-        "--threads",
-        1,
-    ]
-    lines = [[*words, "--max_steps", 2, "--out", "run"], *(["resume", "run", "--max_steps", each] for each in (3, 4))]
-    code, said = run_lines(*lines, folder=tmp_path)
+    words = f"train masked-lm {words} --lora --no_rehearsal --threads 1 --max_steps 2 --out run --data".split()
+    again = [["resume", "run", "--max_steps", number] for number in (3, 4)]
+    code, said = run_lines([*words, SAMPLES / files], *again, folder=tmp_path)
     assert code == 0, said
     run = api.Run.find(tmp_path / "run")
     finished = [*run.predict(inputs)]
