@@ -275,7 +275,7 @@ from loopwright.demos.images.image_files import mask_folders
 made = mask_folders(20)
 print(json.dumps([light, "torch" in sys.modules, made.notes["fingerprint"], "id2label.json" in made.files]))
 """
-    done = toys.python("-OO", "-c", code, PYTHONHASHSEED="7", PYTHONDONTWRITEBYTECODE="1")
+    done = toys.python("-c", code, PYTHONHASHSEED="7")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [[], False, mask_folders(20).notes["fingerprint"], True]
 

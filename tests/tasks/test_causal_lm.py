@@ -18,7 +18,7 @@ from loopwright.tasks.text import models as text_models
 from sample_data import SAMPLES
 from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines, write_jsonl
-from tasks.runs import assert_last_weights_are_the_same, refusal, train_in
+from tasks.runs import refusal, train_in
 from tasks.texts import FLAGS, lines, tiny_bert, tiny_gpt2, write_text
 
 
@@ -138,11 +138,6 @@ def test_accumulated_batches_train_as_one_large_batch_does(text_file, tmp_path):
     parts = api.train("causal-lm", data=text_file, model=gpt2, gradient_accumulation_steps=4, **{**flags, "batch": 2})
     for first, second in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
         assert torch.allclose(first, second, atol=1e-6)
-
-
-def test_a_resumed_run_equals_an_uninterrupted_one(gpt2, text_file, tmp_path):
-    flags = {**FLAGS, "data": text_file, "model": gpt2, "block_size": 24, "lr_scheduler_type": "constant"}
-    assert_last_weights_are_the_same("causal-lm", tmp_path, flags)
 
 
 def test_an_evaluation_keeps_no_logits_of_a_large_vocabulary(tmp_path, text_file, monkeypatch):

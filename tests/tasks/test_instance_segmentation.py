@@ -18,7 +18,6 @@ from tasks.boxes import NAMES, write_boxes
 from tasks.intervals import assert_loss_has_interval
 from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines
-from tasks.runs import check_resume
 from tasks.test_object_detection import assert_truth_is_that_of_the_file
 
 TASK = "instance-segmentation"
@@ -97,12 +96,6 @@ def test_an_exported_model_is_opened_by_models_load(trained, boxes, tmp_path):
     assert model.labels == NAMES and len(objects) == len(found["masks"]) > 0
     for each, mask in zip(objects, found["masks"].numpy(), strict=True):
         assert np.mean(mask_tools().decode(each["mask"]) == mask) > 0.99
-
-
-def test_a_moved_and_resumed_run_equals_an_uninterrupted_one(boxes, tmp_path):
-    flags = {**FLAGS, "data": boxes, "max_train_samples": 12, "rehearsal": False, "save_strategy": "epoch"}
-    files = ("eval/predictions.jsonl", "eval/classes.json")
-    check_resume(TASK, tmp_path, {"epochs": 1}, {"epochs": 2}, *files, **flags)
 
 
 def test_training_images_are_scored_as_the_model_sees_them(boxes):

@@ -21,7 +21,7 @@ from tasks.conftest import FLAGS
 from tasks.intervals import assert_loss_has_interval
 from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines, write_jsonl
-from tasks.runs import check_resume, refusal, train_in
+from tasks.runs import refusal, train_in
 from tasks.texts import save_bert
 
 TASK = QuestionAnswering()
@@ -114,12 +114,6 @@ def test_a_file_pairs_and_a_tab_are_predicted_alike(answered, tmp_path):
         answered.predict(["Which one ?"])
     with pytest.raises(InputError, match="row 0 has no context"):
         answered.predict([{"question": "Which one ?"}])
-
-
-def test_a_moved_and_resumed_run_equals_an_uninterrupted_one(tmp_path):
-    data = write_jsonl(tmp_path / "questions.jsonl", questions(24, length=24))
-    flags = {**FLAGS, "data": data, "max_length": 32, "stride": 8}
-    check_resume("question-answering", tmp_path, {"epochs": 1}, {"epochs": 2}, **flags)
 
 
 def test_limits_count_rows_and_not_features(tmp_path):
