@@ -218,14 +218,14 @@ class ResumableState:
                 f"{path} is from another loop: it holds {_listed(state['classes'])}, and this loop has "
                 f"{_listed(self._classes())}. Pass the same parts to resume it."
             )
-        hidden = state.get("hidden", {})  # older states have none
-        refused, changed = changed_modules(state.get("modules", self._tree), self._tree, hidden)
-        if refused:
-            raise CheckpointError(f"the model is not built like the one in {path}: {refused[0]}. Build it as before.")
         try:
             load_weights(self._model, {**checkpoint.model, **state["model_extra"]})
         except RuntimeError as error:
             raise CheckpointError(f"{path} is from another model. {' '.join(str(error).split())}") from None
+        hidden = state.get("hidden", {})  # older states have none
+        refused, changed = changed_modules(state.get("modules", self._tree), self._tree, hidden)
+        if refused:
+            raise CheckpointError(f"the model is not built like the one in {path}: {refused[0]}. Build it as before.")
         for name, part in self._parts.items():
             if isinstance(part, torch.optim.Optimizer):
                 load_optimizer_state(part, state["parts"][name], self._names())
