@@ -117,8 +117,11 @@ def test_every_layout_of_a_repository(tmp_path: Path) -> None:
 
 def test_a_repository_shows_nothing_that_is_outside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     private, root = tmp_path / "private", tmp_path / "sent"
-    theirs, ours, secret = private / ".git", root / ".git", repository(private)
+    theirs, ours = private / ".git", root / ".git"
+    repository(private)
     repository(root)
+    git(private, "commit", "-q", "--allow-empty", "-m", "second")  # or both could be the same commit
+    secret = git(private, "rev-parse", "HEAD").strip()
     for name in ("../private/code.txt", f"{private}/code.txt", "private/.GIT/config", "folder//x", "./code.txt"):
         (root / ("x" * len(name))).write_text("x")
         git(root, "add", "-N", ".")

@@ -97,8 +97,7 @@ def _difference(root: Path, git_dir: Path, common: Path, commit: str, own: Path)
     git, objects = shutil.which("git", path=path), common.absolute() / "objects"
     if git is None or _borrows(objects):
         return None
-    is_long = len(commit) == 64
-    (own / "config").write_text(_CONFIG + ("[extensions]\nobjectFormat = sha256\n" if is_long else ""))
+    (own / "config").write_text(_CONFIG + ("[extensions]\nobjectFormat = sha256\n" if len(commit) == 64 else ""))
     (own / "HEAD").write_text(f"{commit}\n")
     (own / "refs").mkdir()
     _copy_index(git_dir, own, len(commit) // 2)
@@ -117,9 +116,8 @@ def _difference(root: Path, git_dir: Path, common: Path, commit: str, own: Path)
 
 def _borrows(objects: Path) -> bool:
     """Whether some of the objects are those of another repository."""
-    folders = [each for each in (objects, objects / "pack", objects / "info") if each.is_dir()]
-    linked = any(entry.is_symlink() for each in folders for entry in each.iterdir())
-    return linked or objects.is_symlink() or os.path.lexists(objects / "info" / "alternates")
+    entries = (path for pattern in ("*", "pack/*", "info/*") for path in objects.glob(pattern))
+    return objects.is_symlink() or any(path.is_symlink() or path.name == "alternates" for path in entries)
 
 
 def _copy_index(git_dir: Path, own: Path, num_bytes: int) -> None:

@@ -142,9 +142,7 @@ class TaskArguments(metaclass=AcceptsOldNames):
     allow_code: bool = flag(
         False, "Import the package.module:function that a settings file, a run or a model folder names; remembered."
     )
-    trust_run: bool = flag(
-        False, "Trust a run from elsewhere: links out of its folder, its names on the Hub, its trackers; remembered."
-    )
+    trust_run: bool = flag(False, "Follow the links, Hub names and trackers of a run from elsewhere; remembered.")
     data: str | None = flag(None, "Data: a file, a folder with train and validation files, or a Hub id.")
     train_file: str | None = flag(None, "File of the training data, instead of --data.")
     validation_file: str | None = flag(None, "File of the validation data; the training data is split if unset.")

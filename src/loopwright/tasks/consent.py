@@ -67,10 +67,10 @@ def check_foreign(settings: Any, *names: Any, files: Sequence[DataFile] = (), li
     for place, folders, others in os.walk(root) if links else ():
         paths = {path: os.path.realpath(path) for path in (os.path.join(place, name) for name in (*folders, *others))}
         found += [f"{path} is a link to {to}" for path, to in paths.items() if not to.startswith(root + os.sep)]
-    for what in found:
+    if found:
         raise InputError(
             "run.trust",
-            f"{what}, and {settings.foreign.path} is not a run that you created here",
+            f"{found[0]}, and {settings.foreign.path} is not a run that you created here",
             fix="look into the folder; if you trust the run, add --trust_run (in Python: trust_run=True)",
             flag="--trust_run",
         )

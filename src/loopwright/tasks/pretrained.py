@@ -20,8 +20,7 @@ from typing import Any
 from loopwright.errors import CheckpointError, InputError, LoopwrightError
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-# Flags of this call only; no file can give them.
-CONSENTS = ("trust_remote_code", "allow_pickle", "allow_code", "trust_run")
+CONSENTS = ("trust_remote_code", "allow_pickle", "allow_code", "trust_run")  # of one call; no file can give them
 MOST_LAYERS = 4096
 _LAYERS = re.compile(r"layers?$|depths?$|experts$")
 _SIZES = re.compile(r"layers?$|heads?$|(hidden|intermediate|vocab)_size$")
