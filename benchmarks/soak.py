@@ -49,7 +49,7 @@ EVENTS = faults.EVENTS | {"training"}
 COMPARED = ("weights", "order", "metrics", "metrics.jsonl")
 FATES = ("found", "rebuilt", "harmless", "ended", "failed")
 HANGING_SECONDS, ORPHAN_SECONDS = 240.0, 30.0  # generous: a busy machine must not decide
-MOST_STARTS, MOST_UPDATES_TO_STOP = 60, 3
+MOST_STARTS, MOST_UPDATES_TO_STOP, MOST_OUTPUT = 60, 3, 100_000_000
 GROWTH, MORE_DESCRIPTORS = 1.05, 2  # from the first to the last quarter of the updates of a process: more is a failure
 REAL = 0.25  # of the starts with nothing armed: the command line itself
 FINDING = re.compile("error|note|warn|bad|damage|cannot|missing|skip|lost|delete|changed|not ", re.IGNORECASE)
@@ -293,11 +293,11 @@ class Soak:
                 sizes, changed = trial.sizes(), now
             if "kill_at_end" in options and kill_at == math.inf and trial.update and not trial.is_training():
                 kill_at = now + options["kill_at_end"]
-            if now > min(kill_at, changed + HANGING_SECONDS):
+            if sizes[0] > MOST_OUTPUT or now > min(kill_at, changed + HANGING_SECONDS):
                 below = descendants(start.pid)
                 start.kill()
                 if now <= kill_at:
-                    return f"no progress for {now - changed:.0f} s: hangs"
+                    return f"no progress for {now - changed:.0f} s, {sizes[0]:,} bytes of output: hangs"
             elif now > next_fault and now < deadline:
                 next_fault = now + self.draw.uniform(1, 3)
                 if "suffix" in options:

@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 
@@ -175,6 +176,29 @@ def test_after_three_replacements_within_an_hour_a_death_is_an_error(quick, capl
             next(windows)
             send(signal.SIGKILL, only_first=False)()
     assert len(caplog.records) == 3
+
+
+def test_a_worker_that_cannot_send_its_batches_ends_instead_of_hanging(quick):
+    loader = adopted(Noisy(), 2, collate_fn=lambda samples: threading.Lock(), timeout=20)
+    with pytest.raises(DataError, match="4 times within an hour.*ended with exit code 1"):
+        seen(loader.windows())
+
+
+def test_workers_that_cannot_all_be_started_are_ended_without_a_second_error(monkeypatch):
+    errors: list = []
+    monkeypatch.setattr(sys, "unraisablehook", errors.append)
+    start = multiprocessing.process.BaseProcess.start
+
+    def start_one(self) -> None:
+        if pids():
+            raise OSError("Too many open files")
+        start(self)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", start_one)
+    with pytest.raises(OSError, match="Too many open files"):
+        seen(adopted(Noisy(), 2).windows())
+    gc.collect()
+    assert pids() == [] and errors == []
 
 
 def test_replacements_of_more_than_an_hour_ago_do_not_count(quick, monkeypatch):

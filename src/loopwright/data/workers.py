@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import connection
+from multiprocessing import connection, queues
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
@@ -65,6 +65,9 @@ def init_worker(worker_init_fn: Callable[[int], None] | None, is_of_main_thread:
         end_with_parent(parent.pid)
     elif parent is not None and sys.platform != "win32":
         threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+    # For a batch that cannot be sent: multiprocessing would drop it, or try again for ever.
+    queues.Queue._on_queue_feeder_error = staticmethod(_end_worker)  # type: ignore[attr-defined]
+    sys.excepthook = lambda kind, error, trace: _end_worker(error)
     if worker_init_fn is not None:
         worker_init_fn(worker_id)
 
@@ -81,6 +84,12 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         try:
             with _no_death_handler():
                 super().__init__(loader)
+        except BaseException:  # too many open files, say: torch cannot end what it has half started
+            self._shutdown = True
+            for worker in getattr(self, "_workers", []):
+                worker.kill()
+                worker.join()
+            raise
         finally:
             loader.worker_init_fn = given
         # Hidden from torch's handler, in case another loader has installed it.
@@ -336,6 +345,11 @@ def _end_of(worker: Any) -> str:
 def _kill(workers: list[Any]) -> None:
     for worker in workers:
         worker.kill()
+
+
+def _end_worker(error: BaseException, *_: Any) -> None:
+    sys.stderr.write(f"a worker of a data loader cannot send a batch: {error!r}\n")
+    os._exit(1)
 
 
 def _end_after(parent: Any) -> None:
