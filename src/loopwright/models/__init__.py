@@ -20,6 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -27,6 +28,7 @@ from loopwright.errors import CheckpointError, ConfigError
 from loopwright.models.base import CONFIG_FILE, NAME_KEY, WEIGHTS_FILE, ModelOutput, SmallModel
 from loopwright.models.center_point import CenterPoint, DetectionOutput
 from loopwright.models.conv_nets import ConvNet, UNet
+from loopwright.models.limits import TooLargeError, limited
 from loopwright.models.losses import LOSS_NAMES, ItemLoss, create_loss, sample_losses
 from loopwright.models.masked_vit import MaskedViT, ReconstructionOutput
 
@@ -96,9 +98,12 @@ def load(folder: str | Path) -> SmallModel:
     if NAME_KEY not in config:
         raise CheckpointError(f"{source / CONFIG_FILE} does not describe a small model: it has no {NAME_KEY!r}")
     try:
-        model = create(config.pop(NAME_KEY), config.pop("labels", None), **config)
+        name, labels = config.pop(NAME_KEY), config.pop("labels", None)
+        with limited(), torch.device("meta"):
+            create(name, labels, **config)
+        model = create(name, labels, **config)
         model.load_state_dict(load_file(source / WEIGHTS_FILE))
-    except (OSError, SafetensorError, RuntimeError, ConfigError, TypeError) as error:
+    except (OSError, SafetensorError, RuntimeError, ConfigError, TypeError, TooLargeError) as error:
         raise CheckpointError(f"the model in {source} is damaged: {error}") from error
     return model.eval()
 

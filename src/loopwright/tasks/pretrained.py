@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from glob import escape
 from pathlib import Path
@@ -18,14 +18,14 @@ from shlex import quote
 from typing import Any
 
 from loopwright.errors import CheckpointError, InputError, LoopwrightError
+from loopwright.models.limits import MOST_MODULES, TooLargeError, limited
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 CONSENTS = ("trust_remote_code", "allow_pickle", "allow_code", "trust_run")  # of one call; no file can give them
-MOST_LAYERS = 4096
-_LAYERS = re.compile(r"layers?$|depths?$|experts$")
-_SIZES = re.compile(r"layers?$|heads?$|(hidden|intermediate|vocab)_size$")
+_SIZES = re.compile(r"^(num|n)_.*layers?$|heads?$|(hidden|intermediate|vocab)_size$")  # feature layers may be negative
 _PICKLES = ("pytorch_model*.bin", "adapter_model*.bin", "*.pth", "*.ckpt", "model*.pt")
 _OBJECTS = ("config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")  # no lists
+_MODULE_BYTES = 1 << 12  # files of so many bytes for each module explain a model of many modules
 _LEAST_BYTES = 1 << 30  # models of less than that are built, whatever the size of their files is
 _CONVERT = (
     "import torch; from glob import glob; from safetensors.torch import save_file; "
@@ -61,7 +61,7 @@ def open_weights(kind: Any, path: str, config: Any, **options: Any) -> Any:
     allows_pickle = "allow_pickle" in _given.get()
     if not allows_pickle:
         _refuse_pickles(path)
-    check_size(path, lambda: _from_config(kind, config))
+    _check_model(kind, path, config)
     options["use_safetensors"] = None if allows_pickle else True
     try:
         return open_pretrained(kind, path, "config.json", config=config, **options)
@@ -74,9 +74,15 @@ def open_weights(kind: Any, path: str, config: Any, **options: Any) -> Any:
 
 def build(kind: Any, path: str, config: Any) -> Any:
     """Call `from_config` of a model class."""
-    check_size(path, lambda: _from_config(kind, config))
+    _check_model(kind, path, config)
     with opening(path, "config.json"):
         return _from_config(kind, config)
+
+
+def _check_model(kind: Any, path: str, config: Any) -> None:
+    with opening(path, "config.json"):
+        kind._model_mapping.get(type(config))  # import its code first, which takes longer than to build a model
+    check_size(path, lambda: _from_config(kind, config))
 
 
 def _from_config(kind: Any, config: Any) -> Any:
@@ -89,19 +95,17 @@ def has_trusted_code(config: Any, auto_class: str) -> bool:
 
 
 def check_config(path: str, config: Any) -> None:
-    """Refuse a config that needs code from elsewhere, whose layers would take minutes to build, or with wrong types."""
-    parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
+    """Refuse a config that needs code from elsewhere, or has values that models accept and then fail with."""
+    parts = [config]
     for part in parts:
+        parts += [value for value in vars(part).values() if hasattr(value, "sub_configs")]
         kernel = getattr(part, "_attn_implementation", None)  # transformers has no public name for it
         kernels = kernel.values() if isinstance(kernel, dict) else [kernel]
         if any("/" in str(each) for each in kernels) and "trust_remote_code" not in _given.get():
             raise needs_code(path, f"its config.json asks for the attention kernel {kernel} of the Hub, which is code")
-        for name, value in vars(part).items() if part is not None else ():
-            values = value if isinstance(value, (list, tuple)) else [value]
-            numbers = [each for each in values if isinstance(each, int)]
-            is_large = _LAYERS.search(name) is not None and any(each > MOST_LAYERS for each in numbers)
-            if is_large or (_SIZES.search(name) is not None and any(each < 0 for each in numbers)):
-                raise _unusable(Path(path) / "config.json", f"{name}: {value!s:.40}, expected 0 to {MOST_LAYERS:,}")
+        for name, value in vars(part).items():
+            if _SIZES.search(name) is not None and isinstance(value, int) and value < 0:
+                raise _unusable(Path(path) / "config.json", f"{name}: {value!s:.40}, expected at least 0")
             if "dropout" in name and isinstance(value, (int, float)) and not 0 <= value <= 1:
                 raise _unusable(Path(path) / "config.json", f"{name}: {value:g}, expected 0 to 1")
     names = config.architectures or []
@@ -192,15 +196,25 @@ def check_size(path: str, make: Callable[[], Any]) -> None:
     """Refuse a config whose model is out of all proportion to its weights, or to the memory if there are none."""
     import torch
 
-    needed = 0.0
-    try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            needed = sum(parameter.numel() * parameter.element_size() for parameter in make().parameters())
-    except Exception as error:  # noqa: BLE001 - the model is built once more, and the error reported there
-        needed = math.inf if "overflow" in str(error) else 0.0
     files = [*Path(path).glob("*.safetensors"), *Path(path).glob("*.bin")] if os.path.isdir(path) else []
-    there = 8 * sum(each.stat().st_size for each in files)  # 4-bit weights are loaded as 32 bits
-    limit = max(_LEAST_BYTES, there or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    there = sum(each.stat().st_size for each in files)
+    limit = max(_LEAST_BYTES, 8 * there or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))  # 4 bits or 32
+    needed = 0.0
+    with refusing_large(path, there // _MODULE_BYTES), torch.random.fork_rng(devices=[]), torch.device("meta"):
+        try:
+            needed = sum(parameter.numel() * parameter.element_size() for parameter in make().parameters())
+        except Exception as error:  # noqa: BLE001 - the model is built once more, and the error reported there
+            needed = math.inf if "overflow" in str(error) else 0.0
     if needed > limit:
         saw = f"it describes a model of {needed / 1e9:,.1f} GB, and the limit for these files is {limit / 1e9:,.1f} GB"
         raise _unusable(Path(path) / "config.json", saw)
+
+
+@contextmanager
+def refusing_large(path: str, num_modules: int = 0) -> Iterator[None]:
+    """Refuse a config whose model takes too long to build; code that the user trusts may take any time."""
+    try:
+        with nullcontext() if "trust_remote_code" in _given.get() else limited(max(MOST_MODULES, num_modules)):
+            yield
+    except TooLargeError as error:
+        raise _unusable(Path(path) / "config.json", str(error)) from None

@@ -84,7 +84,8 @@ def _near_folder(folder: Path) -> str:
 
 
 def load_config(name: str, **changes: Any) -> Any:
-    config = _load_config(name, changes)
+    with pretrained.refusing_large(name):
+        config = _load_config(name, changes)
     pretrained.check_config(name, config)
     return config
 

@@ -1,0 +1,57 @@
+"""Stop a model that takes too long to build, whatever the entries of its config are called."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+MOST_MODULES = 20_000  # five times as many as the largest default config of transformers has
+_MOST_SECONDS = 1.5  # of CPU time; the slowest default config takes half a second
+
+
+class TooLargeError(BaseException):
+    """A model was stopped while it was built. No `except Exception` on the way catches it."""
+
+    def __init__(self, limit: str = f"{_MOST_SECONDS} seconds of CPU time to build") -> None:
+        super().__init__(f"it describes a model of more than {limit}, which is the limit")
+
+
+@contextmanager
+def limited(most_modules: int = MOST_MODULES) -> Iterator[None]:
+    """Raise a TooLargeError in this thread if the block creates too many modules, or computes for too long."""
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    thread, is_over, num_created = threading.get_ident(), threading.Event(), 0
+    clock_of = getattr(time, "pthread_getcpuclockid", None)  # macOS has none
+    seconds = time.process_time if clock_of is None else partial(time.clock_gettime, clock_of(thread))
+    end = seconds() + _MOST_SECONDS
+
+    def raise_here(error: Any) -> None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
+
+    def watch() -> None:
+        while not is_over.wait(0.1):
+            if seconds() > end:
+                return raise_here(ctypes.py_object(TooLargeError))
+
+    def count(*created: Any) -> None:
+        nonlocal num_created
+        num_created += threading.get_ident() == thread
+        if num_created > most_modules and watcher.is_alive():
+            raise TooLargeError(f"{most_modules:,} modules")
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    hook = register_module_module_registration_hook(count)
+    try:
+        watcher.start()
+        yield
+    finally:
+        is_over.set()
+        watcher.join()
+        raise_here(None)  # if the watcher was late
+        hook.remove()
