@@ -31,12 +31,28 @@ def texts_in(node: ast.expr) -> str | None:
     return inner if any(isinstance(each, (ast.JoinedStr, ast.Constant)) for each in ast.walk(node)) else None
 
 
+def assigned(tree: ast.Module) -> dict[str, list[tuple[int, ast.expr]]]:
+    """Return what each name of a module is set to, with the line: `what, fix = ..., ...` stands before its error."""
+    found: dict[str, list[tuple[int, ast.expr]]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            names, values = (getattr(each, "elts", [each]) for each in (node.targets[0], node.value))
+            for name, value in zip(names, values, strict=False):
+                found.setdefault(ast.unparse(name), []).append((node.lineno, value))
+    return found
+
+
 def messages(tree: ast.Module) -> Iterator[str]:
     """Return a line for each message of a module."""
+    values = assigned(tree)
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not (name_of(node).endswith("Error") or name_of(node) in _OTHER_CALLS):
             continue
         given = [(None, each) for each in node.args] + [(each.arg, each.value) for each in node.keywords]
+        for place, (name, each) in enumerate(given):
+            earlier = [value for value in values.get(ast.unparse(each), ()) if value[0] < node.lineno]
+            if ast.unparse(each) in ("what", "saw", "fix", "text") and earlier:
+                given[place] = (name, max(earlier, key=lambda value: value[0])[1])
         texts = [(name, text) for name, each in given if (text := texts_in(each)) is not None]
         if any(" " in text for _, text in texts):
             shown = " | ".join(text if name is None else f"{name}: {text}" for name, text in texts)

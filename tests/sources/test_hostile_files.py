@@ -5,18 +5,25 @@ import json
 import os
 import time
 import zlib
+from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from loopwright import models
+from loopwright.config.durations import seconds_of
 from loopwright.config.files import MOST_CHARACTERS, MOST_DEPTH, MOST_VALUES, read_mapping
+from loopwright.config.training_arguments import TrainingArguments
 from loopwright.data.images.decoding import decode_image, decode_mask
 from loopwright.errors import DataError, InputError, LoopwrightError
 from loopwright.report.pictures import _fitted
+from loopwright.sources import values
+from loopwright.sources.files import sha256_of
 from loopwright.sources.formats import open_table
 from loopwright.sources.images.image_file import FORMATS, BadImageError, inspect_image, upright_size
-from loopwright.sources.images.names import read_yaml
+from loopwright.sources.images.names import read_names, read_yaml
 from loopwright.sources.tables import MOST_COLUMNS
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
@@ -32,6 +39,11 @@ YAMLS = {
     "date": ("a: 2024-99-99", ""),
     "tag": ("a: !!int ''", ""),
     "bool": ("a: !!bool x", ""),
+    "hexadecimal": ("seed: 0x" + "f" * 900_000, "1,000"),
+    "json, deep": ('{"a":' * 500 + "1" + "}" * 500, ""),
+    "json, deeper": ('{"a":' * 99_999, ""),
+    "json, number": ('{"a": ' + "9" * 5000 + "}", ""),
+    "json, long": ('{"a": "' + "b" * MOST_CHARACTERS + '"}', f"{MOST_CHARACTERS:,}"),
 }
 
 
@@ -39,20 +51,14 @@ YAMLS = {
 @pytest.mark.parametrize("read", [read_mapping, read_yaml])
 def test_a_yaml_bomb_is_refused_before_it_is_built(tmp_path, read, name):
     text, limit = YAMLS[name]
-    (tmp_path / "x.yaml").write_text(text)
+    file = tmp_path / ("x.json" if name.startswith("json") and read is read_mapping else "x.yaml")
+    file.write_text(text)
     begun = time.monotonic()
     with pytest.raises(LoopwrightError) as refusal:
-        read(tmp_path / "x.yaml")
-    assert "x.yaml" in str(refusal.value) and limit in str(refusal.value) and time.monotonic() - begun < 2
+        read(file)
+    assert file.name in str(refusal.value) and limit in str(refusal.value) and time.monotonic() - begun < 2
     (tmp_path / "x.yaml").write_text("a: &a {b: 1}\nc: {<<: *a, d: *a}\n")
     assert read(tmp_path / "x.yaml")["c"] == {"b": 1, "d": {"b": 1}}
-
-
-@pytest.mark.parametrize("text", ['{"a":' * 500 + "1" + "}" * 500, '{"a":' * 99_999, '{"a": ' + "9" * 5000 + "}"])
-def test_a_nested_json_config_is_refused(tmp_path, text):
-    (tmp_path / "x.json").write_text(text)
-    with pytest.raises(LoopwrightError, match=r"x\.json"):
-        read_mapping(tmp_path / "x.json")
 
 
 def wide(kind, number):
@@ -71,6 +77,52 @@ def wide(kind, number):
     file = io.BytesIO()
     pq.write_table(pa.table({name: [1] for name in names}), file)
     return file.getvalue()
+
+
+def read_all(path):
+    table = open_table(path)
+    return [list(block.values) for block in table.blocks(table.columns)]
+
+
+HOSTILE = {
+    "number of base 60": ("data.yaml", "names: 1" + ":1" * 400_000, read_yaml),
+    "float of base 60": ("x.yaml", "seed: 1" + ":1" * 400 + ".5", read_mapping),
+    "class of 5,000 digits": ("id2label.json", json.dumps({"1" * 5000: "a"}), read_names),
+    "stray quote": ("x.csv", 'text,label\nx"y' + "," * 2_000_000, read_all),
+    "stray quote in the header": ("x.csv", 'x"y' + "," * 2_000_000 + "\n1", read_all),
+    "open quotes": ("x.csv", 'text,label\nx"y,1\n' + '"a\n' * 500_000, read_all),
+    "nested cell": (None, '["a",' + "[" * 100_000 + "]" * 100_000 + "]", values.as_tokens),
+    "cell in Python": (None, "['a'" + ",1" * 4_000_000 + "]", values.as_tokens),
+    "number in a cell": (None, "['a', 0x" + "f" * 100_000 + "]", values.as_tokens),
+    "time": (None, "1" * 60_000 + "!", seconds_of),
+    "plugin": (None, '{"a":' * 99_999, lambda text: TrainingArguments(fsdp_config=text)),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_text_is_read_or_refused_at_once(tmp_path, name):
+    file, text, read = HOSTILE[name]
+    if file is not None:
+        (tmp_path / file).write_text(text)
+    begun = time.process_time()
+    with suppress(LoopwrightError, values.UnusableValueError):
+        read(text if file is None else tmp_path / file)
+    assert time.process_time() - begun < 2
+
+
+READERS = {"x.csv": open_table, "x.csv.gz": open_table, "x.parquet": open_table, "x": sha256_of, "data.yaml": read_yaml}
+READERS |= {"id2label.json": read_names, "a.png": inspect_image, "b.png": upright_size, "c.png": decode_image}
+
+
+@pytest.mark.parametrize("name", [*READERS, "config.json", "model.safetensors"])
+@pytest.mark.parametrize("place", [os.mkfifo, partial(os.symlink, "/dev/zero")], ids=["pipe", "device"])
+def test_pipes_and_devices_are_refused_without_waiting(tmp_path, name, place):
+    models.create("conv_net", num_labels=2).save_pretrained(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    place(tmp_path / name)
+    path = str(tmp_path / name) if name.endswith("png") else tmp_path / name
+    with pytest.raises((LoopwrightError, BadImageError), match="pipe|not a regular file|not an image"):
+        READERS.get(name, lambda path: models.load(tmp_path))(path)
 
 
 @pytest.mark.parametrize("number", [20_000, 200_000])

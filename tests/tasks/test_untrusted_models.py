@@ -4,18 +4,24 @@ import ast
 import json
 import pickle
 import shlex
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import CONFIG_MAPPING, EncoderDecoderConfig, NllbMoeConfig, NllbMoeModel
 
 import loopwright
 from cli.streams import run
+from loopwright import models
 from loopwright.cli.exit_codes import words_for_resuming
-from loopwright.errors import InputError
+from loopwright.errors import CheckpointError, InputError
+from loopwright.models.limits import limited
 from loopwright.runs.settings import settle
-from loopwright.tasks import get_task
+from loopwright.tasks import get_task, pretrained
+from loopwright.tasks.base import Origin
+from loopwright.tasks.text.models import load_model
 from source_trees import nodes
 from tasks.texts import tiny_bert, tiny_gpt2
 
@@ -210,3 +216,29 @@ def test_the_damaged_weights_of_a_run_are_named(copied):
     weights.write_bytes(weights.read_bytes()[:-5])
     with pytest.raises(InputError, match=r"model\.safetensors"):
         copied.predict(["a text"])
+
+
+LARGE = {"albert": {"inner_group_num": 10**8}, "xlm": {"n_layers": 10**8}, "masked_vit": {"num_layers": 10**8}}
+LARGE |= {"qwen2": {"num_hidden_layers": 10**8, "layer_types": None}}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_a_model_that_takes_too_long_to_build_is_refused_whatever_its_entry_is_called(tmp_path, kind):
+    is_ours = kind == "masked_vit"
+    (models.create(kind, width=8, num_heads=1) if is_ours else CONFIG_MAPPING[kind]()).save_pretrained(tmp_path)
+    edit(tmp_path / "config.json", **LARGE[kind])
+    begun = time.process_time()
+    with pytest.raises((InputError, CheckpointError), match="which is the limit"):
+        models.load(tmp_path) if is_ours else load_model(Origin(str(tmp_path), is_run=True), "AutoModel")
+    assert time.process_time() - begun < 5  # with the import of its code
+
+
+def test_default_configs_are_accepted_and_kernels_are_found_at_any_depth():
+    for kind in ("doge", "phi4_multimodal", "llava", "nllb-moe"):
+        pretrained.check_config("x", CONFIG_MAPPING[kind]())
+    with limited(), torch.device("meta"):
+        NllbMoeModel(NllbMoeConfig())  # the one with most modules
+    nested = EncoderDecoderConfig(encoder={"model_type": "clip"}, decoder={"model_type": "bert"})
+    nested.encoder.text_config._attn_implementation = "a/b"
+    with pytest.raises(InputError, match="a/b"):
+        pretrained.check_config("x", nested)

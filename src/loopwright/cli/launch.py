@@ -65,12 +65,8 @@ def launch(argv: list[str]) -> int:
         sys.stdout.write(_USAGE)
         return DONE if argv else INPUT
     if "--" not in argv:
-        raise InputError(
-            "args.value",
-            "lw launch needs -- between its own options and the command",
-            saw=[f"got {' '.join(argv)}"],
-            fix="lw launch -n 2 -- train TASK ...",
-        )
+        what = "lw launch needs -- between its own options and the command"
+        raise InputError("args.value", what, saw=[f"got {' '.join(argv)}"], fix="lw launch -n 2 -- train TASK ...")
     place = argv.index("--")
     options, target = argv[:place], argv[place + 1 :]
     if not target:
@@ -82,11 +78,8 @@ def launch(argv: list[str]) -> int:
         fix = f"did you mean {Path(target[0]).parent / near[0]}?" if near else "give the path of a script, or a verb"
         raise InputError("data.file", f"the script {target[0]} does not exist", fix=fix)
     if target[0] in _ALONE:
-        raise InputError(
-            "args.value",
-            f"lw {target[0]} runs in one process: several would do the same work",
-            fix=f"lw {shlex.join(target)}",
-        )
+        fix = f"lw {shlex.join(target)}"
+        raise InputError("args.value", f"lw {target[0]} runs in one process: several would do the same work", fix=fix)
     from torch.distributed import run as torchrun
 
     parser = torchrun.get_args_parser()
@@ -119,11 +112,8 @@ def _with_folder(target: list[str], options: Any) -> list[str]:
     if target[0] not in _TRAINING or int(options.max_restarts) == 0 or folder_in(target) is not None:
         return target
     if options.nnodes not in ("1", "1:1"):
-        raise InputError(
-            "args.value",
-            "a run on several machines that may be restarted needs an explicit folder",
-            fix="add --output_dir with a path that all machines see",
-        )
+        what = "a run on several machines that may be restarted needs an explicit folder"
+        raise InputError("args.value", what, fix="add --output_dir with a path that all machines see")
     return [*target, "--output_dir", str(runs_root() / new_run_id("launch"))]
 
 

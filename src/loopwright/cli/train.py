@@ -230,12 +230,8 @@ def _target(verb: str, argv: list[str]) -> tuple[str | None, Path | None, list[s
     if argv[0].startswith("-"):
         if "--config" in argv[:-1]:
             return _task_in(Path(argv[argv.index("--config") + 1])), None, argv
-        raise InputError(
-            "args.task",
-            f"lw {verb} needs a task, a settings file or a run before its flags",
-            saw=[f"got {argv[0]}"],
-            fix=f"lw {verb} {api.task_names()[0]} {' '.join(argv[:4])}",
-        )
+        what, saw = f"lw {verb} needs a task, a settings file or a run before its flags", [f"got {argv[0]}"]
+        raise InputError("args.task", what, saw=saw, fix=f"lw {verb} {api.task_names()[0]} {' '.join(argv[:4])}")
     first, rest = argv[0], argv[1:]
     if first.endswith(_FILES) and Path(first).is_file():
         return _task_in(Path(first)), Path(first), rest
@@ -256,9 +252,6 @@ def _target(verb: str, argv: list[str]) -> tuple[str | None, Path | None, list[s
 def _task_in(config: Path) -> str:
     named = api.task_of(config)
     if named is None:
-        raise InputError(
-            "args.task",
-            f"{config} does not name a task",
-            fix=f"add a line such as task: {api.task_names()[0]} to it, or lw train TASK {config}",
-        )
+        fix = f"add a line such as task: {api.task_names()[0]} to it, or lw train TASK {config}"
+        raise InputError("args.task", f"{config} does not name a task", fix=fix)
     return named

@@ -10,11 +10,13 @@ from loopwright.errors import InputError
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _PARTS = re.compile("".join(rf"(?:(?P<{unit}>\d+(?:\.\d+)?){unit})?" for unit in _UNITS))
 _CLOCK = re.compile(r"(?P<h>\d+):(?P<m>[0-5]\d):(?P<s>[0-5]\d)")
+_MOST_CHARACTERS = 100  # digits without a unit take quadratic time
 _FORMS = "90s, 30m, 2h, 1h30m or 1:30:00"
 
 
 def seconds_of(text: str) -> float:
     """Return the seconds of a duration such as 90s, 30m, 1h30m, 1d12h or 1:30:00; raise an InputError if invalid."""
+    text = text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
     found = _CLOCK.fullmatch(text.strip()) or _PARTS.fullmatch(text.strip().lower())
     parts = {} if found is None else {unit: value for unit, value in found.groupdict().items() if value is not None}
     if not parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Mapping
@@ -15,8 +16,9 @@ from loopwright.errors import ConfigError
 MOST_CHARACTERS = 1 << 20
 MOST_VALUES = 50_000
 MOST_DEPTH = 100
+_MOST_DIGITS = 1000  # of a number, which takes quadratic time to read or to print
 # Raised by the parsers and constructors of JSON and YAML, besides yaml.YAMLError.
-UNREADABLE_YAML = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+UNREADABLE_YAML = (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError)
 
 
 def read_mapping(path: str | os.PathLike[str], form: str | None = None) -> dict[str, Any]:
@@ -26,8 +28,10 @@ def read_mapping(path: str | os.PathLike[str], form: str | None = None) -> dict[
     path = Path(path)
     form = form or ("JSON" if path.suffix == ".json" else "YAML")
     try:
-        text = path.read_text(encoding="utf-8")
-        read = json.loads(text) if form == "JSON" else load_yaml(text, _yaml_loader())
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MOST_CHARACTERS + 1)
+        check_length(text)
+        read = json.loads(text) if form == "JSON" else load_yaml(text)
         check_depth(read)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror or error}") from error
@@ -40,16 +44,15 @@ def read_mapping(path: str | os.PathLike[str], form: str | None = None) -> dict[
     return {str(name): value for name, value in read.items()}
 
 
-def load_yaml(text: str, loader: Any = None) -> Any:
+def load_yaml(text: str) -> Any:
     """Return a YAML document; raise a ValueError with the limit that it exceeds before anything is built from it."""
     import yaml
 
-    fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    if len(text) > MOST_CHARACTERS:
-        raise ValueError(f"it has {len(text):,} characters, the limit is {MOST_CHARACTERS:,}")
+    check_length(text)
+    loader = _yaml_loader()
     sizes: dict[str, int] = {}  # the values under each anchor, with its aliases expanded
     opened: list[tuple[str | None, int]] = [(None, 0)]
-    for event in yaml.parse(text, Loader=fast):
+    for event in yaml.parse(text, Loader=loader):
         anchor, size = getattr(event, "anchor", None), 1
         if isinstance(event, yaml.CollectionStartEvent):
             opened.append((anchor, 1))
@@ -67,7 +70,13 @@ def load_yaml(text: str, loader: Any = None) -> Any:
         opened[-1] = (opened[-1][0], opened[-1][1] + size)
         if opened[-1][1] > MOST_VALUES:
             raise ValueError(f"it has more than {MOST_VALUES:,} values with its aliases expanded, which is the limit")
-    return yaml.load(text, Loader=loader or fast)
+    return yaml.load(text, Loader=loader)
+
+
+def check_length(text: str) -> None:
+    """Raise a ValueError for a text that would take long to parse."""
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"it has more than {MOST_CHARACTERS:,} characters, which is the limit")
 
 
 def check_depth(value: Any) -> None:
@@ -84,6 +93,7 @@ def _children(value: Any) -> Any:
     return value.values() if isinstance(value, dict) else value
 
 
+@functools.cache
 def _yaml_loader() -> Any:
     """Return PyYAML's safe loader, but with 1:30:00 as a text, not a base-60 number, as in YAML 1.2."""
     import yaml
@@ -93,10 +103,16 @@ def _yaml_loader() -> Any:
     class Loader(base):  # type: ignore[misc]
         """Reads a number with colons as it is written."""
 
-        def construct_yaml_int(self, node: Any) -> Any:
-            return node.value if ":" in node.value else super().construct_yaml_int(node)
+        def construct_number(self, node: Any) -> Any:
+            if ":" in node.value:
+                return node.value
+            if len(node.value) > _MOST_DIGITS:
+                raise ValueError(f"it has a number of {len(node.value):,} digits, the limit is {_MOST_DIGITS:,}")
+            is_int = node.tag.endswith(":int")
+            return super().construct_yaml_int(node) if is_int else super().construct_yaml_float(node)
 
-    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+    for kind in ("int", "float"):
+        Loader.add_constructor(f"tag:yaml.org,2002:{kind}", Loader.construct_number)
     return Loader
 
 

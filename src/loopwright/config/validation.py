@@ -23,6 +23,7 @@ from loopwright.config.choices import (
     shown,
 )
 from loopwright.config.fields import DEFAULT_OUTPUT_DIR, TrainingFields
+from loopwright.config.files import check_depth
 from loopwright.errors import ConfigError, ConfigTypeError
 
 METRIC_INPUTS = ("inputs", "loss")
@@ -116,7 +117,8 @@ def _read_json(args: TrainingFields, name: str) -> None:
         return
     try:
         read = json.loads(value)
-    except json.JSONDecodeError as error:
+        check_depth(read)
+    except (ValueError, RecursionError) as error:
         raise must_be(name, "a dict, or one as JSON text", value, f", which is not: {error}") from error
     if not isinstance(read, dict):
         raise must_be(name, "a dict, or one as JSON text", value)

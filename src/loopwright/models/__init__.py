@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,13 +25,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from loopwright.errors import CheckpointError, ConfigError
+from loopwright.errors import CheckpointError, ConfigError, InputError
 from loopwright.models.base import CONFIG_FILE, NAME_KEY, WEIGHTS_FILE, ModelOutput, SmallModel
 from loopwright.models.center_point import CenterPoint, DetectionOutput
 from loopwright.models.conv_nets import ConvNet, UNet
 from loopwright.models.limits import TooLargeError, limited
 from loopwright.models.losses import LOSS_NAMES, ItemLoss, create_loss, sample_losses
 from loopwright.models.masked_vit import MaskedViT, ReconstructionOutput
+from loopwright.sources.files import open_data, read_data
 
 __all__ = [
     "LOSS_NAMES",
@@ -102,8 +104,9 @@ def load(folder: str | Path) -> SmallModel:
         with limited(), torch.device("meta"):
             create(name, labels, **config)
         model = create(name, labels, **config)
+        os.close(open_data(source / WEIGHTS_FILE))  # load_file would wait for a pipe
         model.load_state_dict(load_file(source / WEIGHTS_FILE))
-    except (OSError, SafetensorError, RuntimeError, ConfigError, TypeError, TooLargeError) as error:
+    except (OSError, SafetensorError, RuntimeError, ConfigError, TypeError, TooLargeError, InputError) as error:
         raise CheckpointError(f"the model in {source} is damaged: {error}") from error
     return model.eval()
 
@@ -111,8 +114,8 @@ def load(folder: str | Path) -> SmallModel:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        config = json.loads(read_data(path))
+    except (OSError, ValueError, RecursionError, InputError) as error:
         raise CheckpointError(f"there is no model in {folder}: {error}") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} is damaged: it holds a {type(config).__name__} instead of an object")

@@ -26,7 +26,7 @@ def limited(most_modules: int = MOST_MODULES) -> Iterator[None]:
     """Raise a TooLargeError in this thread if the block creates too many modules, or computes for too long."""
     from torch.nn.modules.module import register_module_module_registration_hook
 
-    thread, is_over, num_created = threading.get_ident(), threading.Event(), 0
+    thread, ending, is_over, num_created = threading.get_ident(), threading.Event(), False, 0
     clock_of = getattr(time, "pthread_getcpuclockid", None)  # macOS has none
     seconds = time.process_time if clock_of is None else partial(time.clock_gettime, clock_of(thread))
     end = seconds() + _MOST_SECONDS
@@ -35,14 +35,14 @@ def limited(most_modules: int = MOST_MODULES) -> Iterator[None]:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
 
     def watch() -> None:
-        while not is_over.wait(0.1):
-            if seconds() > end:
-                return raise_here(ctypes.py_object(TooLargeError))
+        while not ending.wait(0.1) and not is_over:
+            if seconds() > end:  # again and again: a weak reference or `__del__` may have swallowed the last one
+                raise_here(ctypes.py_object(TooLargeError))
 
     def count(*created: Any) -> None:
         nonlocal num_created
         num_created += threading.get_ident() == thread
-        if num_created > most_modules and watcher.is_alive():
+        if num_created > most_modules and not is_over:
             raise TooLargeError(f"{most_modules:,} modules")
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -51,7 +51,8 @@ def limited(most_modules: int = MOST_MODULES) -> Iterator[None]:
         watcher.start()
         yield
     finally:
-        is_over.set()
+        is_over = True  # before anything that the watcher can interrupt
+        ending.set()
         watcher.join()
         raise_here(None)  # if the watcher was late
         hook.remove()

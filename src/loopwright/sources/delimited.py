@@ -21,7 +21,7 @@ import numpy.typing as npt
 from loopwright.errors import InputError
 from loopwright.sources.fields import cut_columns
 from loopwright.sources.files import FileBytes, RowSplitter, Say, blank_lines, index_rows
-from loopwright.sources.tables import Block, IndexedTable, Row, Table, check_columns
+from loopwright.sources.tables import MOST_COLUMNS, Block, IndexedTable, Row, Table, check_columns
 
 DELIMITERS = {"comma": ",", "tab": "\t", "semicolon": ";", "pipe": "|"}
 HEAD_BYTES = 256 << 10
@@ -95,17 +95,22 @@ class DelimitedSplitter(RowSplitter):
         return ends
 
     def _walk_row(self, buffer: bytes, start: int, is_last: bool) -> tuple[int, int]:
-        """Return (end of the row, -1), or (-1, the open quote or -1) if the row does not end in the buffer."""
+        """Return (end of the row, -1), or (-1, the open quote or -1) if the row does not end in the buffer.
+
+        A row of too many fields ends with its line: it is refused when it is read.
+        """
+        line_end, num_fields = -1, 0
         while True:
             if buffer.startswith(b'"', start):
                 opened, start = start, _close_quote(buffer, start)
                 if start < 0 or (start == len(buffer) and not is_last):
                     return -1, opened
-            line_end = buffer.find(self._row_end, start)
-            if line_end < 0:
-                line_end = len(buffer)
+            if line_end < start:  # the first field, or a quoted one that went on in the next line
+                line_end = buffer.find(self._row_end, start)
+                line_end = len(buffer) if line_end < 0 else line_end
             delimiter = buffer.find(self._delimiter, start, line_end)
-            if delimiter < 0:
+            num_fields += 1
+            if delimiter < 0 or num_fields > MOST_COLUMNS:
                 if line_end < len(buffer):
                     return line_end + 1, -1
                 return (len(buffer), -1) if is_last else (-1, -1)
@@ -119,12 +124,10 @@ class DelimitedSplitter(RowSplitter):
             return None
         line = source.line_at(start + opened)
         text = buffer[opened : opened + 60].split(b"\n")[0].decode("utf-8", "replace")
-        return InputError(
-            "data.quote",
-            f"{source.path}: the quote opened in line {line:,} is never closed",
-            saw=[f"it starts with {text!r}", "a quote inside a quoted field is doubled"],
-            fix=f"close the quote in line {line:,} or before it; or --quoting none if quotes are ordinary characters",
-        )
+        what = f"{source.path}: the quote opened in line {line:,} is never closed"
+        saw = [f"it starts with {text!r}", "a quote inside a quoted field is doubled"]
+        fix = f"close the quote in line {line:,} or before it; or --quoting none if quotes are ordinary characters"
+        return InputError("data.quote", what, saw=saw, fix=fix)
 
 
 def _close_quote(buffer: bytes, start: int) -> int:
@@ -163,6 +166,8 @@ def split_fields(text: str, dialect: Dialect) -> list[str]:
         if end < 0:
             return fields
         start = end + 1
+        if len(fields) > MOST_COLUMNS:  # more than a header may have: they are only counted
+            return fields + text[start:].split(dialect.delimiter)
 
 
 class DelimitedTable(IndexedTable):
@@ -190,12 +195,9 @@ class DelimitedTable(IndexedTable):
         self.index = index[1:]
         self.sha256 = source.sha256
         if not len(self):
-            raise InputError(
-                "data.no_rows",
-                f"{self.path} has a header and no rows",
-                saw=[f"columns: {', '.join(self.columns)[:500]}"],
-                fix="add rows; or, if the first line is a row, put a line with column names above it",
-            )
+            saw = [f"columns: {', '.join(self.columns)[:500]}"]
+            fix = "add rows; or, if the first line is a row, put a line with column names above it"
+            raise InputError("data.no_rows", f"{self.path} has a header and no rows", saw=saw, fix=fix)
 
     def settings(self) -> dict[str, Any]:
         quoting = "minimal" if self.dialect.has_quotes else "none"
@@ -256,12 +258,8 @@ class DelimitedTable(IndexedTable):
             fix = f"does line 1 hold the names of the columns? It is {self.columns[0][:40]!r}; or give --delimiter"
         if wrong[0][1] < expected:
             fix = f"complete {self.place(wrong[0][0])}, or delete it"
-        raise InputError(
-            "data.ragged",
-            f"{self.path}: a row has {wrong[0][1]} field{'s' if wrong[0][1] > 1 else ''}, the header has {expected}",
-            saw=saw,
-            fix=fix,
-        )
+        what = f"{self.path}: a row has {wrong[0][1]} field{'s' if wrong[0][1] > 1 else ''}, the header has {expected}"
+        raise InputError("data.ragged", what, saw=saw, fix=fix)
 
 
 def _refuse_json(head: bytes, path: Path) -> None:
@@ -272,27 +270,21 @@ def _refuse_json(head: bytes, path: Path) -> None:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return
-    raise InputError(
-        "data.ending",
-        f"{path} holds JSON, despite its name",
-        saw=[f"its first line is {line[:60].decode('utf-8', 'replace')!r}", f"an object with {len(row)} values"],
-        fix="--file_kind jsonl, or rename it",
-    )
+    saw = [f"its first line is {line[:60].decode('utf-8', 'replace')!r}", f"an object with {len(row)} values"]
+    fix = "--file_kind jsonl, or rename it"
+    raise InputError("data.ending", f"{path} holds JSON, despite its name", saw=saw, fix=fix)
 
 
 def _column_names(fields: list[str], path: str) -> tuple[str, ...]:
+    check_columns(path, len(fields))
     names = [field.strip().strip("\ufeff").strip() for field in fields]
     names = [name or f"unnamed_{place}" for place, name in enumerate(names)]
-    check_columns(path, len(names))
     twice = sorted(name for name, number in Counter(names).items() if number > 1)[:MOST_ROWS_NAMED]
     if twice:
         places = {name: [str(k + 1) for k, other in enumerate(names) if other == name] for name in twice}
-        raise InputError(
-            "data.duplicate_column",
-            f"{path} has several columns of the same name",
-            saw=[f"{name!r} is the name of columns {', '.join(places[name])}" for name in twice],
-            fix="give each column its own name in the first line",
-        )
+        saw = [f"{name!r} is the name of columns {', '.join(places[name])}" for name in twice]
+        fix = "give each column its own name in the first line"
+        raise InputError("data.duplicate_column", f"{path} has several columns of the same name", saw=saw, fix=fix)
     return tuple(names)
 
 
@@ -308,12 +300,8 @@ def sniff(head: bytes, kind: str, delimiter: str | None, quoting: str | None) ->
         delimiter = "\t" if kind == "tsv" else _sniff_delimiter(lines)
     delimiter = DELIMITERS.get(delimiter, delimiter)
     if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
-        raise InputError(
-            "args.value",
-            f"--delimiter {delimiter!r} is not a delimiter",
-            saw=["one ASCII character, or one of " + ", ".join(DELIMITERS)],
-            fix="--delimiter comma",
-        )
+        saw, fix = ["one ASCII character, or one of " + ", ".join(DELIMITERS)], "--delimiter comma"
+        raise InputError("args.value", f"--delimiter {delimiter!r} is not a delimiter", saw=saw, fix=fix)
     if quoting not in (None, "minimal", "none"):
         raise InputError(
             "args.value", f"--quoting {quoting!r} is unknown", fix="--quoting minimal   or   --quoting none"

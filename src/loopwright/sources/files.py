@@ -10,7 +10,6 @@ import difflib
 import gzip
 import hashlib
 import os
-import stat
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.errors import InputError
+from loopwright.run_folder.files import DamagedFileError, open_regular
 
 CHUNK_BYTES = 4 << 20
 BLOCK_BYTES = 2 << 20  # of rows parsed together
@@ -79,13 +79,10 @@ class FileBytes:
         self._descriptor = -1
         self._unpacked: bytes | None = None
         try:
-            status = path.stat()
+            with os.fdopen(open_data(path), "rb") as file:
+                status = os.fstat(file.fileno())
         except OSError as error:
             raise unreadable(path, error) from error
-        if not stat.S_ISREG(status.st_mode):
-            what = f"{path} is {'a pipe' if stat.S_ISFIFO(status.st_mode) else 'not a regular file'}"
-            saw, fix = ["rows are read more than once, and in any order"], "write it to a file first, and give that"
-            raise InputError("data.file", what, saw=saw, fix=fix)
         self._stamp = (status.st_size, status.st_mtime_ns)
         self.is_gzip = path.suffix == ".gz"
         self.num_bytes = len(self._unpack()) if self.is_gzip else status.st_size
@@ -156,7 +153,7 @@ class FileBytes:
     def _open(self) -> int:
         if self._descriptor < 0:
             try:
-                self._descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+                self._descriptor = open_data(self.path)
             except OSError as error:
                 raise unreadable(self.path, error) from error
             status = os.fstat(self._descriptor)
@@ -168,7 +165,7 @@ class FileBytes:
         if self._unpacked is not None:
             return self._unpacked
         try:
-            with gzip.open(self.path) as file:
+            with os.fdopen(open_data(self.path), "rb") as packed, gzip.open(packed) as file:
                 data = file.read(MAX_UNPACKED_BYTES + 1)
         except (OSError, EOFError, zlib.error) as error:
             what, fix = f"{self.path} cannot be unpacked", "copy or download it again"
@@ -219,10 +216,29 @@ class FileBytes:
         return InputError("data.changed", f"{self.path} changed while it was being read", saw=[saw], fix=fix)
 
 
+def open_data(path: str | os.PathLike[str]) -> int:
+    """Open a file that the user or another file named, and return its descriptor; OSErrors are left to the caller.
+
+    A pipe, a socket, a device or a folder in its place raises an InputError, without waiting for a writer.
+    """
+    try:
+        return open_regular(Path(path), follows_links=True)
+    except DamagedFileError:
+        what = f"{path} is {'a pipe' if Path(path).is_fifo() else 'not a regular file'}"
+        saw, fix = ["files are read more than once, and in any order"], "write it to a file first, and give that"
+        raise InputError("data.file", what, saw=saw, fix=fix) from None
+
+
+def read_data(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a file that `open_data` opens."""
+    with os.fdopen(open_data(path), "rb") as file:
+        return file.read()
+
+
 def sha256_of(path: Path, say: Say | None = None) -> str:
     digest = hashlib.sha256()
     try:
-        with open(path, "rb") as file:
+        with os.fdopen(open_data(path), "rb") as file:
             num_bytes = os.fstat(file.fileno()).st_size
             while chunk := file.read(CHUNK_BYTES):
                 digest.update(chunk)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,7 +97,7 @@ def open_parquet(path: Path) -> DatasetTable:
         check_columns(str(path), len(columns))
         if not num_rows:
             raise InputError("data.no_rows", f"{path} has no rows", fix="give a file with rows")
-        twice = sorted({name for name in columns if columns.count(name) > 1})
+        twice = sorted(name for name, number in Counter(columns).items() if number > 1)[:5]
         if twice:
             what, saw = f"{path} has several columns of the same name", [repr(name) for name in twice]
             raise InputError("data.duplicate_column", what, saw=saw, fix="write it again with a unique name per column")

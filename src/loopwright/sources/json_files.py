@@ -131,12 +131,9 @@ def load_json(source: FileBytes, say: Say | None, fix_if_large: str) -> Any:
         message, place = _explain(error)
         offset = source.start + len(text[:place].encode("utf-8"))
         around = repr(text[max(0, place - 30) : place + 30])
-        raise InputError(
-            "data.json",
-            f"{source.path}: {message} in line {source.line_at(offset):,}, at byte {offset:,}",
-            saw=[f"around it: {around}" if text[place:].strip() else f"the file ends there, after {around}"],
-            fix="write the file again, for instance with json.dump",
-        ) from error
+        what = f"{source.path}: {message} in line {source.line_at(offset):,}, at byte {offset:,}"
+        saw = [f"around it: {around}" if text[place:].strip() else f"the file ends there, after {around}"]
+        raise InputError("data.json", what, saw=saw, fix="write the file again, for instance with json.dump") from error
 
 
 def _conversion(source: FileBytes) -> str:

@@ -6,8 +6,12 @@ import ast
 import json
 import math
 import re
+from contextlib import suppress
 from typing import Any
 
+from loopwright.config.files import check_depth
+
+_MOST_PYTHON = 1 << 18  # characters of a value in Python, which take a thousand times as many bytes to parse
 _LIST_OF_TEXTS = re.compile(r"\s*\[\s*(?:['\"].*)?\]\s*", re.DOTALL)
 
 
@@ -78,14 +82,15 @@ def written_list(text: str) -> list[Any] | None:
 
 def written_value(text: str) -> Any:
     """Return the value written in a text, in JSON or Python; None if there is none."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        pass
-    try:
-        return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None
+    with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = ast.literal_eval(text.strip()) if len(text) <= _MOST_PYTHON else None
+            repr(value)  # a ValueError for whole numbers of thousands of digits
+        check_depth(value)
+        return value
+    return None
 
 
 def without_empty_end(parts: list[Any]) -> list[Any]:

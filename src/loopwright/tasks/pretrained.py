@@ -81,7 +81,7 @@ def build(kind: Any, path: str, config: Any) -> Any:
 
 def _check_model(kind: Any, path: str, config: Any) -> None:
     with opening(path, "config.json"):
-        kind._model_mapping.get(type(config))  # import its code first, which takes longer than to build a model
+        kind._model_mapping.get(type(config), None)  # import its code first, which takes longer than to build a model
     check_size(path, lambda: _from_config(kind, config))
 
 
@@ -184,12 +184,9 @@ def _refuse_pickles(path: str) -> None:
                 if found := sorted(each.name for each in folder.glob(pattern)):
                     pickles, target = f"{escape(path)}/{pattern}", f"{path}/{weights}.safetensors"
                     command = quote(_CONVERT.format(pickles=repr(pickles), target=repr(target)))
-                    raise InputError(
-                        "model.pickle",
-                        f"{folder / found[0]} is a pickle, which can hold code",
-                        saw=[f"the folder has no {weights}.safetensors"],
-                        fix=f"python -c {command}   or   --allow_pickle, which unpickles it with torch's weights_only",
-                    )
+                    what = f"{folder / found[0]} is a pickle, which can hold code"
+                    fix = f"python -c {command}   or   --allow_pickle, which unpickles it with torch's weights_only"
+                    raise InputError("model.pickle", what, saw=[f"the folder has no {weights}.safetensors"], fix=fix)
 
 
 def check_size(path: str, make: Callable[[], Any]) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from loopwright.data.vision_extra import pillow
 from loopwright.errors import DataError
+from loopwright.sources.files import open_data
 from loopwright.sources.images.image_file import FORMATS
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes"
@@ -86,7 +87,7 @@ def _read(source: Source | PillowImage) -> PillowImage:
         if isinstance(source, bytes):
             return _upright(pillow().open(io.BytesIO(source), formats=FORMATS))
         if isinstance(source, (str, os.PathLike)):
-            with pillow().open(source, formats=FORMATS) as image:
+            with os.fdopen(open_data(source), "rb") as file, pillow().open(file, formats=FORMATS) as image:
                 return _upright(image)
         if hasattr(source, "getexif"):
             return _upright(source)

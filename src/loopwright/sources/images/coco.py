@@ -87,15 +87,17 @@ class CocoTable(ListedTable):
 
     def _read_categories(self, categories: list[Row]) -> None:
         names: dict[int, str] = {}
+        taken: set[str] = set()
         for place, category in enumerate(categories):
             number, name = category.get("id"), encodable(category.get("name"))
             if not isinstance(number, int) or not isinstance(name, str) or not name.strip():
                 raise self._incomplete("categories", place, "an id (a whole number) and a name", category)
-            if name in names.values() or number in names:
-                what = f"{self.path}: two categories have the same {'name' if name in names.values() else 'id'}"
+            if name in taken or number in names:
+                what = f"{self.path}: two categories have the same {'name' if name in taken else 'id'}"
                 saw = [f"categories[{place}]: {json.dumps(category)[:80]}"]
                 raise InputError("data.classes", what, saw=saw, fix="give each category its own id and name")
             names[number] = name
+            taken.add(name)
         self.names = dict(sorted(names.items()))
 
     def _incomplete(self, name: str, place: int, needed: str, value: Row) -> InputError:

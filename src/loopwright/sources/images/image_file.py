@@ -7,32 +7,20 @@ import importlib
 import io
 import os
 import re
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from loopwright.errors import InputError
+from loopwright.sources.files import open_data, read_data
 from loopwright.sources.values import UnusableValueError
 
 IMAGE_ENDINGS = (*(".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"),)
 # The only readers of Pillow that are used, whatever the name of a file: others start programs, such as Ghostscript.
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 UNREAD_ENDINGS = (
-    ".heic",
-    ".heif",
-    ".avif",
-    ".jp2",
-    ".svg",
-    ".psd",
-    ".dng",
-    ".cr2",
-    ".nef",
-    ".arw",
-    ".raw",
-    ".exr",
-    ".dcm",
+    *(".heic", ".heif", ".avif", ".jp2", ".svg", ".psd", ".dng"),
+    *(".cr2", ".nef", ".arw", ".raw", ".exr", ".dcm"),
 )
 _URL = re.compile(r"(https?|ftp|s3|gs)://")
 _ORIENTATION = 274  # the EXIF tag
@@ -83,9 +71,9 @@ def read_bytes(source: Source) -> bytes:
     if "\0" in source:
         raise BadImageError("has a NUL byte in its name")
     try:
-        if not stat.S_ISREG(os.stat(source).st_mode):  # A pipe would block.
-            raise BadImageError("is not a regular file")
-        data = Path(source).read_bytes()
+        data = read_data(source)
+    except InputError as error:
+        raise BadImageError("is not a regular file") from error
     except FileNotFoundError as error:
         raise BadImageError("does not exist") from error
     except OSError as error:
@@ -127,11 +115,12 @@ def upright_size(source: Source) -> tuple[int, int]:
     """Return the upright (width, height) of an image from its header; raise a BadImageError if there is none."""
     pillow = import_pillow()
     try:
-        with pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
+        file = io.BytesIO(source) if isinstance(source, bytes) else os.fdopen(open_data(source), "rb")
+        with file, pillow.open(file, formats=FORMATS) as image:
             width, height = image.size
             is_turned = _is_turned(image, read_bytes(source) if image.format == "PNG" else b"")
             return (height, width) if is_turned else (width, height)
-    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+    except (InputError, OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
         raise BadImageError("does not exist" if isinstance(error, FileNotFoundError) else "is not an image") from error
 
 

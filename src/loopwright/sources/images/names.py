@@ -12,6 +12,7 @@ from typing import Any
 
 from loopwright.config.files import UNREADABLE_YAML, load_yaml
 from loopwright.errors import InputError
+from loopwright.sources.files import read_data
 
 NAMES_FILES = ("id2label.json", "label2id.json", "classes.json", "labels.json", "data.yaml", "data.yml", "dataset.yaml")
 NAMES_TEXTS = ("classes.txt", "obj.names", "labels.txt")
@@ -43,7 +44,7 @@ def names_of_folder(root: Path, names_file: str | None, annotation_dir: str = ".
 def read_names(path: Path) -> Names:
     """Return the names by ascending number; raise an InputError (data.file, data.json, data.classes)."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_data(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         what, fix = f"{path} cannot be read", "--id2label FILE with the names of the classes"
         raise InputError("data.file", what, saw=[str(error)], fix=fix) from error
@@ -68,7 +69,7 @@ def read_names(path: Path) -> Names:
 def read_yaml(path: Path) -> dict[str, Any]:
     yaml = importlib.import_module("yaml")
     try:
-        content = load_yaml(path.read_text(encoding="utf-8-sig"))
+        content = load_yaml(read_data(path).decode("utf-8-sig"))
     except (OSError, *UNREADABLE_YAML, yaml.YAMLError) as error:
         what, saw = f"{path} cannot be read", str(error).splitlines()[:3]
         raise InputError("data.file", what, saw=saw, fix="write it as YAML: names: [cat, dog]") from error
@@ -93,4 +94,6 @@ def _as_names(value: Any) -> Names:
 
 
 def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) or isinstance(value, str) and value.isdecimal()
+    if isinstance(value, str):
+        return value.isdecimal() and len(value) < 20
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.errors import InputError
+from loopwright.sources.files import read_data
 from loopwright.sources.images.folders import images_of, stem_of
 from loopwright.sources.images.names import NAMES_TEXTS, names_of_folder
 from loopwright.sources.images.tables import ListedTable
@@ -46,7 +47,7 @@ class YoloTable(ListedTable):
 
     def _read(self, index: int) -> bytes | None:
         try:
-            return Path(self.root, self._texts[index]).read_bytes()
+            return read_data(Path(self.root, self._texts[index]))
         except FileNotFoundError:
             return None
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from loopwright.errors import InputError
+from loopwright.sources.files import read_data
 from loopwright.tasks import pretrained
 from loopwright.tasks.base import Origin
 
@@ -60,19 +61,12 @@ def find_model(name: str) -> str:
             return str(folder)
         held = sorted(entry.name for entry in folder.iterdir())[:8] if folder.is_dir() else []
         is_adapter = "adapter_config.json" in held
-        raise InputError(
-            "model.folder",
-            f"--model {name} is not a model folder: it has no config.json",
-            saw=[f"it has {', '.join(held) or 'no files'}"],
-            fix="--model with the base model that the adapter was made for" if is_adapter else _near_folder(folder),
-        )
+        what = f"--model {name} is not a model folder: it has no config.json"
+        fix = "--model with the base model that the adapter was made for" if is_adapter else _near_folder(folder)
+        raise InputError("model.folder", what, saw=[f"it has {', '.join(held) or 'no files'}"], fix=fix)
     if folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise InputError(
-            "model.folder",
-            f"--model {name} is not a folder" if folder.exists() else f"--model {name} does not exist",
-            saw=[f"looked in {folder.absolute().parent}"],
-            fix=_near_folder(folder),
-        )
+        what = f"--model {name} is not a folder" if folder.exists() else f"--model {name} does not exist"
+        raise InputError("model.folder", what, saw=[f"looked in {folder.absolute().parent}"], fix=_near_folder(folder))
     return name
 
 
@@ -98,7 +92,7 @@ def _load_config(name: str, changes: Mapping[str, Any]) -> Any:
     except InputError as error:
         if Path(name).is_dir():
             with pretrained.opening(name, "config.json"):
-                kind = json.loads((Path(name) / "config.json").read_text(encoding="utf-8")).get("model_type")
+                kind = json.loads(read_data(Path(name) / "config.json")).get("model_type")
                 is_known = kind is None or kind in CONFIG_MAPPING
             if not is_known:
                 raise pretrained.needs_code(name, f"transformers does not know its model type {kind!r}") from error
@@ -137,12 +131,10 @@ def _offline(name: str, why: str) -> InputError:
     cache = Path(HF_HUB_CACHE)
     cached = [path.name[8:].replace("--", "/") for path in cache.glob("models--*")] if cache.is_dir() else []
     near = difflib.get_close_matches(name, cached, n=3, cutoff=0.5)
-    return InputError(
-        "model.offline",
-        f"{name!r} is neither a folder here nor in the Hub cache, {why}",
-        saw=[f"similar names in the cache: {', '.join(near)}" if near else f"the cache has {len(cached)} models"],
-        fix=f"--model {near[0]}" if near else "--model with a folder that holds a model, or leave it out",
-    )
+    what = f"{name!r} is neither a folder here nor in the Hub cache, {why}"
+    saw = [f"similar names in the cache: {', '.join(near)}" if near else f"the cache has {len(cached)} models"]
+    fix = f"--model {near[0]}" if near else "--model with a folder that holds a model, or leave it out"
+    return InputError("model.offline", what, saw=saw, fix=fix)
 
 
 @contextlib.contextmanager
@@ -210,12 +202,10 @@ def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
     suffix = auto_class.removeprefix("AutoModel")
     # from_config would raise a ValueError that lists a hundred classes.
     if type(config) not in kind._model_mapping and not pretrained.has_trusted_code(config, auto_class):
-        raise InputError(
-            "model.task",
-            f"{path} is a {config.model_type} model, which has no {suffix.removeprefix('For') or auto_class}",
-            saw=[f"it was saved as {', '.join(config.architectures or ['no known class'])}"],
-            fix=f"--model with {_FITTING.get(auto_class, 'an encoder, such as a BERT')}",
-        )
+        what = f"{path} is a {config.model_type} model, which has no {suffix.removeprefix('For') or auto_class}"
+        saw = [f"it was saved as {', '.join(config.architectures or ['no known class'])}"]
+        fix = f"--model with {_FITTING.get(auto_class, 'an encoder, such as a BERT')}"
+        raise InputError("model.task", what, saw=saw, fix=fix)
     _check_head(path, config, suffix)
     with quiet():
         if origin.is_run and not any((Path(path) / name).is_file() for name in pretrained.WEIGHTS):
@@ -233,12 +223,9 @@ def _check_head(path: str, config: Any, suffix: str) -> None:
     for architecture in config.architectures or ():
         head = next((head for head in _HEADS if architecture.endswith(f"For{head}")), None)
         if head is not None and not suffix.endswith(head):
-            raise InputError(
-                "model.task",
-                f"{path} is a model of another task: it was saved as {architecture}",
-                saw=[f"this task needs a {suffix.removeprefix('For')} head, whose weights have the same names"],
-                fix="--model with the base model that it was made from",
-            )
+            what = f"{path} is a model of another task: it was saved as {architecture}"
+            saw = [f"this task needs a {suffix.removeprefix('For')} head, whose weights have the same names"]
+            raise InputError("model.task", what, saw=saw, fix="--model with the base model that it was made from")
 
 
 def load_tokenizer(path: str, *, needs_pad: bool = True, **options: Any) -> Any:
@@ -251,32 +238,22 @@ def load_tokenizer(path: str, *, needs_pad: bool = True, **options: Any) -> Any:
         with pretrained.opening(path, "tokenizer_config.json"):
             tokenizer.model_max_length = operator.pos(tokenizer.model_max_length)  # a number
     except InputError as error:
-        raise InputError(
-            "model.tokenizer",
-            f"the tokenizer of {path} cannot be opened",
-            saw=[error.what, *error.saw],
-            fix="put tokenizer.json and tokenizer_config.json into the folder of the model",
-        ) from error
+        saw, fix = [error.what, *error.saw], "put tokenizer.json and tokenizer_config.json into the folder of the model"
+        raise InputError("model.tokenizer", f"the tokenizer of {path} cannot be opened", saw=saw, fix=fix) from error
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token is None and needs_pad:
-        raise InputError(
-            "model.pad_token",
-            f"the tokenizer of {path} has no pad token, and no end token to use instead",
-            saw=[f"its special tokens are {', '.join(tokenizer.all_special_tokens) or 'none'}"],
-            fix='set "pad_token" in its tokenizer_config.json',
-        )
+        what = f"the tokenizer of {path} has no pad token, and no end token to use instead"
+        saw = [f"its special tokens are {', '.join(tokenizer.all_special_tokens) or 'none'}"]
+        raise InputError("model.pad_token", what, saw=saw, fix='set "pad_token" in its tokenizer_config.json')
     return tokenizer
 
 
 def check_fast(tokenizer: Any, path: str | None) -> None:
     if not tokenizer.is_fast:
-        raise InputError(
-            "model.tokenizer",
-            f"the tokenizer of {path} cannot map its tokens to words and characters",
-            saw=[f"{type(tokenizer).__name__} is written in Python"],
-            fix="--model with a tokenizer.json, which a fast tokenizer has",
-        )
+        what = f"the tokenizer of {path} cannot map its tokens to words and characters"
+        fix = "--model with a tokenizer.json, which a fast tokenizer has"
+        raise InputError("model.tokenizer", what, saw=[f"{type(tokenizer).__name__} is written in Python"], fix=fix)
 
 
 def match_pad_token(model: Any, tokenizer: Any) -> None:
@@ -364,12 +341,8 @@ def longest_allowed(tokenizer: Any, config: Any) -> int | None:
 
 def check_length(name: str, asked: int | None, limit: int | None) -> None:
     if asked is not None and limit is not None and asked > limit:
-        raise InputError(
-            "model.length",
-            f"--{name} {asked} is longer than the model allows",
-            saw=[f"it has positions for {limit} tokens"],
-            fix=f"--{name} {limit}",
-        )
+        what = f"--{name} {asked} is longer than the model allows"
+        raise InputError("model.length", what, saw=[f"it has positions for {limit} tokens"], fix=f"--{name} {limit}")
 
 
 def choose_length(

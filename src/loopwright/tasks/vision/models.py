@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from loopwright.models.base import CONFIG_FILE, NAME_KEY, WEIGHTS_FILE, ModelOut
 from loopwright.run_folder import read_json, write_atomically, write_json
 from loopwright.run_folder.files import give_usual_mode
 from loopwright.sources import DataPlan
+from loopwright.sources.files import open_data
 from loopwright.tasks import pretrained
 from loopwright.tasks.adapters import backbone_parameters
 from loopwright.tasks.base import Origin
@@ -66,11 +68,8 @@ class ImageForm:
     def load(cls, folder: str | Path) -> ImageForm:
         found = read_json(Path(folder) / _PROCESSOR_FILE, {}).get(_FORM_KEY)
         if found is None:
-            raise InputError(
-                "model.folder",
-                f"{folder} has no {_PROCESSOR_FILE} written by loopwright, so the format of its images is unknown",
-                fix="--model with the model folder of a run",
-            )
+            what = f"{folder} has no {_PROCESSOR_FILE} written by loopwright, so the format of its images is unknown"
+            raise InputError("model.folder", what, fix="--model with the model folder of a run")
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in found.items()
         }
@@ -213,11 +212,8 @@ def _load_small(
     values = read_json(folder / CONFIG_FILE, {})
     name, known = values.pop(NAME_KEY), values.pop("labels", None)
     if name != small:
-        raise InputError(
-            "model.task",
-            f"{folder} contains a {name}, but this task needs a {small}",
-            fix="--model with a run of this task, or leave it out",
-        )
+        fix = "--model with a run of this task, or leave it out"
+        raise InputError("model.task", f"{folder} contains a {name}, but this task needs a {small}", fix=fix)
     form = ImageForm.load(folder).with_side(args.image_size)
     if "image_size" in values:
         values["image_size"] = form.height
@@ -234,6 +230,7 @@ def _load_small(
 
 def _load_fitting(model: nn.Module, folder: Path, keeps_head: bool = True) -> list[str]:
     with pretrained.opening(str(folder), WEIGHTS_FILE):
+        os.close(open_data(folder / WEIGHTS_FILE))  # load_file would wait for a pipe
         tensors = load_file(folder / WEIGHTS_FILE)
     own = model.state_dict()
     fitting = {name: tensor for name, tensor in tensors.items() if name in own and own[name].shape == tensor.shape}
@@ -303,11 +300,8 @@ def _load_module(
     else:
         args.model = f"{HANDED_OVER}{type(module).__name__}"
     if not isinstance(module, nn.Module):
-        raise InputError(
-            "model.task",
-            f"--model {name or type(module).__name__} is a {type(module).__name__}, expected a torch.nn.Module",
-            fix="name a function that returns a module, or a class of modules",
-        )
+        what = f"--model {name or type(module).__name__} is a {type(module).__name__}, expected a torch.nn.Module"
+        raise InputError("model.task", what, fix="name a function that returns a module, or a class of modules")
     adapter = ModuleAdapter(module, criterion, name, labels)
     if folder is None:
         side = args.image_size or min(_USUAL_SIDE, image_side(plan))
@@ -347,11 +341,8 @@ def backbone_groups(
             if chosen:
                 split.append({**group, "params": chosen, **({"lr": lr * factor} if is_below else {})})
     if not backbone or not any(id(one) not in backbone for group in groups for one in group["params"]):
-        raise InputError(
-            "args.value",
-            f"--backbone_lr_factor {factor:g}: the model has no head besides its backbone",
-            fix="leave --backbone_lr_factor out",
-        )
+        what = f"--backbone_lr_factor {factor:g}: the model has no head besides its backbone"
+        raise InputError("args.value", what, fix="leave --backbone_lr_factor out")
     return split
 
 
