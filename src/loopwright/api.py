@@ -19,7 +19,7 @@ from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder, find_run
 from loopwright.run_folder.summaries import list_runs
 from loopwright.runs.console.json_events import EventLines
-from loopwright.runs.console.screen import Screen, counted, lasted, metrics_text, visible
+from loopwright.runs.console.screen import Screen, counted, lasted, metrics_text
 from loopwright.runs.data import has_known_ending
 from loopwright.runs.early_signals import ends_early
 from loopwright.runs.kept_config import config_of

@@ -16,8 +16,8 @@ import loopwright
 from cli.streams import run
 from loopwright import models
 from loopwright.cli.exit_codes import words_for_resuming
+from loopwright.config.model_limits import limited
 from loopwright.errors import CheckpointError, InputError
-from loopwright.models.limits import limited
 from loopwright.runs.settings import settle
 from loopwright.tasks import get_task, pretrained
 from loopwright.tasks.base import Origin

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from loopwright.checkpoint.report import verify_all
 from loopwright.checkpoint.whole_weights import export_weights
+from loopwright.config.safe_text import visible
 from loopwright.errors import CheckpointError
 
 _USAGE = "usage: python -m loopwright.checkpoint verify DIR | export DIR FILE"
@@ -31,13 +32,12 @@ def main(arguments: list[str]) -> int:
             return _fail(f"error: {error}", 65)
         return 0
     found = verify_all(folder)
-    lines = [str(entry) for entry in found] or [f"no checkpoint in {folder}"]
-    print("\n".join(lines))  # noqa: T201 - a command
+    print(visible("\n".join(map(str, found)) or f"no checkpoint in {folder}"))  # noqa: T201 - a command
     return 0 if found and all(entry.problem is None for entry in found) else 65
 
 
 def _fail(text: str, code: int) -> int:
-    print(text, file=sys.stderr)  # noqa: T201 - a command
+    print(visible(text), file=sys.stderr)  # noqa: T201 - a command
     return code
 
 

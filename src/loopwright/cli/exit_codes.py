@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from loopwright import errors
 from loopwright.cli.help_text import folded
 from loopwright.config.parser import split_off
+from loopwright.config.safe_text import visible
 
 if TYPE_CHECKING:
     from loopwright.api import EventLines, Outcome
@@ -227,8 +228,6 @@ def _print_error(text: str) -> None:
 
 
 def _wrapped(text: str) -> str:
-    from loopwright.api import visible
-
     text = visible(text)
     return (folded(text) if sys.stderr.isatty() else text) + "\n"
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
-from loopwright.api import EventLines, Outcome, Screen, path_facts, place_facts, visible
+from loopwright.api import EventLines, Outcome, Screen, path_facts, place_facts
 from loopwright.cli import exit_codes
 from loopwright.errors import Preempted
 from loopwright.run_folder import RunFolder
@@ -123,7 +123,7 @@ def _run_facts(run: RunFolder) -> dict[str, Any]:
 
 
 def print_line(line: str) -> None:
-    sys.stdout.write(visible(line) + "\n")
+    sys.stdout.write(line + "\n")
 
 
 def print_objects(*objects: Mapping[str, Any]) -> None:

@@ -14,12 +14,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
 from loopwright.cli.exit_codes import INTERRUPTED, guarded
 from loopwright.cli.help_text import hanging
+from loopwright.config.safe_text import SafeStream
 from loopwright.errors import InputError
 
 # For each verb: the module of this package that defines it, its arguments, and its help line.
@@ -58,7 +60,8 @@ class _Verb(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, by default the process's own, and return its exit code."""
     _replace_closed_streams()
-    code = guarded(*_find(list(sys.argv[1:] if argv is None else argv)))
+    with redirect_stdout(SafeStream(sys.stdout)), redirect_stderr(SafeStream(sys.stderr)):
+        code = guarded(*_find(list(sys.argv[1:] if argv is None else argv)))
     if argv is None and code == INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything is printed: ignore another Ctrl-C during exit
     return code

@@ -42,7 +42,7 @@ def evaluate(argv: list[str]) -> int:
             events.lines({**api.as_json(metrics, tokens), **api.intervals_as_json(intervals)})
         else:
             notes = [] if asked.quiet else missing_intervals(intervals.missing)
-            sys.stdout.write(api.visible("\n".join([api.metrics_text(metrics, intervals, tokens), *notes])) + "\n")
+            sys.stdout.write("\n".join([api.metrics_text(metrics, intervals, tokens), *notes]) + "\n")
     return DONE
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import webbrowser
 
-from loopwright.api import EventLines, place_facts, visible
+from loopwright.api import EventLines, place_facts
 from loopwright.cli.exit_codes import DONE
 from loopwright.cli.json_output import json_events
 from loopwright.cli.parser import VerbParser, add_json
@@ -78,7 +78,7 @@ def _write(names: list[str], out: str | None, should_open: bool, events: EventLi
         path = write_comparison(folders, page_path(out, folders[0] / COMPARISON))
     verdicts = compare_runs(folders)
     if events is None:
-        sys.stdout.write("".join(f"{line}\n" for line in (path, *(visible(each["text"]) for each in verdicts))))
+        sys.stdout.write("".join(f"{line}\n" for line in (path, *(each["text"] for each in verdicts))))
     else:
         found = [open_run(name) for name in names]
         runs = [{**place_facts(run), "state": read_state(run), "result": run.read_result() or None} for run in found]

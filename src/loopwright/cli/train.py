@@ -58,9 +58,7 @@ def train(argv: list[str]) -> int:
     add_supervise(parser)
     asked, rest = parser.parse_known_args(argv)
     if asked.supervise and not (asked.help or asked.check or asked.files or asked.print_config):
-        settings = settings_of("train", asked, rest)
-        given = settings is not None and settings.is_given("output_dir") and settings.training.output_dir
-        return _supervise("train", asked, argv, Path(given) if given else None)
+        return _supervise("train", asked, argv, folder_given(argv))
     with json_events(asked.json) as events:
         settings = settings_of("train", asked, rest, events)
         if settings is None:
@@ -68,6 +66,15 @@ def train(argv: list[str]) -> int:
         if asked.check or asked.files:
             return _check(settings, asked, events)
         return _code_of(settings, ["lw", "train", *argv], asked, events)
+
+
+def folder_given(argv: list[str]) -> Path | None:
+    """Return the folder that a command to train names, in its flags or in a settings file."""
+    parser = _train_parser("train")
+    add_supervise(parser)
+    settings = settings_of("train", *parser.parse_known_args(argv))
+    given = settings is not None and settings.is_given("output_dir") and settings.training.output_dir
+    return Path(given) if given else None
 
 
 def check(argv: list[str]) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 from loopwright.checkpoint.state_by_name import untied
 from loopwright.checkpoint.store import stored, write_file
+from loopwright.config.safe_text import inert
 from loopwright.engine.trackers import check_installed
 from loopwright.errors import CheckpointError, ConfigError
 from loopwright.hf.adapters import is_adapter
@@ -125,9 +126,10 @@ def write_model_card(folder: Path, model: Any, state: Any, details: dict[str, An
     name = details.pop("model_name", None) or folder.resolve().name
     evaluations = [entry for entry in state.log_history if any(key.startswith("eval_") for key in entry)]
     last = [entry for entry in evaluations if entry["step"] == evaluations[-1]["step"]]  # one per dataset of a dict
-    lines = [f"# {name}", "", f"A {type(model).__name__}, trained for {state.global_step} updates with loopwright.", ""]
-    lines += [f"- {key}: {value}" for key, value in details.items() if value is not None]
-    lines += [f"- {key}: {value}" for key, value in {k: v for entry in last for k, v in entry.items()}.items()]
+    pairs = [*details.items(), *{key: value for entry in last for key, value in entry.items()}.items()]
+    title = f"A {type(model).__name__}, trained for {state.global_step} updates with loopwright."
+    lines = [f"# {inert(name)}", "", title, ""]
+    lines += [f"- {inert(key)}: {inert(value)}" for key, value in pairs if value is not None]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -25,11 +25,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from loopwright.config.model_limits import TooLargeError, limited
 from loopwright.errors import CheckpointError, ConfigError, InputError
 from loopwright.models.base import CONFIG_FILE, NAME_KEY, WEIGHTS_FILE, ModelOutput, SmallModel
 from loopwright.models.center_point import CenterPoint, DetectionOutput
 from loopwright.models.conv_nets import ConvNet, UNet
-from loopwright.models.limits import TooLargeError, limited
 from loopwright.models.losses import LOSS_NAMES, ItemLoss, create_loss, sample_losses
 from loopwright.models.masked_vit import MaskedViT, ReconstructionOutput
 from loopwright.sources.files import open_data, read_data

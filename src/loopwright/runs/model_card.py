@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from loopwright.checkpoint.store import read_manifest, update_of
+from loopwright.config.safe_text import inert
 from loopwright.models import SmallModel
 from loopwright.report import missing_intervals, of_both_splits
 from loopwright.report.summary import verdict_text
 from loopwright.run_folder import METRICS, RunFolder, read_json, read_metrics
-from loopwright.runs.console.screen import counted, eval_metrics, metric_text, visible
+from loopwright.runs.console.screen import counted, eval_metrics, metric_text
 from loopwright.runs.data import used_rows
 from loopwright.runs.weights import best_checkpoint
 from loopwright.tasks.base import Job
 
 _MOST_LABELS = 50
-# HTML, links, images, mentions, emphasis, code, mathematics and table cells.
-_MARKUP = re.compile(r"[&<>\[\]|`*~@$]|(?<![^\W_])_|_(?![^\W_])|\\(?!\w)|:(?=//)|(?<=www)\.")
-
-
-def inert(text: Any) -> str:
-    """Return data as text that neither a Markdown renderer nor a terminal obeys."""
-    return _MARKUP.sub(lambda found: f"&#{ord(found[0])};", visible(" ".join(str(text).split())))
 
 
 def model_card(job: Job, run: RunFolder, result: Mapping[str, Any]) -> str:

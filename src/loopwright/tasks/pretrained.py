@@ -17,8 +17,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from loopwright.config.model_limits import MOST_MODULES, TooLargeError, limited
 from loopwright.errors import CheckpointError, InputError, LoopwrightError
-from loopwright.models.limits import MOST_MODULES, TooLargeError, limited
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 CONSENTS = ("trust_remote_code", "allow_pickle", "allow_code", "trust_run")  # of one call; no file can give them

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loopwright.config.safe_text import visible
 from loopwright.metrics.words import first_words
 from loopwright.report import missing_intervals, summary_of
 from loopwright.runs.clock import TimeSpent
-from loopwright.runs.console.screen import clock, in_order, lasted, metrics_text, visible
+from loopwright.runs.console.screen import clock, in_order, lasted, metrics_text
 from loopwright.runs.provenance import name_of
 from loopwright.tasks.base import Job
 from loopwright.tasks.scoring import Examples

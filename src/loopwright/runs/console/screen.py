@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
+from loopwright.config.safe_text import visible
 from loopwright.config.secrets import without_secrets
 from loopwright.run_folder import RunFolder
 from loopwright.runs.console.json_events import EventLines, drop_output
@@ -21,9 +22,6 @@ _SILENT_SECONDS = 1.0  # shorter work gets no line
 _SECONDS_BETWEEN = 0.1
 _INDENT = 8
 _FALLBACK_WIDTH = 80
-# Data may contain control characters that a terminal obeys: escape all but tab and newline.
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
-_CONTROLS |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 
 class Screen:
@@ -213,7 +211,7 @@ class Waiting:
             far = f"{f'{self._done} of {self._total}, ' if self._total else ''}{now - self._began:.0f} s"
         else:
             far = f"{100 * share:.0f} % of {self._total:,}{left}" if self._total else f"{self._done:,}"
-        text = f"{self._what}: {far}"[: columns_of(sys.stderr) - 1]
+        text = visible(f"{self._what}: {far}")[: columns_of(sys.stderr) - 1]
         _write(sys.stderr, "\r" + text + " " * max(self._width - len(text), 0))
         self._width = len(text)
 
@@ -236,11 +234,6 @@ def is_notebook() -> bool:
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     return shell is not None and "IPKernelApp" in getattr(shell, "config", {})
-
-
-def visible(text: str) -> str:
-    """Return a text that is safe for a terminal, with control and bidirectional characters escaped."""
-    return text.translate(_CONTROLS)
 
 
 def _broken(line: str, columns: int) -> list[str]:

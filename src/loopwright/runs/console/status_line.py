@@ -9,7 +9,8 @@ from typing import Any, TextIO
 from tqdm.auto import tqdm as automatic
 from tqdm.std import tqdm
 
-from loopwright.runs.console.screen import columns_of, visible
+from loopwright.config.safe_text import visible
+from loopwright.runs.console.screen import columns_of
 
 # Called with the count and the available columns; None means no limit and a separate bar.
 Compose = Callable[[int, int | None], str]
@@ -65,7 +66,7 @@ class NotebookBar:
         self._bar.update(count)
 
     def nudge(self) -> None:
-        self._bar.set_description_str(self._compose(int(self._bar.n), None), refresh=False)
+        self._bar.set_description_str(visible(self._compose(int(self._bar.n), None)), refresh=False)
 
     def clear(self) -> None:
         """Do nothing: output of a notebook does not disturb its bar."""

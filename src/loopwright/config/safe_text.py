@@ -1,0 +1,48 @@
+"""Text from data, made safe for those who obey it: terminals, and renderers of Markdown."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+# Data may contain control characters that a terminal obeys: escape all but tab and newline.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
+_CONTROLS |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_MOVES = re.compile(r"(?:[\r\n ]|\x1b\[[AK])*")  # how a progress bar moves the cursor, and clears its line
+# HTML, links, images, mentions, emphasis, code, mathematics and table cells.
+_MARKUP = re.compile(r"[&<>\[\]|`*~@$]|(?<![^\W_])_|_(?![^\W_])|\\(?!\w)|:(?=//)|(?<=www)\.")
+
+
+def visible(text: str) -> str:
+    """Return a text that is safe for a terminal, with control and bidirectional characters escaped."""
+    return text.translate(_CONTROLS)
+
+
+def inert(text: Any) -> str:
+    """Return data as text that neither a Markdown renderer nor a terminal obeys."""
+    return _MARKUP.sub(lambda found: f"&#{ord(found[0])};", visible(" ".join(str(text).split())))
+
+
+class SafeStream:
+    """A standard stream whose terminal obeys only the moves of a progress bar, whoever writes: tracebacks as well."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text with its control characters escaped."""
+        start = text[:1] if text.startswith("\r") else ""
+        self._stream.write(text if _MOVES.fullmatch(text) else start + visible(text[len(start) :]))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _escape(record: logging.LogRecord) -> bool:
+    record.msg, record.args = visible(record.getMessage()), ()
+    return True
+
+
+logging.getLogger("loopwright").addFilter(_escape)
