@@ -48,6 +48,17 @@ def test_a_signal_in_the_evaluation_of_the_average_does_not_record_the_epoch_twi
     assert len(resumed.run_history.get_metric_values("eval_loss_epoch")) == 2
 
 
+@pytest.mark.parametrize("event", ["on_train_epoch_end", "on_eval_step_end", "on_eval_epoch_end"])
+def test_a_signal_after_the_last_update_does_not_record_an_epoch_that_is_cut_short_twice(event, tmp_path):
+    settings = {"num_epochs": 2, "max_num_train_steps": 5, "eval_dataset": toys.data(16)}
+    send = {event: lambda trainer, **kwargs: trainer.progress.update == 5 and os.kill(os.getpid(), signal.SIGTERM)}
+    with pytest.raises(Preempted):
+        toys.trained([toys.callback(**send)], checkpoints=Checkpointing(tmp_path), **settings)
+    toys.trained(checkpoints=Checkpointing(tmp_path), resume_from="auto", **settings)
+    found = [(record["event"], record["update"]) for record in toys.records(tmp_path) if "update" in record]
+    assert all(found.count((name, 5)) == 1 for name in ("training", "evaluation"))
+
+
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)])
 def test_a_second_signal_in_the_last_save_ends_the_run_as_preempted(number, error, tmp_path):
     second = threading.Timer(0.3, os.kill, (os.getpid(), number))

@@ -95,6 +95,9 @@ class Boundary:
             raise StopTrainingError(stop)
 
     def serve_stop(self) -> None:
+        """Stop if requested. An epoch that the limit cut short is reported first, or a resume would report it twice."""
+        if self.has_reached_limit() and not self.run.epoch_is_whole:
+            return
         self.heed_signals()
         requests = self.run.requests
         self._stop_with_others(*self.run.engine.agreement.largest(*self._stop_requests()))
