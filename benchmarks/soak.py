@@ -306,7 +306,9 @@ class Soak:
                 elif not options.get("is_quiet"):
                     kind = self.inject(trial, self.draw_kind("live", trial, is_gentle), start)
                     if kind and kind.is_stop:
-                        next_fault, last_update = math.inf, trial.update + MOST_UPDATES_TO_STOP
+                        # A run looks for the file of `lw stop` twice a second; a signal takes effect at once.
+                        waited = 0 if -signal.SIGTERM in kind.codes or 75 not in kind.codes else math.inf
+                        next_fault, last_update = math.inf, trial.update + MOST_UPDATES_TO_STOP + waited
         killed = any(-9 in self.kinds[fault.kind].codes for fault in trial.faults[first:])
         if start.code == -9 and "kind" in options and not killed:
             self.note(trial, options["kind"])  # its point was reached

@@ -37,31 +37,32 @@ MOST_BODY_LINES = 60
 # Lines per package; "core" holds the modules at the top level. These only go down.
 MOST_LINES = {
     "baselines": 351,
-    "callbacks": 1805,
-    "checkpoint": 2640,
-    "cli": 1974,
-    "config": 2137,
-    "core": 3342,
-    "data": 5043,
-    "demos": 1455,
-    "engine": 2408,
-    "hf": 3557,
-    "metrics": 3716,
-    "models": 795,
-    "report": 3549,
-    "run_folder": 1658,
-    "runs": 5139,
-    "schedulers": 1297,
-    "sources": 5908,
-    "stepping": 818,
-    "tasks": 9200,
+    "callbacks": 1797,
+    "checkpoint": 3004,
+    "cli": 1978,
+    "config": 2328,
+    "core": 3205,
+    "data": 5053,
+    "demos": 1441,
+    "engine": 2491,
+    "hf": 3572,
+    "metrics": 3848,
+    "models": 794,
+    "report": 3544,
+    "run_folder": 1655,
+    "runs": 5195,
+    "schedulers": 1274,
+    "sources": 5915,
+    "stepping": 805,
+    "tasks": 9117,
     "tracking": 557,
-    "training": 2803,
+    "training": 2836,
 }
 
 # Lines of the packages that any training run needs, and of the tests.
-MOST_CORE_LINES = 19_000
-MOST_TEST_LINES = 52_200  # docs/decisions/0016-lines-of-the-second-round.md
+# docs/decisions/0017-lines-of-state-that-nobody-registered.md
+MOST_CORE_LINES = 19_330
+MOST_TEST_LINES = 52_800
 CORE_FOLDERS = {"core", "training", "stepping", "checkpoint", "engine"}
 CORE_FOLDERS |= {"callbacks", "run_folder", "schedulers", "tracking"}
 CORE_OF_DATA = ("order", "loader", "samples", "workers", "prefetch", "streams", "defaults", "collate")

@@ -34,7 +34,15 @@ USES = {
     "data/split_streams.py": {"_distributed"},
     "data/workers.py": {
         *("_C", "_MultiProcessingDataLoaderIter", "_SIGCHLD_handler_set", "_data_queue", "_get_data", "_get_iterator"),
-        *("_iterator", "_pin_memory", "_pin_memory_thread", "_pin_memory_thread_done_event", "_popen", "_recv"),
+        *(
+            "_iterator",
+            "_on_queue_feeder_error",
+            "_pin_memory",
+            "_pin_memory_thread",
+            "_pin_memory_thread_done_event",
+            "_popen",
+            "_recv",
+        ),
         *("_poll", "_reader", "_recv_bytes", "_remove_worker_pids", "_sem", "_shutdown", "_shutdown_workers"),
         *("_timeout", "_utils", "_worker_pids_set", "_worker_result_queue", "_workers", "_workers_done_event"),
         "_workers_status",
@@ -58,7 +66,7 @@ USES = {
     "sources/hub.py": {"_fingerprint"},
     "stepping/graphs.py": {"_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"},
     "tasks/adapters.py": {"_DropoutNd", "_modules"},
-    "tasks/pretrained.py": {"_attn_implementation"},
+    "tasks/pretrained.py": {"_attn_implementation", "_model_mapping"},
     "tasks/text/models.py": {"_model_mapping"},
     "tasks/text/seq2seq.py": {"_from_model_config"},
     "training/hyper_parameters.py": {"_get_closed_form_lr", "_milestones", "_schedulers"},
@@ -297,7 +305,7 @@ def _():
     assert "self._get_data()" in code
 
 
-@part("_reader", "_poll", "_recv_bytes", "_sem", "_recv")
+@part("_reader", "_poll", "_recv_bytes", "_sem", "_recv", "_on_queue_feeder_error")
 def _():
     results = get_context("spawn").Queue()
     results.put("a")
@@ -308,6 +316,7 @@ def _():
     results.join_thread()
     pipe = getattr(results._reader, "conn", results._reader)
     assert list(inspect.signature(type(pipe)._recv).parameters) == ["self", "size", "read"]
+    assert list(inspect.signature(type(results)._on_queue_feeder_error).parameters) == ["e", "obj"]
 
 
 @part("_reset_state", "_is_accelerate_prepared", "_original_forward")

@@ -78,8 +78,9 @@ def test_what_would_be_too_large_to_be_read_again_is_not_written(tmp_path, monke
         r"state\.json takes .* bytes, and a checkpoint can hold 1,000 of it; its largest part is state\.callbacks\.1"
     )
     for save in (write, lambda folder, *given: store.check_savable(*given[:2])):
-        with pytest.raises(CheckpointError, match=largest):
+        with pytest.raises(CheckpointError, match=largest) as raised:
             save(tmp_path / "c", {}, {"callbacks": ["", "x" * 1000], "seed": 1}, 1)
+        assert raised.value.code == "checkpoint.size"
     monkeypatch.setattr(store, "_LARGEST_MANIFEST_BYTES", 1000)
     with pytest.raises(CheckpointError, match=r"MANIFEST\.json takes"):
         write(tmp_path / "d", {}, {}, 1, about={"text": "x" * 1000})

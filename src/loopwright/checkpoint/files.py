@@ -16,6 +16,9 @@ _READ_BYTES = 4 * 1024 * 1024
 _WRITE_BYTES = 32 * 1024 * 1024
 
 
+TOO_LARGE = "checkpoint.size"  # the code of an error: reading would refuse a file, so it is not written
+
+
 class HashedFile:
     """A new file of `size` bytes, hashed while it is written, and synced when the block ends without an error."""
 
@@ -49,14 +52,12 @@ class HashedFile:
             os.close(self._descriptor)
 
 
-class TooLargeError(CheckpointError):
-    """A file that is too large for reading: no checkpoint with such a file is written."""
-
-
 def within(data: bytes, most_bytes: int, what: str) -> bytes:
-    """Return the data if it does not exceed the size that is read back later; raise a TooLargeError otherwise."""
+    """Return the data if it does not exceed the size that is read back later; raise a CheckpointError otherwise."""
     if len(data) > most_bytes:
-        raise TooLargeError(f"{what} takes {len(data):,} bytes, and a checkpoint can hold {most_bytes:,} of it")
+        raise CheckpointError(
+            f"{what} takes {len(data):,} bytes, and a checkpoint can hold {most_bytes:,} of it", code=TOO_LARGE
+        )
     return data
 
 

@@ -8,11 +8,11 @@ import io
 import itertools
 import json
 import logging
-import marshal
-import pickle
 from collections import Counter, OrderedDict, deque
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
+from marshal import dumps
+from pickle import Pickler
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any
 
@@ -142,9 +142,9 @@ class HiddenState:
                 self._copies[key] = copy.deepcopy(self._packed(key))
 
     def put_back(self, device: torch.device) -> None:
-        """Put back what has changed since `keep`, and remove what is new."""
-        _, _, changed = self.changed()
-        new = {key: _DELETED for key in changed if key not in self._initial}
+        """Put back what has changed since `keep`, and remove what is new; objects, as of a wrapper, stay."""
+        saved, _, changed = self.changed()
+        new = {key: _DELETED for key in saved if key not in self._initial}
         self.restore(new | {key: self._copies[key] for key in changed if key in self._copies}, device)
 
     def _look(self) -> None:
@@ -158,7 +158,10 @@ class HiddenState:
             tensors = [*weights.values(), *(buffers[name] for name in buffers if name not in hidden)]
             self._owned.update([_memory(tensor) for tensor in tensors if tensor is not None])
             self._entries |= {f"{path}.{name}": (buffers, name) for name in buffers if name in hidden}
-            self._entries |= {f"{path}.{name}": (held, name) for name in held if name not in OF_TORCH}
+            own = [name for name in held if name not in OF_TORCH]
+            # What a library keeps under a private name is a cache, or a mark of what it has done to this very object.
+            own = [name for name in own if name[0] != "_"] if is_of_library(part) else own
+            self._entries |= {f"{path}.{name}": (held, name) for name in own}
             self._entries |= {f"{path}.{_FROZEN}": (weights, _FROZEN)} if weights else {}
             config = held.get("config")
             if id(config) not in self._owned and _is_config(config):
@@ -176,7 +179,7 @@ class HiddenState:
         value = self._value(key)
         try:
             # Plain values, in C; this version of the format looks at no identity. An array would lose its shape.
-            text = marshal.dumps(value if type(value) is not np.ndarray else NotImplemented, 2)
+            text = dumps(value if type(value) is not np.ndarray else NotImplemented, 2)
         except ValueError:
             try:
                 text = _pickled(value, self._owned)
@@ -216,7 +219,7 @@ class HiddenState:
         return True
 
 
-class _Digest(pickle.Pickler):
+class _Digest(Pickler):
     """Pickles an object to compare it, never to load it; tensors are checksums, and what the model owns is a name."""
 
     def __init__(self, file: io.BytesIO, owned: set[int]) -> None:
@@ -258,7 +261,7 @@ def _memory(tensor: Tensor) -> int:
     """Return the address of a tensor's memory, which its views share; 0 if it has none."""
     try:
         return (tensor if type(tensor) in (Tensor, nn.Parameter) else local(tensor)).untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # sparse, or of a subclass without a storage
+    except RuntimeError:  # sparse, or of a subclass without a storage
         return 0
 
 

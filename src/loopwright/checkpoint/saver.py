@@ -19,7 +19,7 @@ import torch
 from loopwright.checkpoint import sharded_checkpoint as sharded
 from loopwright.checkpoint import store
 from loopwright.checkpoint.encoding import encode
-from loopwright.checkpoint.files import TooLargeError
+from loopwright.checkpoint.files import TOO_LARGE
 from loopwright.checkpoint.policy import Checkpointing
 from loopwright.checkpoint.staging import Staging
 from loopwright.checkpoint.state_by_name import untied
@@ -239,12 +239,10 @@ class Saver:
                 self._tidy(best)
                 self._outcome, self._position = path, position
                 self._save_seconds = time.monotonic() - begin
-            except TooLargeError as error:  # which would not become smaller: training goes on without a checkpoint
-                self._outcome = f"Not saving {path}: {error}"
             except (KeyboardInterrupt, Preempted):  # a second signal, while training waits for the save
                 raise
             except BaseException as error:  # noqa: BLE001 - a thread's error is raised by the loop, in `poll`
-                self._outcome = error
+                self._outcome = _outcome(path, error)
 
         if self.is_asynchronous and not must_happen:
             self._start(job, "loopwright-checkpoint")
@@ -283,10 +281,8 @@ class Saver:
             if self._is_writer:
                 self._tidy(best)
             outcome, self._position = path, position
-        except TooLargeError as error:
-            outcome = f"Not saving {path}: {error}"
         except (CheckpointError, LeaseError, OSError) as error:
-            outcome = error
+            outcome = _outcome(path, error)
         # Rank 0 reports it in `poll`, and the others learn it from there.
         self._outcome = outcome if self._is_writer else None
 
@@ -377,3 +373,8 @@ class Saver:
         if old is not None and not (value > old if direction == "max" else value < old):
             return None
         return {"checkpoint": path.name, "metric": name, "direction": direction, "value": value}
+
+
+def _outcome(path: Path, error: BaseException) -> BaseException | str:
+    """Return the error; a state that is too large does not become smaller, so training goes on without a checkpoint."""
+    return f"Not saving {path}: {error}" if getattr(error, "code", None) == TOO_LARGE else error

@@ -39,7 +39,7 @@ from loopwright.checkpoint import tensor_file
 from loopwright.checkpoint import tensor_shards as shards
 from loopwright.checkpoint.atomic_replace import OLD, put_in_place, read_steadily, steady
 from loopwright.checkpoint.encoding import decode, encode
-from loopwright.checkpoint.files import HashedFile, TooLargeError, describe, open_regular, within
+from loopwright.checkpoint.files import TOO_LARGE, HashedFile, describe, open_regular, within
 from loopwright.checkpoint.staging import Staging
 from loopwright.checkpoint.state_by_name import untied
 from loopwright.checkpoint.tensor_file import check_header, check_kind, check_parsable, parse_json, write_tensors
@@ -302,19 +302,19 @@ def read_table(folder: Path, manifest: Mapping[str, Any]) -> shards.Table:
 
 
 def _json_text(name: str, content: Mapping[str, Any], tensor_bytes: int) -> bytes:
-    """Return a JSON file; raise a TooLargeError with its largest part if reading would refuse it."""
+    """Return a JSON file; raise a CheckpointError with its largest part if reading would refuse it."""
     text = json.dumps(content, allow_nan=False).encode()
     try:
         check_parsable(text, name, tensor_bytes)
         return within(text, _LARGEST_STATE_BYTES, name)
-    except TooLargeError as error:
+    except CheckpointError as error:
         items: Any = content
         keys: list[str] = []
         while len(keys) < 4 and isinstance(items, (dict, list)) and items:
             entries = items.items() if isinstance(items, dict) else enumerate(items)
             key, items = max(entries, key=lambda entry: len(json.dumps(entry[1])))
             keys.append(str(key)[:80])
-        raise TooLargeError(f"{error}; its largest part is {'.'.join(keys)}") from None
+        raise CheckpointError(f"{error}; its largest part is {'.'.join(keys)}", code=TOO_LARGE) from None
 
 
 def _tensor_bytes(files: Mapping[str, Any]) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from loopwright.checkpoint.files import HashedFile, TooLargeError, open_regular, within
+from loopwright.checkpoint.files import TOO_LARGE, HashedFile, open_regular, within
 from loopwright.errors import CheckpointError
 from loopwright.failpoints import failpoint
 
@@ -67,7 +67,7 @@ def write_header(file: HashedFile, tensors: Mapping[str, torch.Tensor], metadata
 
 
 def header_text(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Return the header of a file; raise a TooLargeError for one that reading would refuse."""
+    """Return the header of a file; raise a CheckpointError for one that reading would refuse."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, tensor in tensors.items():
@@ -123,12 +123,14 @@ def check_header(path: Path, expected_metadata: Mapping[str, str]) -> dict[str, 
 
 
 def check_parsable(data: bytes | int, what: str | Path, tensor_bytes: int = 0) -> None:
-    """Raise a TooLargeError for JSON, or a size of it, whose objects exceed 40 MB and a 16th of its tensors."""
+    """Raise a CheckpointError for JSON, or a size of it, whose objects exceed 40 MB and a 16th of its tensors."""
     most, needed = max(_MOST_PARSED_BYTES, tensor_bytes // 16), 3 * (data if isinstance(data, int) else len(data))
     if isinstance(data, bytes):
         needed += 200 * (data.count(b"{") + data.count(b"[")) + 50 * data.count(b",")
     if needed > most:
-        raise TooLargeError(f"{what} would take about {needed:,} bytes of memory, and {most:,} are the limit")
+        raise CheckpointError(
+            f"{what} would take about {needed:,} bytes of memory, and {most:,} are the limit", code=TOO_LARGE
+        )
 
 
 def parse_json(data: bytes, path: Path, tensor_bytes: int = 0) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from loopwright.run_folder.summaries import RunSummary, list_runs
 # When a request to stop takes effect, by the phase of the run.
 _STOPS = {
     "start": "it is starting, and stops before its first update",
-    "": "it stops after its current update, evaluation or save",
+    "": "it stops within a second, after its current update, evaluation or save",
     "seeds": "it has ended, and the run with the next seed stops before its first update",
     "finish": "it is trained and saved, and stops its last evaluation; lw resume repeats that",
 }

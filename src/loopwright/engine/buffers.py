@@ -18,8 +18,9 @@ from torch import Tensor, nn
 # Batch norm changes its buffers without a new `_version`, so small buffers are always copied. Larger ones are masks and
 # tables, which rarely change, and would be expensive to copy at every update.
 _ALWAYS_COPIED_NUMBERS = 65536
-# Attributes of every module; accelerate wraps its forward, and recomputed activations change no number.
-OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "_original_forward", "gradient_checkpointing"}
+# Attributes of every module, and those with which accelerate and transformers mark what they have done to one.
+OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "gradient_checkpointing", "_gradient_checkpointing_func"}
+OF_TORCH |= {"_original_forward", "_is_accelerate_prepared", "_output_capturing_hooks_installed"}
 _LIBRARIES = frozenset(("torch", "torchvision", "transformers", "peft", "timm", "accelerate", "loopwright"))
 # Objects whose state is read and set in place; a checkpoint never creates one.
 STATES: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {

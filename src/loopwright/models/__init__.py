@@ -25,7 +25,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from loopwright.config.model_limits import TooLargeError, limited
+from loopwright.config.model_limits import BuildLimitError, limited
 from loopwright.errors import CheckpointError, ConfigError, InputError
 from loopwright.models.base import CONFIG_FILE, NAME_KEY, WEIGHTS_FILE, ModelOutput, SmallModel
 from loopwright.models.center_point import CenterPoint, DetectionOutput
@@ -106,7 +106,7 @@ def load(folder: str | Path) -> SmallModel:
         model = create(name, labels, **config)
         os.close(open_data(source / WEIGHTS_FILE))  # load_file would wait for a pipe
         model.load_state_dict(load_file(source / WEIGHTS_FILE))
-    except (OSError, SafetensorError, RuntimeError, ConfigError, TypeError, TooLargeError, InputError) as error:
+    except (OSError, SafetensorError, RuntimeError, ConfigError, TypeError, BuildLimitError, InputError) as error:
         raise CheckpointError(f"the model in {source} is damaged: {error}") from error
     return model.eval()
 

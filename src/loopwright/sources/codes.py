@@ -12,6 +12,7 @@ CODES: dict[str, str] = {
     "args.unknown": "A flag, a setting or a verb is unknown.",
     "args.value": "An option does not accept the given value, or two options exclude each other.",
     "checkpoint.none": "A run has no checkpoint, or none that can be trusted.",
+    "checkpoint.size": "A state is too large to be read back, so it is not saved.",
     "checkpoint.write": "A checkpoint could not be written, or differs from what was saved.",
     "code.allow": "A file names Python code that you have not allowed yet.",
     "data.annotations": "Annotations do not match their images: unknown or duplicate ids, missing entries, no objects.",

@@ -17,7 +17,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from loopwright.config.model_limits import MOST_MODULES, TooLargeError, limited
+from loopwright.config.model_limits import MOST_MODULES, BuildLimitError, limited
 from loopwright.errors import CheckpointError, InputError, LoopwrightError
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -213,5 +213,5 @@ def refusing_large(path: str, num_modules: int = 0) -> Iterator[None]:
     try:
         with nullcontext() if "trust_remote_code" in _given.get() else limited(max(MOST_MODULES, num_modules)):
             yield
-    except TooLargeError as error:
+    except BuildLimitError as error:
         raise _unusable(Path(path) / "config.json", str(error)) from None
