@@ -50,7 +50,7 @@ MOST_LINES = {
     "models": 794,
     "report": 3544,
     "run_folder": 1655,
-    "runs": 5195,
+    "runs": 5201,
     "schedulers": 1274,
     "sources": 5915,
     "stepping": 805,

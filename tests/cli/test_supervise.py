@@ -8,7 +8,7 @@ import pytest
 import toys
 from distributed.test_failures import is_alive, wait_until
 from loopwright.cli import main
-from loopwright.run_folder import RunFolder
+from loopwright.run_folder import LeaseError, RunFolder
 from loopwright.runs.ownership import Ownership
 from tasks.reviews import events
 from tasks.squares import write_squares
@@ -73,9 +73,18 @@ def test_a_request_to_stop_outlives_a_restart_but_not_its_run(tmp_path, monkeypa
     for begun, is_kept in (("inf", False), (time.time() + 60, False), (time.time() - 60, True)):
         monkeypatch.setenv("LOOPWRIGHT_BEGUN", str(begun))
         (tmp_path / "stop").write_text("stop")
-        (owner := Ownership()).take(RunFolder(tmp_path), "start")
-        assert owner.is_asked_to_stop() == is_kept
-        owner.release()
+        with Ownership() as owner:
+            owner.take(RunFolder(tmp_path), "start")
+            assert owner.is_asked_to_stop() == is_kept
+
+
+def test_an_error_after_the_folder_was_moved_is_that_it_was_moved(tmp_path):
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    with pytest.raises(LeaseError, match="was moved to .*elsewhere"), Ownership() as owner:
+        owner.take(run, "start")
+        run.path.rename(tmp_path / "elsewhere")
+        run.config.write_text("")
 
 
 def test_what_cannot_be_supervised_is_refused(capsys, monkeypatch, reviews):

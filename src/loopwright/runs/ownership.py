@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 from loopwright.run_folder import Lease, RunFolder
 from loopwright.run_folder.layout import STOP
@@ -27,6 +28,17 @@ class Ownership:
         self._folder: RunFolder | None = None
         self._lease: Lease | None = None
         self._heeded_at = 0.0
+
+    def __enter__(self) -> Ownership:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Release the folder; if it was moved or deleted meanwhile, raise that instead of the error that followed."""
+        try:
+            if isinstance(error, Exception):
+                self.check_folder()
+        finally:
+            self.release()
 
     def take(self, folder: RunFolder, phase: str) -> None:
         """Own the folder until the loop does, or until `release`; remove what killed processes left in it."""

@@ -35,12 +35,9 @@ def resume_run(
             f"{folder.path} has half a run, whose creation was interrupted: there is nothing to resume",
             fix="give the command that started it again; it removes what is left of it",
         )
-    owner = Ownership()
-    try:
+    with Ownership() as owner:
         owner.take(folder, "start")
         return _resume(folder, changes, screen, module, owner)
-    finally:
-        owner.release()
 
 
 def _resume(

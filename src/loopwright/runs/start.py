@@ -81,11 +81,8 @@ def start(
         write_command(run, command)
         settings.write(run)
 
-    owner = Ownership()
-    try:
+    with Ownership() as owner:
         return train(RunJob(task, settings, RunData(plan), screen, owner=owner), create_folder)
-    finally:
-        owner.release()
 
 
 def check_files(task: Task, settings: Settings, screen: Screen, known: DataPlan | None = None) -> DataPlan:
