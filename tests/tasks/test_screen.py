@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import toys
+from loopwright.config.safe_text import SafeStream
 from loopwright.run_folder import RunFolder
 from loopwright.runs.clock import Pace, RunLength, TimeSpent
 from loopwright.runs.console import screen
@@ -283,3 +284,17 @@ def test_the_time_left_is_that_of_updates_and_evaluations_as_they_were_measured(
     assert pace.end_saves() == 1.0
     spent = TimeSpent(start=3.0, train=25.0, wait=5.0, evaluation=4.0, save=6.0)
     assert spent.text(50.0) == "start 6 % · train 50 % · data-wait 10 % · eval 8 % · save 12 % · other 14 %"
+
+
+def test_a_standard_stream_writes_what_a_terminal_would_obey_as_text():
+    stream = io.StringIO()
+    safe = SafeStream(SafeStream(stream))  # a forked process wraps it again
+    assert safe.inner is stream
+    for text, expected in (
+        ("\x1b]0;title\x07\n", "\\x1b]0;title\\x07\n"),
+        ("\r 10 % \u202e", "\r 10 % \\u202e"),
+        ("\r\x1b[K", "\r\x1b[K"),
+    ):
+        stream.seek(0)
+        stream.truncate()
+        assert safe.write(text) == len(text) and stream.getvalue() == expected

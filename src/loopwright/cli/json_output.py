@@ -51,7 +51,7 @@ def _kept_clear() -> Iterator[TextIO]:
     os.dup2(errors, number)
     try:
         with os.fdopen(os.dup(saved), "w", encoding="ascii") as alone:
-            yield alone if before is own else before
+            yield alone if getattr(before, "inner", before) is own else before
         before.flush()
     finally:
         os.dup2(saved, number)

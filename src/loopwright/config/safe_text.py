@@ -25,19 +25,23 @@ def inert(text: Any) -> str:
 
 
 class SafeStream:
-    """A standard stream whose terminal obeys only the moves of a progress bar, whoever writes: tracebacks as well."""
+    """A standard stream whose terminal obeys only the moves of a progress bar, whoever writes: tracebacks as well.
+
+    Attributes:
+        inner: the stream itself.
+    """
 
     def __init__(self, stream: Any) -> None:
-        self._stream = stream
+        self.inner = getattr(stream, "inner", stream)
 
     def write(self, text: str) -> int:
         """Write a text with its control characters escaped."""
         start = text[:1] if text.startswith("\r") else ""
-        self._stream.write(text if _MOVES.fullmatch(text) else start + visible(text[len(start) :]))
+        self.inner.write(text if _MOVES.fullmatch(text) else start + visible(text[len(start) :]))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.inner, name)
 
 
 def _escape(record: logging.LogRecord) -> bool:

@@ -33,9 +33,9 @@ class Ownership:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Release the folder; if it was moved or deleted meanwhile, raise that instead of the error that followed."""
+        """Release the folder; if a file is missing because the folder was moved, raise that instead."""
         try:
-            if isinstance(error, Exception):
+            if isinstance(error, FileNotFoundError):
                 self.check_folder()
         finally:
             self.release()
