@@ -184,7 +184,7 @@ def job(folder: Path, spec: str | None, is_counting: bool) -> None:
             failpoints.arm(spec)
         outcome = train(folder)
         if is_counting:
-            outcome["hits"] = {name: next(point._hits) - 1 for name, point in failpoints._points.items()}
+            outcome["hits"] = {name: next(point[0]) - 1 for name, point in failpoints._points.items()}
         (folder / OUTCOME).write_text(json.dumps(outcome))
     except BaseException:  # noqa: BLE001 - told by the exit code
         traceback.print_exc()
