@@ -69,7 +69,7 @@ def test_a_slow_loader_is_seen_as_waiting_for_data(tmp_path):
             return 40
 
         def __getitem__(self, index):
-            sum(range(200_000))
+            sum(range(1_000_000))
             return SAMPLES[index]
 
     train(ProfileCallback(2, tmp_path), samples=Slow(), max_num_train_steps=5)
