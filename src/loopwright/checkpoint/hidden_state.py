@@ -228,7 +228,7 @@ class _Digest(Pickler):
         self.fast = True  # without references to objects that came before
 
     def persistent_id(self, value: Any) -> Any:
-        """Return what stands for an object; None for one that is looked into."""
+        """Return the text or checksum to compare instead of an object; None to compare its parts."""
         if isinstance(value, Tensor):
             return "weight" if _memory(value) in self._owned else (value.dtype, tuple(value.shape), _checksum(value))
         if type(value) in STATES:

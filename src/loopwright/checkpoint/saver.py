@@ -376,5 +376,5 @@ class Saver:
 
 
 def _outcome(path: Path, error: BaseException) -> BaseException | str:
-    """Return the error; a state that is too large does not become smaller, so training goes on without a checkpoint."""
+    """Return the error, or a message for a state that is too large: the run continues without that checkpoint."""
     return f"Not saving {path}: {error}" if getattr(error, "code", None) == TOO_LARGE else error

@@ -25,7 +25,7 @@ def inert(text: Any) -> str:
 
 
 class SafeStream:
-    """A standard stream whose terminal obeys only the moves of a progress bar, whoever writes: tracebacks as well.
+    """A standard stream that escapes control characters, in tracebacks too, except the moves of a progress bar.
 
     Attributes:
         inner: the stream itself.

@@ -44,7 +44,7 @@ def is_of_library(value: Any) -> bool:
 class BufferShadow:
     """Copies of the buffers of modules (such as running means), so that an abandoned update leaves no trace.
 
-    Of modules of a user's own classes also attributes. Those of libraries do not change during an update.
+    It also copies attributes of the user's own modules. Modules of libraries keep theirs during an update.
     """
 
     def __init__(self, *modules: Any) -> None:

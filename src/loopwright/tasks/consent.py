@@ -57,7 +57,7 @@ def trusts(run: RunFolder, is_given: bool = False) -> bool:
 def check_foreign(settings: Any, *names: Any, files: Sequence[DataFile] = (), links: bool = False) -> None:
     """Refuse what leads out of a run that the user neither created here nor trusts; nothing is looked up.
 
-    Names that this call does not give itself and that are no local files are of the Hub. `files` are those of the data.
+    A name that is not given in this call and is not a local file is a name on the Hub. `files` are the data files.
     """
     if settings.foreign is None:
         return
