@@ -62,7 +62,7 @@ MOST_LINES = {
 # Lines of the packages that any training run needs, and of the tests.
 # docs/decisions/0017-lines-of-state-that-nobody-registered.md
 MOST_CORE_LINES = 19_330
-MOST_TEST_LINES = 52_800
+MOST_TEST_LINES = 52_810
 CORE_FOLDERS = {"core", "training", "stepping", "checkpoint", "engine"}
 CORE_FOLDERS |= {"callbacks", "run_folder", "schedulers", "tracking"}
 CORE_OF_DATA = ("order", "loader", "samples", "workers", "prefetch", "streams", "defaults", "collate")

@@ -1,6 +1,7 @@
 """The rehearsal leaves no trace, tells what it found, and finds what would fail later."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -134,3 +135,26 @@ def test_finding_a_learning_rate_does_not_evaluate_the_training_data(run, job, m
     curve = find_rate(run, search)
     assert len(curve.rates) == num_updates
     assert seen == [True] * num_updates
+
+
+class Stateful(torch.nn.Linear):
+    def forward(self, x):
+        self.seen.append(1)
+        self.shift, self.new = x.mean(0), 3
+        return super().forward(x - self.shift)
+
+    def get_extra_state(self):
+        return {"seen": 1}
+
+    def set_extra_state(self, state):
+        assert state == {"seen": 1}
+
+
+def test_a_trial_puts_back_every_kind_of_state():
+    model = Stateful(2, 1)
+    model.seen = []
+    model.register_buffer("shift", None, persistent=False)
+    with trial.put_back(SimpleNamespace(model=model), torch.device("cpu")):
+        model(torch.ones(3, 2))
+        model.weight.requires_grad_(False)
+    assert model.seen == [] and model.shift is None and not hasattr(model, "new") and model.weight.requires_grad
