@@ -6,6 +6,7 @@ The loop that calls them is in `trainer.py`; `callbacks/base.py` lists the event
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -172,10 +173,10 @@ class TrainerHooks:
         """Return the model without its distributed wrapper, and if asked without torch.compile's."""
         return self._current_run.engine.unwrap(self.model, keep_torch_compile=keep_torch_compile)
 
-    def checkpoint_files(self) -> Mapping[str, bytes]:
+    def checkpoint_files(self) -> Mapping[str, bytes | Path]:
         """Return further files of a checkpoint by name, such as a config.json; called for every checkpoint.
 
-        They are stored next to the weights, listed and hashed in the manifest, and not read when a run is resumed.
+        A value is the content, or the path of a file that is copied. They are stored next to the weights, listed and hashed in the manifest, and not read when a run is resumed.
         """
         return {}
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import toys
 from loopwright import Checkpointing, Trainer
@@ -74,8 +75,24 @@ def test_an_open_checkpoint_cannot_be_opened_by_editing_its_manifest(tmp_path):
         read(folder)
 
 
-HOSTILE = ["../x", "/tmp/x", "a/b", "..", ".hidden", "", "x" * 200, "a\nb", "a\n", "a\0b", "-rf"]
-TAKEN = ["MANIFEST.json", "model.safetensors", "state.json", "state.safetensors"]
+HOSTILE = [
+    "../x",
+    "/tmp/x",
+    "a/../b",
+    "a//b",
+    "a/",
+    "a/.b",
+    "1/2/3/4/5/6",
+    "..",
+    ".hidden",
+    "",
+    "x" * 200,
+    "a\nb",
+    "a\n",
+    "a\0b",
+    "-rf",
+]
+TAKEN = ["MANIFEST.json", "weights.safetensors", "state.json", "state.safetensors"]
 
 
 @pytest.mark.parametrize("name", HOSTILE + TAKEN)
@@ -96,6 +113,38 @@ def test_a_hostile_name_in_a_manifest_is_refused_before_anything_is_opened(name,
     (folder / "MANIFEST.json").write_bytes(_canonical(manifest))
     with pytest.raises(CheckpointError, match="plain names only"):
         read(folder)
+
+
+def test_further_files_may_be_in_folders_and_may_be_copied_from_elsewhere(tmp_path):
+    (tmp_path / "elsewhere.bin").write_bytes(b"y" * 70_000_000)
+    folder = with_files(tmp_path / "in", {"a/config.json": b"{}", "a/b/c.bin": tmp_path / "elsewhere.bin"})
+    assert (folder / "a" / "b" / "c.bin").stat().st_size == verify(folder)["files"]["a/b/c.bin"]["size"] == 70_000_000
+    (folder / "a" / "config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="a/config.json is damaged"):
+        read(folder)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_what_is_not_listed_is_found_in_folders_too(kind, tmp_path):
+    folder = with_files(tmp_path / "in", {"a/config.json": b"{}"})
+    more = folder / "a" / "more"
+    more.write_text("") if kind == "file" else more.mkdir() if kind == "folder" else more.symlink_to(tmp_path)
+    with pytest.raises(CheckpointError, match=r"unlisted files \['a/more'\]"):
+        read(folder)
+
+
+def test_a_listed_file_is_not_read_through_a_linked_folder(tmp_path):
+    folder = with_files(tmp_path / "in", {"a/config.json": b"{}"})
+    (folder / "a").rename(tmp_path / "moved")
+    (folder / "a").symlink_to(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match=r"missing files \['a/config.json'\]"):
+        read(folder)
+
+
+def test_a_further_model_file_leaves_the_weights_in_their_own(tmp_path):
+    folder = with_files(tmp_path / "in", {"model.safetensors": b"of another library"})
+    assert (folder / "model.safetensors").read_bytes() == b"of another library"
+    assert read(folder).model.keys() == load_file(folder / "weights.safetensors").keys()
 
 
 # What a trainer puts there

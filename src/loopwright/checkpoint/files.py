@@ -36,6 +36,12 @@ class HashedFile:
             files.write_all(self._descriptor, chunk)
         self.size += len(view)
 
+    def copy(self, path: Path) -> None:
+        """Write the content of another file."""
+        with os.fdopen(open_regular(path), "rb") as file:
+            while chunk := file.read(_WRITE_BYTES):
+                self.write(chunk)
+
     def describe(self) -> dict[str, Any]:
         """Return the size and sha256 of the written bytes."""
         return {"size": self.size, "sha256": self._digest.hexdigest()}

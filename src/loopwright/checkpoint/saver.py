@@ -33,7 +33,7 @@ _BEST = "best.json"
 _MOST_TIME_FOR_SPARES = 0.2  # share of the time in which a spare checkpoint is being written
 _EVALUATED = "eval_loss_epoch"  # in the metrics of every run of the Trainer that was evaluated after an epoch
 _logger = logging.getLogger("loopwright")
-Captured = tuple[Mapping[str, torch.Tensor], dict[str, Any], Mapping[str, bytes]]
+Captured = tuple[Mapping[str, torch.Tensor], dict[str, Any], store.Files]
 
 
 class Saver:

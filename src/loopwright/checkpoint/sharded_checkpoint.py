@@ -42,7 +42,7 @@ class ShardedSnapshot:
 
 
 def take_snapshot(
-    model: Mapping[str, torch.Tensor], state: dict[str, Any], update: int, files: Mapping[str, bytes] | None = None
+    model: Mapping[str, torch.Tensor], state: dict[str, Any], update: int, files: store.Files | None = None
 ) -> ShardedSnapshot:
     """Encode a state, as `store.take_snapshot` does, and agree on which process writes which part."""
 

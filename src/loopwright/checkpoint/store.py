@@ -5,7 +5,8 @@ A checkpoint is a folder:
     model.safetensors   the weights under their own names, each tied weight once
     state.safetensors   every other tensor
     state.json          everything else, as tagged JSON
-    ...                 further files that the run wants beside its weights, such as a config.json
+    ...                 further files that the run wants beside its weights, such as a config.json; one of them may be a
+                        model.safetensors with other names, and then the weights are in weights.safetensors
     MANIFEST.json       written last: size and sha256 of the other files, its own sha256, the update, the run's id,
                         and what the run is about: its fingerprint, settings, data
 
@@ -56,13 +57,19 @@ MANIFEST = "MANIFEST.json"
 MODEL = "model/"  # prefix of weight names among other tensors
 _FILES = ("model.safetensors", "state.safetensors", "state.json")
 _SHARDED_FILES = ("state.safetensors", "state.json", shards.TABLE)
-_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
+_OWN_WEIGHTS = "weights.safetensors"
+_DEEPEST = 4  # folders around a further file
+_PART = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}"
+_FILE_NAME = re.compile(rf"{_PART}(/{_PART}){{0,{_DEEPEST}}}")
 SPARE = "is_spare"  # of a manifest's metadata: saved by `spare_seconds`
 _NUM_SPARE = 2
 _DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, SafetensorError)
 _DICTS = ("fingerprint", "settings", "data", "best")  # of a manifest's values for the run
 _LARGEST_MANIFEST_BYTES = 1_000_000
 _LARGEST_STATE_BYTES = 200_000_000
+
+
+Files = Mapping[str, bytes | Path]  # further files by their names in the checkpoint: contents, or files to copy
 
 
 @dataclass(frozen=True)
@@ -88,13 +95,14 @@ class Snapshot:
     tensors: dict[str, torch.Tensor]
     encoded: Any
     update: int
-    files: Mapping[str, bytes]
+    files: Files
 
     @property
     def num_bytes(self) -> int:
         """The size of all tensors and extra files."""
         tensors = sum(tensor.nbytes for tensor in (*self.model.values(), *self.tensors.values()))
-        return tensors + sum(len(content) for content in self.files.values())
+        sizes = (len(each) if isinstance(each, bytes) else each.stat().st_size for each in self.files.values())
+        return tensors + sum(sizes)
 
 
 def take_snapshot(
@@ -102,7 +110,7 @@ def take_snapshot(
     state: dict[str, Any],
     update: int,
     staging: Staging | None = None,
-    files: Mapping[str, bytes] | None = None,
+    files: Files | None = None,
 ) -> Snapshot:
     """Encode a state; copy its tensors into staging memory if training continues while it is written."""
     weights, tensors, encoded = _encoded(model, state, files or ())
@@ -181,21 +189,25 @@ class Draft:
             write_tensors(file, tensors, {"format": "pt", **self.identity})
         self.files[name] = file.describe()
 
-    def write_bytes(self, name: str, content: bytes) -> None:
-        """Write one file."""
+    def write_file(self, name: str, content: bytes | Path) -> None:
+        """Write one file: a content, or a copy of another file."""
+        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
         with HashedFile(self.folder / name) as file:
-            file.write(content)
+            if isinstance(content, bytes):
+                file.write(content)
+            else:
+                file.copy(content)
         self.files[name] = file.describe()
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a JSON file that names its checkpoint."""
-        self.write_bytes(name, _json_text(name, {"identity": self.identity, **content}, _tensor_bytes(self.files)))
+        self.write_file(name, _json_text(name, {"identity": self.identity, **content}, _tensor_bytes(self.files)))
 
     def write_rest(self, snapshot: Snapshot) -> None:
         """Write everything but the weights."""
         self.write_tensors("state.safetensors", snapshot.tensors)
         for name, content in snapshot.files.items():
-            self.write_bytes(name, content)
+            self.write_file(name, content)
         self.write_json("state.json", {"state": snapshot.encoded})
 
     def seal(self, kind: int, label: Label) -> None:
@@ -205,7 +217,8 @@ class Draft:
         content = _canonical({"format": kind, "identity": self.identity, "files": self.files, **about})
         with HashedFile(self.folder / MANIFEST) as file:
             file.write(within(content, _LARGEST_MANIFEST_BYTES, MANIFEST))
-        fsync_folder(self.folder)
+        for folder in {(self.folder / name).parent for name in self.files}:
+            fsync_folder(folder)
         failpoint("pre_rename")
         if not label.is_ours():
             raise LeaseError(f"not committing {self.final}: another process has taken over the run folder")
@@ -222,7 +235,7 @@ def commit(snapshot: Snapshot, directory: str | Path, label: Label) -> Path:
     draft = Draft(Path(directory), identify(label.run_id, snapshot.update))
     try:
         draft.create(snapshot.num_bytes, label)
-        draft.write_tensors("model.safetensors", snapshot.model)
+        draft.write_tensors(_OWN_WEIGHTS if _FILES[0] in snapshot.files else _FILES[0], snapshot.model)
         draft.write_rest(snapshot)
         draft.seal(FORMAT, label)
     except BaseException as error:
@@ -242,7 +255,7 @@ def write(
     *,
     run_id: str = "",
     about: Mapping[str, Any] | None = None,
-    files: Mapping[str, bytes] | None = None,
+    files: Files | None = None,
     is_open: bool = False,
 ) -> Path:
     """Write a checkpoint at once; an older one of the same name stays intact until the new one is.
@@ -275,7 +288,7 @@ def read(directory: str | Path, mesh: Any = None, share: tuple[int, int] = (0, 1
             tensors.update(shards.read_split(folder, read_table(folder, manifest), mesh))
             weights = {name.removeprefix(MODEL): tensors.pop(name) for name in list(tensors) if name.startswith(MODEL)}
         else:
-            weights = load_file(folder / "model.safetensors")
+            weights = load_file(folder / _weights_file(manifest))
         state = decode(content["state"], tensors)
         for name, stored_as in state.pop("tied").items():
             weights[name] = weights[stored_as]
@@ -338,7 +351,7 @@ def verify(directory: str | Path, share: tuple[int, int] = (0, 1)) -> dict[str, 
     """
     folder = Path(directory)
     manifest = read_manifest(folder)
-    present = {entry.name for entry in os.scandir(folder)} - {MANIFEST}
+    present = _present(folder) - {MANIFEST}
     listed = set(manifest["files"])
     if listed - present or (present - listed and not manifest["is_open"]):
         missing, extra = sorted(listed - present), sorted(present - listed)
@@ -352,12 +365,27 @@ def verify(directory: str | Path, share: tuple[int, int] = (0, 1)) -> dict[str, 
             sizes = [f"{each['size']} bytes with sha256 {str(each['sha256'])[:12]}..." for each in (found, expected)]
             raise CheckpointError(f"{folder / name} is damaged: {sizes[0]} instead of {sizes[1]}")
     is_sharded = manifest["format"] == SHARDED_FORMAT
-    written = [name for name in sorted(listed) if name in _FILES[:2] or (is_sharded and shards.is_shard_file(name))]
+    own = sorted(filter(shards.is_shard_file, listed)) if is_sharded else [_weights_file(manifest)]
+    written = [*own, "state.safetensors"]
     headers = {name: check_header(folder / name, {"format": "pt", **manifest["identity"]}) for name in written}
     if is_sharded:
         del headers["state.safetensors"]
         shards.check_table(read_table(folder, manifest), headers, folder / shards.TABLE)
     return manifest
+
+
+def _present(folder: Path, prefix: str = "") -> set[str]:
+    """Return the files in a folder by their relative names; a link or an empty folder counts as a file."""
+    found: set[str] = set()
+    for entry in os.scandir(folder):
+        is_searched = prefix.count("/") < _DEEPEST and entry.is_dir(follow_symlinks=False)
+        inner = _present(folder / entry.name, f"{prefix}{entry.name}/") if is_searched else None
+        found |= inner or {prefix + entry.name}
+    return found
+
+
+def _weights_file(manifest: Mapping[str, Any]) -> str:
+    return _OWN_WEIGHTS if _OWN_WEIGHTS in manifest["files"] else _FILES[0]
 
 
 @steady
@@ -541,7 +569,7 @@ def _is_checkpoint(path: Path) -> bool:
 def check_file_names(names: Iterable[str]) -> None:
     """Raise a CheckpointError for extra files with names that a checkpoint reserves."""
     for name in names:
-        is_taken = name in (*_FILES, shards.TABLE, MANIFEST) or shards.is_shard_file(name)
+        is_taken = name in (_OWN_WEIGHTS, *_FILES[1:], shards.TABLE, MANIFEST) or shards.is_shard_file(name)
         if is_taken or not _FILE_NAME.fullmatch(name):
             raise CheckpointError(f"a checkpoint cannot hold a further file called {name!r}: it must be a plain name")
 
