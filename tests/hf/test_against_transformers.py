@@ -110,7 +110,9 @@ def test_events_come_in_the_order_that_transformers_has(schedule, tmp_path):
 POINTS = (
     *("compute_loss", "training_step", "prediction_step", "evaluation_loop", "evaluate", "log", "_prepare_inputs"),
     *("get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "create_optimizer", "create_scheduler"),
-    "get_decay_parameter_names",
+    *("get_decay_parameter_names", "compute_loss_context_manager", "_get_dataloader", "_get_train_sampler"),
+    *("_get_eval_sampler", "_get_collator_with_removed_columns", "_set_signature_columns_if_needed"),
+    *("get_batch_samples", "_inner_training_loop", "_save_checkpoint", "save_model", "_save"),
 )
 
 
@@ -126,7 +128,7 @@ def counted(library, folder):
         return method
 
     trainer_class = type("Counting", (library.Trainer,), {name: counting(name) for name in POINTS})
-    options = {"max_steps": 5, "gradient_accumulation_steps": 2, **STEPS}
+    options = {"max_steps": 5, "gradient_accumulation_steps": 2, "save_steps": 2, **STEPS}
     args = library.TrainingArguments(str(folder), per_device_train_batch_size=2, **QUIET, **options)
     trainer = trainer_class(Classifier(), args, train_dataset=rows(24), eval_dataset=rows(20))
     trainer.train()

@@ -260,11 +260,11 @@ def test_an_overridden_sampler_is_used_and_a_method_that_is_never_called_is_repo
         def _get_train_sampler(self, train_dataset=None):
             return torch.utils.data.SubsetRandomSampler(range(6))
 
-        def _save_checkpoint(self, model, trial):
+        def _clip_grad_norm(self, model):
             raise AssertionError
 
     assert fit(tmp_path, kind=Own, per_device_train_batch_size=2).state.global_step == 3
-    assert "never calls Own._save_checkpoint" in caplog.text and "on_save" in caplog.text
+    assert "never calls Own._clip_grad_norm" in caplog.text and "max_grad_norm" in caplog.text
 
 
 def test_a_folder_that_another_run_owns_is_left_alone(tmp_path):

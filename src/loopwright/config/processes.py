@@ -5,6 +5,7 @@ torch is imported only if needed.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -55,6 +56,11 @@ def device(use_cpu: bool) -> torch.device:
     if accelerator.type == "mps":
         return torch.device("mps")
     return torch.device(accelerator.type, local_process_index())
+
+
+def accelerate_state(use_cpu: bool) -> Any:
+    """Return accelerate's state of this process."""
+    return importlib.import_module("accelerate").PartialState(cpu=use_cpu)
 
 
 @contextmanager

@@ -71,6 +71,8 @@ class TrainingArguments(TrainingFields):
         ConfigError: on making it; it names the field, what it was given and what is expected.
     """
 
+    _VALID_DICT_FIELDS = ["accelerator_config", "fsdp_config", "deepspeed", "gradient_checkpointing_kwargs", "lr_scheduler_kwargs"]
+
     def __post_init__(self) -> None:
         self.validate()
         if self.logging_dir is not None:
@@ -147,6 +149,16 @@ class TrainingArguments(TrainingFields):
     def n_gpu(self) -> int:
         """GPUs of this process: one or none. Several are used by starting several processes."""
         return 0 if self.device.type == "cpu" else 1
+
+    @property
+    def distributed_state(self) -> Any:
+        """accelerate's state of this process, created on access."""
+        return processes.accelerate_state(self.use_cpu)
+
+    @property
+    def deepspeed_plugin(self) -> None:
+        """None: DeepSpeed is not supported."""
+        return None
 
     @property
     def world_size(self) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from loopwright.checkpoint import Checkpoint, store
 from loopwright.checkpoint.saver import Captured
@@ -13,6 +16,7 @@ from loopwright.engine.processes import world_process_zero_only
 from loopwright.errors import CheckpointError, ConfigError
 from loopwright.hf.adapters import base_digest, changing, completed, is_adapter
 from loopwright.hf.boundary import owner_of
+from loopwright.hf.files import WEIGHTS, holds_exactly
 from loopwright.hf.outputs import get_last_checkpoint
 from loopwright.hf.state import STATE_FILE
 from loopwright.training.checkpoints import RunCheckpoints
@@ -24,6 +28,7 @@ class HfCheckpoints(RunCheckpoints):
     """Saves a run of an `hf.Trainer`."""
 
     _base: str | None = None
+    _is_rehearsal = False
 
     def find(self, resume_from: str | Path | None) -> Path | None:
         """Move the checkpoints of an earlier run aside before a new one begins; this run already owns the folder."""
@@ -33,10 +38,45 @@ class HfCheckpoints(RunCheckpoints):
         return super().find(resume_from)
 
     def rehearse(self) -> None:
+        self._is_rehearsal = True
         if owner_of(self.run).args.save_total_limit is not None:
             super().rehearse()
         elif self.saver is not None:
             world_process_zero_only(store.check_savable)(*self.capture({}))
+        self._is_rehearsal = False
+
+    def serve(self) -> None:
+        """Save through the owner's `_save_checkpoint`, which may be overridden."""
+        run, owner = self.run, owner_of(self.run)
+        if not run.requests.saves or run.is_torn:
+            super().serve()
+            return
+        owner._save_checkpoint(owner.core.model, trial=None)
+        for directory, _ in run.requests.saves:
+            text = f"Not saving {directory}: {type(owner).__name__}._save_checkpoint never called super()"
+            run.trainer.notify("checkpoint.unsaved", text, path=directory)
+        run.requests.saves = []
+
+    def write(self) -> None:
+        """Write the checkpoints that are due; without any, one of the current update."""
+        if not self.run.requests.saves:
+            self.run.trainer.request_save(owner_of(self.run).core.hf_run.checkpoint_path(self.run.progress.update))
+        super().serve()
+        shutil.rmtree(self._aside, ignore_errors=True)
+
+    @property
+    def _aside(self) -> Path:
+        """Where an overridden `_save` writes the files of a checkpoint first."""
+        return Path(owner_of(self.run).core.hf_run.folder) / f".tmp-model-{self.run.progress.update}"
+
+    def _saved_by_owner(self, weights: Mapping[str, Tensor]) -> dict[str, Path]:
+        """Return the files that the owner's `save_model` writes; its weights only if they differ from these."""
+        world_process_zero_only(shutil.rmtree)(self._aside, ignore_errors=True)
+        owner_of(self.run).save_model(str(self._aside), _internal_call=True)
+        found = {path.relative_to(self._aside).as_posix(): path for path in self._aside.rglob("*") if path.is_file()}
+        if WEIGHTS in found and holds_exactly(found[WEIGHTS], weights):
+            del found[WEIGHTS]
+        return found
 
     def request(self, directory: str | Path, metadata: dict[str, Any] | None = None) -> None:
         run = self.run
@@ -54,10 +94,17 @@ class HfCheckpoints(RunCheckpoints):
         if is_adapter(owner.model):
             self._base = self._base or base_digest(owner.model)
             model, state["adapter_base"] = changing(owner.model, model), self._base
+        if owner.core.hf_run.owner_saves and not self._is_rehearsal:
+            files = {**files, **self._saved_by_owner(model)}
         return model, state, files
 
     def restore(self, checkpoint: Checkpoint, path: Path | None = None) -> None:
-        super().restore(completed(owner_of(self.run).model, checkpoint), path)
+        owner = owner_of(self.run)
+        if path is not None and not owner.uses_default("_load_from_checkpoint"):
+            owner._load_from_checkpoint(str(path))
+        super().restore(completed(owner.model, checkpoint), path)
+        if path is not None:
+            owner._load_optimizer_and_scheduler(str(path))
 
 
 def resume_source(resume_from_checkpoint: Any, output_dir: str) -> str | None:

@@ -27,7 +27,7 @@ from loopwright.hf.run import HfRun
 from loopwright.hf.step import HfStep
 from loopwright.settings import RunSettings
 from loopwright.trainer import Trainer as CoreTrainer
-from loopwright.training.evaluation import run_eval_epoch
+from loopwright.training.evaluation import run_eval_epoch, training_modes
 from loopwright.training.run import run_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,12 @@ class Core(CoreTrainer):
         """Prepare the model for an evaluation, unless a run or an outer evaluation has already done so."""
         training = run_of(self)
         if training.is_running or self._is_ready:
-            yield
+            modes = training_modes(self.model)
+            try:
+                yield
+            finally:
+                for module, mode in modes:
+                    module.training = mode
             return
         run = training.successor(RunSettings(mixed_precision=self.owner.args.mixed_precision))
         run.install(training)
@@ -94,6 +99,7 @@ class Core(CoreTrainer):
         finally:
             self._evaluation_step = outer
             loader.close()
+        self.owner.model.eval()  # until the metrics are logged, as in transformers
         return float(self.run_history.get_latest_metric("evaluation_loss"))
 
     def loss_of(self, model: Any, inputs: Any, items: Any, wants_outputs: bool = False) -> tuple[Tensor, Any]:
@@ -180,8 +186,10 @@ class Core(CoreTrainer):
 class AcceleratorView:
     """`trainer.accelerator`: accelerate's object, except that the loop weights losses and shards the data."""
 
+    _core: Core
+
     def __init__(self, core: Core) -> None:
-        self._core = core
+        vars(self)["_core"] = core
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Run backward on the mean loss of a micro-batch; called by `training_step`, yours or ours."""
@@ -198,3 +206,6 @@ class AcceleratorView:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core.accelerator, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._core.accelerator, name, value)

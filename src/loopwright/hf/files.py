@@ -8,8 +8,13 @@ import importlib
 import json
 import logging
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
 
 from loopwright.checkpoint.state_by_name import untied
 from loopwright.checkpoint.store import stored, write_file
@@ -41,6 +46,15 @@ def save_model(folder: Path, model: Any, processing_class: Any, args: Any, state
     if callable(getattr(processing_class, "save_pretrained", None)):
         processing_class.save_pretrained(folder)
     (folder / "training_args.json").write_text(args.to_json_string(), encoding="utf-8")
+
+
+def holds_exactly(path: Path, weights: Mapping[str, Tensor]) -> bool:
+    """Whether a safetensors file has these weights, under the same names and bit for bit; tied ones once."""
+    kept, _ = untied(weights)
+    with safe_open(path, "pt") as file:
+        return set(file.keys()) == set(kept) and all(
+            torch.equal(file.get_tensor(name), tensor.cpu()) for name, tensor in kept.items()
+        )
 
 
 def configuration_files(model: Any) -> dict[str, bytes]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sized
+import inspect
+from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,12 @@ def named_dataset(datasets: Any, name: str) -> Any:
 
 
 def create_dataloader(
-    dataset: Any, args: Any, batch_size: int, collate: DataCollator, sampler: Sampler[int] | None
+    dataset: Any, args: Any, batch_size: int, collate: DataCollator, sampler_fn: Callable[..., Any] | None
 ) -> Any:
-    """Return the DataLoader of a dataset; a DataLoader is returned unchanged."""
+    """Return the DataLoader of a dataset; a DataLoader is returned unchanged.
+
+    `sampler_fn` returns a sampler of the dataset, or None for its own order; transformers 4 calls it without arguments.
+    """
     if isinstance(dataset, DataLoader):
         return dataset
     if isinstance(dataset, Mapping):
@@ -78,6 +82,8 @@ def create_dataloader(
         options["prefetch_factor"] = args.dataloader_prefetch_factor
         options["multiprocessing_context"] = args.dataloader_multiprocessing_context
     if not isinstance(dataset, IterableDataset):
+        takes_dataset = sampler_fn is not None and bool(inspect.signature(sampler_fn).parameters)
+        sampler = None if sampler_fn is None else sampler_fn(dataset) if takes_dataset else sampler_fn()
         options["sampler"] = SequentialSampler(dataset) if sampler is None else sampler
         options["drop_last"] = args.dataloader_drop_last
         options["persistent_workers"] = args.dataloader_persistent_workers

@@ -6,6 +6,12 @@ Methods copied from transformers and edited read these names. Each has the value
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
+import itertools
+import logging
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +21,15 @@ from loopwright.config import TrainingArguments
 from loopwright.engine.nested import to_device
 from loopwright.errors import ConfigError
 from loopwright.hf.loss import forward_parameters
+from loopwright.hf.outputs import TrainOutput
+from loopwright.hf.run import HfRun
 from loopwright.optimizers import optimizer_class_and_options
+from loopwright.training.run import run_of
+
+_logger = logging.getLogger("loopwright.hf")
+
+# An `_inner_training_loop` that reads one of these is a copy of transformers' loop.
+_NAMES_OF_LOOPS = frozenset(("training_step", "_run_epoch", "on_step_begin", "on_epoch_begin"))
 
 
 def optimizer_options(args: TrainingArguments) -> dict[str, Any]:
@@ -27,10 +41,26 @@ def optimizer_options(args: TrainingArguments) -> dict[str, Any]:
 def created_optimizer(kind: Any, options: dict[str, Any], model: nn.Module, groups: list[dict[str, Any]]) -> Any:
     """Create the optimizer of `optimizer_cls_and_kwargs`: from a class, or by a factory that takes the model."""
     if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
+        for name in ("params", "model", "optimizer_dict"):
+            groups = options.pop(name, groups)
         return kind(groups, **options)
     makes_factories = isinstance(kind, type) and any("__call__" in vars(each) for each in kind.__mro__)
     factory = kind() if makes_factories else kind
     return factory(model, **options)
+
+
+def chosen_loop(trainer: PrivateNames) -> Callable[..., TrainOutput]:
+    """Return the function that trains: an overridden `_inner_training_loop`, unless it is a loop of its own."""
+    own = PrivateNames._inner_training_loop
+    override = inspect.unwrap(getattr(type(trainer), own.__name__))
+    if _NAMES_OF_LOOPS.isdisjoint(getattr(getattr(override, "__code__", None), "co_names", ())):
+        return trainer._inner_training_loop
+    _logger.warning(
+        "%s._inner_training_loop is not called: it is a loop of its own, and loopwright's is the one that saves and "
+        "resumes. Call super()._inner_training_loop(...) in it, or override training_step.",
+        type(trainer).__name__,
+    )
+    return functools.partial(own, trainer)
 
 
 class PrivateNames:
@@ -40,18 +70,27 @@ class PrivateNames:
         current_gradient_accumulation_steps: the divisor in a copied `training_step`; 1, since
             `accelerator.backward` weights the loss.
         model_accepts_loss_kwargs: whether a copied `compute_loss` passes `num_items_in_batch` to the model; never.
+        loss_is_scaled_for_ga: True for a `compute_loss` that divides by the items of the whole update; its losses are
+            added up, not averaged.
         graph_safe: whether an overridden `compute_loss` or `training_step` may be captured as a CUDA graph.
     """
 
     model: Any
     args: TrainingArguments
-    core: Any
     processing_class: Any
     label_names: list[str]
     optimizer: Any
+    state: Any
+    core: Any
     current_gradient_accumulation_steps = 1
+    loss_is_scaled_for_ga: bool | None = None
     model_accepts_loss_kwargs = False
     graph_safe = False
+    _signature_columns: list[str] | None = None
+    hub_model_id: str | None = None
+
+    def get_tp_size(self):
+        return 1
 
     @property
     def tokenizer(self) -> Any:
@@ -83,12 +122,62 @@ class PrivateNames:
         """Move an extra model, such as a teacher; the loop moves the trained one."""
         model.to(device)
 
+    def _set_signature_columns_if_needed(self) -> None:
+        """Set `_signature_columns`, the columns that reach the collator; empty if the model takes any."""
+        if self._signature_columns is None:
+            names = forward_parameters(self.model)
+            self._signature_columns = [*names, "label", "label_ids", *self.label_names] if names else []
+
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
-        """Return a Hugging Face dataset without the columns that the model's forward does not take."""
-        if not self.args.remove_unused_columns:
+        """Return a Hugging Face dataset without the columns that are not in `_signature_columns`."""
+        self._set_signature_columns_if_needed()
+        wanted = self._signature_columns
+        if not self.args.remove_unused_columns or not wanted:
             return dataset
-        wanted = {*forward_parameters(self.model), *self.label_names, "label", "label_ids"}
         return dataset.remove_columns([name for name in dataset.column_names or () if name not in wanted])
+
+    def _inner_training_loop(
+        self,
+        batch_size: int | None = None,
+        args: Any = None,
+        resume_from_checkpoint: Any = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """Run the loop; `batch_size` and `args` are the trainer's own."""
+        run = HfRun(self, ignore_keys_for_eval)
+        self.core.replace_run(run)
+        run.start(resume_from_checkpoint)
+        assert run.output is not None
+        return run.output
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """Return the micro-batches of an update, and the number of their items; called for each if overridden."""
+        batches = list(itertools.islice(epoch_iterator, num_batches))
+        return batches, self._get_num_items_in_batch(batches, device)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
+        counts = [self.item_counter.count(batch) for batch in batch_samples]
+        return None if None in counts else sum(counts)
+
+    def _get_output_dir(self, trial: Any = None) -> str:
+        """Return the folder of the checkpoints."""
+        return str(self.args.output_dir)
+
+    def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
+        """Write the checkpoint of the current update; called by the loop for each."""
+        run_of(self.core).checkpoints.write()
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: Any, model: Any = None) -> None:
+        """Load the weights of a checkpoint; a resumed run restores its own state exactly, without calling it."""
+        self.core.hf_run.load_weights(Path(resume_from_checkpoint))
+
+    def _load_best_model(self) -> None:
+        """Load the best checkpoint; called at the end with `load_best_model_at_end`."""
+        self.core.hf_run.load_best()
+
+    def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
+        """Called when the optimizer and schedule of a resumed run are restored; an override may read its own files."""
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[Any, dict[str, Any]]:

@@ -65,7 +65,12 @@ class MetricSchedule:
 
 
 class HfRun(TrainerCallback):
-    """One run: created by `Trainer.train`, called by the core. `logged`: loss, items and updates as of the last log."""
+    """One run: created by `Trainer.train`, called by the core.
+
+    Attributes:
+        logged: loss, items and updates as of the last log.
+        owner_saves: whether `_save` or `save_model` is overridden, and writes the model's files of a checkpoint.
+    """
 
     # `HfStep` and `HfBoundary` check this for transformers' callbacks.
     graph_safe = asks_alike = True
@@ -81,6 +86,7 @@ class HfRun(TrainerCallback):
         self._losses = LossTracker()  # over the whole run, each a mean with its number of items
         self._samples_seen = 0  # over all processes
         self._fixed_files: dict[str, bytes] = {}  # of every checkpoint
+        self.owner_saves = not (owner.uses_default("_save") and owner.uses_default("save_model"))
         self._begun: int | None = None  # the update whose on_step_begin was called
         self._last_evaluated: int | None = None
 
@@ -186,7 +192,7 @@ class HfRun(TrainerCallback):
             return None
         best = metric_key(str(args.metric_for_best_model)), "max" if args.greater_is_better else "min"
         return Checkpointing(
-            args.output_dir,
+            self.folder,
             keep_last=sys.maxsize if args.save_total_limit is None else args.save_total_limit,
             keep_best=best if self._keeps_best else None,
             asynchronous=False,
@@ -300,21 +306,28 @@ class HfRun(TrainerCallback):
             )
         return float(found)
 
+    @property
+    def folder(self) -> str:
+        """The folder of the checkpoints."""
+        return self._trainer._get_output_dir(trial=None)
+
     def checkpoint_path(self, update: int) -> Path:
-        return Path(self._trainer.args.output_dir) / f"checkpoint-{update}"
+        return Path(self.folder) / f"checkpoint-{update}"
 
     def checkpoint_files(self) -> dict[str, bytes]:
         trainer = self._trainer
         if not self._fixed_files:
             arguments = trainer.args.to_json_string().encode()
-            self._fixed_files = {"training_args.json": arguments, **pretrained_files(trainer.saved_processor())}
+            processor = None if self.owner_saves else trainer.saved_processor()
+            self._fixed_files = {"training_args.json": arguments, **pretrained_files(processor)}
         trainer.state.collect([*trainer.callback_handler.callbacks, trainer.control])
         state = trainer.state.to_json_string().encode()
-        return {**self._fixed_files, **configuration_files(trainer.model), STATE_FILE: state}
+        configuration = {} if self.owner_saves else configuration_files(trainer.model)
+        return {**self._fixed_files, **configuration, STATE_FILE: state}
 
     def _shown(self, path: Path) -> str:
         """Return a checkpoint's folder with `output_dir` as the user wrote it."""
-        return os.path.join(self._trainer.args.output_dir, path.name)
+        return os.path.join(self.folder, path.name)
 
     def state_dict(self) -> dict[str, Any]:
         """Return transformers' state, the losses of the run, and the arguments; every process must call it."""
@@ -365,25 +378,30 @@ class HfRun(TrainerCallback):
         owner.log(metrics)
         core.switch_optimizer("eval")
         if owner.args.load_best_model_at_end:
-            self._load_best(state.best_model_checkpoint)
+            self._trainer._load_best_model()
         if self._last_evaluated == state.global_step:
             owner.model.eval()  # as transformers leaves it after an evaluation
         self.output = TrainOutput(state.global_step, loss, metrics)
         owner.call_event("on_train_end")
 
-    def _load_best(self, found: str | None) -> None:
-        model, core = self._trainer.model, self._trainer.core
+    def load_best(self) -> None:
+        core, found = self._trainer.core, self._trainer.state.best_model_checkpoint
         if found is None:
             text = "No evaluation found a best model: the model keeps the weights of the last update"
             core.notify("best.missing", text)
             return
         path = Path(found)
         if not path.is_dir():  # the run's folder may have been moved since
-            path = Path(self._trainer.args.output_dir) / path.name
+            path = Path(self.folder) / path.name
         if not path.is_dir():
             text = f"The best checkpoint {path} is gone: the model keeps the weights of the last update"
             core.notify("best.missing", text, path=path)
             return
+        self.load_weights(path)
+
+    def load_weights(self, path: Path) -> None:
+        """Load the weights of a checkpoint into the model."""
+        model = self._trainer.model
         with refusing_damage(path):
             best = completed(model, read(path))
             load_weights(model, {**best.model, **best.state["model_extra"]})

@@ -18,6 +18,7 @@ from loopwright.hf.loss import LossCall
 from loopwright.stepping.eager import MicroBatchStep
 from loopwright.training.run import TrainingRun
 
+_OURS = object()  # the items of an update are counted here
 STEPS = ("training_step", "compute_loss", "_prepare_inputs")
 STEP_EVENTS = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
 
@@ -27,8 +28,13 @@ class HfStep(MicroBatchStep):
 
     def __init__(self, run: TrainingRun) -> None:
         super().__init__(run)
+        # An override that follows transformers multiplies by the processes, where the items are those of all of them.
+        names = getattr(getattr(inspect.unwrap(owner_of(run).compute_loss), "__code__", None), "co_names", ())
+        self._scales_by_processes = "average_tokens_across_devices" in names
         self._passes_items = "num_items_in_batch" in inspect.signature(owner_of(run).training_step).parameters
         self._items: list[Tensor | None] = []  # per micro-batch of the update; None if they are rows
+        self._given: list[Any] = []  # `num_items_in_batch` of each
+        self._num_added = 0  # micro-batches of an update whose losses are added up; 0 if they are averaged
         self._entries: list[tuple[Tensor, float]] = []
         self._weight: Tensor | None = None
         self._backward_loss: Tensor | None = None
@@ -38,13 +44,53 @@ class HfStep(MicroBatchStep):
         owner = owner_of(self.run)
         self._entries = []
         owner.core.switch_optimizer("train")
+        total: Any = _OURS
+        if not owner.uses_default("get_batch_samples"):
+            window, total = self._collected(window)
         counted = [(id(piece), owner.item_counter.count(piece.batch)) for piece in window.pieces]
         numbers = [None if items is None else float(items) for _, items in counted]
         window, numbers = with_items(window, numbers)
         kept = {id(piece) for piece in window.pieces}  # parts without items are left out
         self._items = [items for number, items in counted if number in kept]
+        self._num_added = len(window.pieces) if owner.loss_is_scaled_for_ga else 0
+        self._given = self._items_to_pass(window, numbers, total)
+        if self._num_added:
+            owner.current_gradient_accumulation_steps = self._num_added
+            numbers = [1.0] * self._num_added
         self.run.losses.begin_update(window, numbers)
         return window
+
+    def _collected(self, window: Window) -> tuple[Window, Any]:
+        """Return the window with the batches of an overridden `get_batch_samples`, and its number of items."""
+        pieces, device = window.pieces, self.run.engine.device
+        batches, total = owner_of(self.run).get_batch_samples((piece.batch for piece in pieces), len(pieces), device)
+        if len(batches) != len(pieces):
+            text = f"get_batch_samples returned {len(batches)} batches for an update of {len(pieces)}"
+            raise BatchLossError(f"{text}: return as many as it was called for")
+        replaced = [piece._replace(batch=batch, moved=None) for piece, batch in zip(pieces, batches, strict=True)]
+        return window._replace(pieces=replaced), total
+
+    def _items_to_pass(self, window: Window, numbers: list[float | None], total: Any) -> list[Any]:
+        """Return what `training_step` gets as `num_items_in_batch`, for each micro-batch.
+
+        It is the items of the micro-batch, so that a sum over them becomes a mean, which the core weights. A loss that
+        is scaled for the whole update gets the items of the whole update, as in transformers.
+        """
+        if total is None:
+            return [None] * len(window.pieces)
+        own = [
+            float(piece.rows) if items is None else items for piece, items in zip(window.pieces, numbers, strict=True)
+        ]
+        everyone = sum(own)
+        factor = 1.0 if total is _OURS or not everyone else float(total) / everyone
+        if self._num_added:
+            return [torch.tensor(self.run.engine.agreement.total(everyone * factor))] * len(own)
+        if self._scales_by_processes:
+            factor *= self.run.engine.num_processes
+        given: list[Any] = [
+            torch.tensor(rows) if items is None else items for rows, items in zip(own, self._items, strict=True)
+        ]
+        return given if factor == 1.0 else [items * factor for items in given]
 
     def forward(self, batch: Any) -> Mapping[str, Any]:
         owner = owner_of(self.run)
@@ -55,14 +101,12 @@ class HfStep(MicroBatchStep):
     def perform(self, model: Any, batch: Any) -> None:
         run = self.run
         index, rows = run.losses.index, run.current_rows or 0
-        items = self._items[index]
         # The core weights a placeholder, filled once the loss is known: `training_step` runs backward.
         loss = torch.ones((), device=run.engine.device)
         weighted = run.losses.weighted({"loss": loss, "batch_size": rows})
         self._weight = None if weighted is loss else weighted
         self._backward_loss = None
-        given = torch.tensor(num_rows(batch)) if items is None else items
-        arguments = (model, batch, given) if self._passes_items else (model, batch)
+        arguments = (model, batch, self._given[index]) if self._passes_items else (model, batch)
         try:
             loss.copy_(self._checked(owner_of(run).training_step(*arguments)))
         except StopTrainingError as error:
@@ -75,12 +119,13 @@ class HfStep(MicroBatchStep):
         self._backward_loss = loss.detach()
         if self._weight is None:
             return loss
-        return loss * self._weight.to(torch.promote_types(loss.dtype, torch.float32))
+        weight = self._weight.to(torch.promote_types(loss.dtype, torch.float32))
+        return loss * (weight * self._num_added if self._num_added else weight)
 
     def _note(self, loss: Tensor, rows: int, index: int) -> None:
         items = self._items[index]
         if rows:
-            self._entries.append((loss, float(rows if items is None else items)))
+            self._entries.append((loss, 1.0 if self._num_added else float(rows if items is None else items)))
         if index < len(self._items) - 1:
             owner_of(self.run).call_event("on_substep_end")
 
@@ -93,6 +138,8 @@ class HfStep(MicroBatchStep):
                 f"training_step returned a loss of shape {tuple(loss.shape)}; it must return the mean loss, one number"
             )
         loss = loss.detach().reshape(())
+        if self._num_added:
+            return loss * self._num_added
         if self._backward_loss is None and self._weight is not None:
             raise BatchLossError(
                 "training_step did not call self.accelerator.backward(loss), which weights the loss of each "
@@ -109,8 +156,7 @@ class HfStep(MicroBatchStep):
         return mean
 
     def graph_inputs(self, batch: Any, index: int) -> Any:
-        items = self._items[index]
-        return {**super().graph_inputs(batch, index), "items": float(num_rows(batch) if items is None else items)}
+        return {**super().graph_inputs(batch, index), "items": float(self._given[index])}
 
     def graphed(self, inputs: Any) -> Any:
         self._weight, self._backward_loss = inputs["weight"], None

@@ -29,8 +29,7 @@ from loopwright.hf.columns import ColumnCollator, DataCollator
 from loopwright.hf.core import AcceleratorView, Core
 from loopwright.hf.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, set_seed, speed_metrics, stored_metrics
 from loopwright.hf.prediction import EvaluationPass, model_predictions
-from loopwright.hf.private_names import PrivateNames, created_optimizer, optimizer_options
-from loopwright.hf.run import HfRun
+from loopwright.hf.private_names import PrivateNames, chosen_loop, created_optimizer, optimizer_options
 from loopwright.hf.state import STATE_FILE, TrainerControl, TrainerState
 from loopwright.hf.validation import apply_log_level, check_trainer, given_optimizers, settled_arguments
 from loopwright.optimizers import create_optimizer, decay_parameter_names, weight_decay_groups
@@ -154,16 +153,13 @@ class Trainer(PrivateNames):
             self.model = self.call_model_init()
             self.optimizer = None
             _inspect_model(self)
-        run = HfRun(self, ignore_keys_for_eval)
-        self.core.replace_run(run)
         self.is_in_train = True
+        loop = chosen_loop(self)
         try:
-            run.start(resume_from_checkpoint)
+            return loop(self._train_batch_size, self.args, resume_from_checkpoint, trial, ignore_keys_for_eval)
         finally:
             self.is_in_train = False
             self.core.model = self.model
-        assert run.output is not None
-        return run.output
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Return a fresh model from `model_init`; called by the constructor and at every `train`."""
@@ -240,9 +236,8 @@ class Trainer(PrivateNames):
 
     def get_train_dataloader(self) -> Any:
         """Return the training loader; called once per `train`. The loop makes its order resumable."""
-        sampler = self._get_train_sampler()
-        collator = loaders.training_collator(self.data_collator, self.args, self.model, self.processing_class)
-        return _create_dataloader(self, self.train_dataset, self.args.train_batch_size, sampler, collator)
+        size = self._train_batch_size
+        return self._get_dataloader(self.train_dataset, "Training", size, self._get_train_sampler, is_training=True)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """Return the training sampler; called by `get_train_dataloader`."""
@@ -256,11 +251,27 @@ class Trainer(PrivateNames):
             dataset = loaders.named_dataset(self.eval_dataset, dataset)
         if dataset is None:
             raise ConfigError("there is nothing to evaluate: pass eval_dataset to the Trainer or to evaluate")
-        return _create_dataloader(self, dataset, self.args.eval_batch_size, self._get_eval_sampler(dataset))
+        return self._get_dataloader(dataset, "Evaluation", self.args.eval_batch_size, self._get_eval_sampler)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """Return the loader of a prediction; called by `predict`."""
-        return _create_dataloader(self, test_dataset, self.args.eval_batch_size, self._get_eval_sampler(test_dataset))
+        return self._get_dataloader(test_dataset, "test", self.args.eval_batch_size, self._get_eval_sampler)
+
+    def _get_dataloader(
+        self,
+        dataset: Any,
+        description: str,
+        batch_size: int,
+        sampler_fn: Callable[[Any], Any] | None = None,
+        is_training: bool = False,
+        dataloader_key: str | None = None,
+    ) -> Any:
+        """Return the loader of a dataset; the three methods above call it. Their loaders are not cached."""
+        collate = self.data_collator
+        if is_training:
+            collate = loaders.training_collator(collate, self.args, self.model, self.processing_class)
+        collate = self._get_collator_with_removed_columns(collate, description)
+        return loaders.create_dataloader(dataset, self.args, batch_size, collate, sampler_fn)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:
         """Return the evaluation sampler, None for the dataset's own order; called for each loader."""
@@ -282,8 +293,9 @@ class Trainer(PrivateNames):
         """Return a collator that passes the model the columns it takes; called for every loader."""
         if not self.args.remove_unused_columns:
             return data_collator
+        self._set_signature_columns_if_needed()
         uses_own = all(map(self.uses_default, ("compute_loss", "training_step", "prediction_step")))
-        return ColumnCollator(data_collator, losses.forward_parameters(self.model), self.label_names, not uses_own)
+        return ColumnCollator(data_collator, self._signature_columns or [], self.label_names, not uses_own)
 
     # --- optimizer and schedule ---------------------------------------------------------------------------------
 
@@ -362,13 +374,13 @@ class Trainer(PrivateNames):
                     ignore_keys=ignore_keys,
                     metric_key_prefix=metric_key_prefix,
                 )
-            metrics = _timed(self.args, output, metric_key_prefix, start)
-            # Keep requests that callbacks made meanwhile, in case user code started this evaluation.
-            should_log, should_evaluate = self.control.should_log, self.control.should_evaluate
-            self.log(metrics)
-            self.call_event("on_evaluate", metrics=metrics)
-            self.control.should_log |= should_log
-            self.control.should_evaluate |= should_evaluate
+                metrics = _timed(self.args, output, metric_key_prefix, start)
+                # Keep requests that callbacks made meanwhile, in case user code started this evaluation.
+                should_log, should_evaluate = self.control.should_log, self.control.should_evaluate
+                self.log(metrics)
+                self.call_event("on_evaluate", metrics=metrics)
+                self.control.should_log |= should_log
+                self.control.should_evaluate |= should_evaluate
         return metrics
 
     def predict(
@@ -513,6 +525,7 @@ class Trainer(PrivateNames):
 def _inspect_model(trainer: Trainer) -> None:
     """Inspect the model's inputs, and how its loss counts items; repeated for every model of `model_init`."""
     args, model = trainer.args, trainer.model
+    trainer._signature_columns = None
     trainer.label_names = losses.find_label_names(model) if args.label_names is None else list(args.label_names)
     trainer.can_return_loss = losses.can_return_loss(model)
     trainer.label_smoother = losses.create_label_smoother(model, args.label_smoothing_factor)
@@ -521,11 +534,6 @@ def _inspect_model(trainer: Trainer) -> None:
     trainer.core.model = trainer.callback_handler.model = model
     if getattr(model, "config", None) is not None:
         model.config.use_cache = args.use_cache
-
-
-def _create_dataloader(trainer: Trainer, dataset: Any, batch_size: int, sampler: Any, collator: Any = None) -> Any:
-    collator = trainer._get_collator_with_removed_columns(trainer.data_collator if collator is None else collator)
-    return loaders.create_dataloader(dataset, trainer.args, batch_size, collator, sampler)
 
 
 def _labels_in(trainer: Trainer, inputs: Mapping[str, Any]) -> list[str]:

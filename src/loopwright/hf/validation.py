@@ -46,15 +46,18 @@ _logger = logging.getLogger("loopwright.hf")
 
 # Methods of transformers' Trainer that are never called here, and their replacements.
 _NEVER_CALLED = {
-    "_inner_training_loop": "callbacks and training_step",
+    "_run_epoch": "callbacks and training_step",
+    "_prepare_for_training": "create_optimizer and create_scheduler",
     "_maybe_log_save_evaluate": "the control flags of a callback",
-    "_save_checkpoint": "a callback's on_save, which may add files to the folder",
-    "_load_from_checkpoint": "train(resume_from_checkpoint=...)",
-    "_load_best_model": "load_best_model_at_end=True",
+    "_evaluate": "evaluate",
+    "_determine_best_metric": "metric_for_best_model",
+    "_clip_grad_norm": "max_grad_norm",
+    "_get_grad_norm": "max_grad_norm",
+    "_save_optimizer_and_scheduler": "_save_checkpoint",
+    "_save_rng_state": "_save_checkpoint",
+    "_load_rng_state": "train(resume_from_checkpoint=...)",
     "_wrap_model": "accelerate's configuration",
-    "_remove_unused_columns": "remove_unused_columns=False",
-    "get_batch_samples": "training_step",
-    "floating_point_ops": "a callback",
+    "_remove_unused_columns": "_set_signature_columns_if_needed",
     "create_accelerator_and_postprocess": "accelerate's configuration",
 }
 

@@ -1,0 +1,268 @@
+"""Methods of transformers' Trainer that libraries override: each is called, and means the same."""
+
+import functools
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import loopwright.hf as ours
+from loopwright.checkpoint import read, verify
+from loopwright.errors import BatchLossError, CheckpointError
+from loopwright.hf import Trainer
+
+from .tiny import GreedyKeywords, bert, fit, folders, largest_difference, losses, made, rows, same, weights
+
+theirs = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:transformers")
+
+SAVES = {"save_strategy": "steps", "save_steps": 2}
+
+
+class Described(Trainer):
+    """Saves a description beside the model, as libraries do that have a format of their own."""
+
+    def _save(self, output_dir=None, state_dict=None):
+        super()._save(output_dir, state_dict)
+        folder = Path(output_dir) / "1_Pooling"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"step": self.state.global_step}))
+
+
+class Renamed(Trainer):
+    """Writes the weights under other names, in the file that a checkpoint usually has for its own."""
+
+    def _save(self, output_dir=None, state_dict=None):
+        super()._save(output_dir, {f"inner.{name}": value for name, value in self.model.state_dict().items()})
+
+
+@pytest.mark.parametrize("kind", [Described, Renamed])
+def test_the_files_of_an_overridden_save_are_part_of_the_checkpoint(kind, tmp_path):
+    whole, plain = fit(tmp_path / "own", kind=kind, **SAVES), fit(tmp_path / "plain", **SAVES)
+    assert same(whole, plain)
+    checkpoint = tmp_path / "own" / "checkpoint-4"
+    listed = verify(checkpoint)["files"]
+    saved = load_file(checkpoint / "model.safetensors")
+    if kind is Described:
+        assert json.loads((checkpoint / "1_Pooling" / "config.json").read_text()) == {"step": 4}
+        assert "1_Pooling/config.json" in listed and "weights.safetensors" not in listed  # they are stored once
+        (checkpoint / "1_Pooling" / "config.json").write_text("{}")
+    else:
+        assert all(name.startswith("inner.") for name in saved) and "weights.safetensors" in listed
+        save_file({**saved, "more": torch.ones(1)}, checkpoint / "model.safetensors")
+    assert not list((tmp_path / "own").glob(".tmp-*"))
+    with pytest.raises(CheckpointError, match="damaged"):
+        verify(checkpoint)
+
+
+@pytest.mark.parametrize("kind", [Described, Renamed])
+def test_a_run_with_an_overridden_save_resumes_exactly(kind, tmp_path):
+    whole = fit(tmp_path, kind=kind, **SAVES)
+    resumed = fit(tmp_path, kind=kind, resume=tmp_path / "checkpoint-2", **SAVES)
+    assert same(whole, resumed)
+    assert largest_difference(read(tmp_path / "checkpoint-4").model, read_weights(tmp_path / "checkpoint-4")) == 0
+
+
+def read_weights(folder):
+    name = "weights" if (folder / "weights.safetensors").exists() else "model"
+    return load_file(folder / f"{name}.safetensors")
+
+
+def test_an_overridden_save_checkpoint_wraps_every_save(tmp_path):
+    class Own(Trainer):
+        def _save_checkpoint(self, model, trial):
+            order.append(f"before {self.state.global_step}")
+            super()._save_checkpoint(model, trial)
+            order.append((self.folder_of_step() / "MANIFEST.json").exists())
+
+        def folder_of_step(self):
+            return tmp_path / f"checkpoint-{self.state.global_step}"
+
+    order = []
+    fit(tmp_path, kind=Own, **SAVES)
+    assert order == ["before 2", True, "before 4", True, "before 5", True]
+    assert folders(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-5"]
+
+
+def test_a_save_checkpoint_that_saves_nothing_is_reported_each_time(tmp_path, capsys):
+    class Own(Trainer):
+        def _save_checkpoint(self, model, trial):
+            pass
+
+    fit(tmp_path, kind=Own, **SAVES)
+    reported = re.findall(r"checkpoint-(\d): Own._save_checkpoint never called super", capsys.readouterr().out)
+    assert folders(tmp_path) == [] and set(reported) == {"2", "4", "5"}
+
+
+def test_checkpoints_go_to_the_overridden_output_folder(tmp_path):
+    class Own(Trainer):
+        def _get_output_dir(self, trial):
+            return f"{self.args.output_dir}/elsewhere"
+
+    options = {**SAVES, "eval_strategy": "steps", "eval_steps": 2, "eval_dataset": rows(4)}
+    trainer = fit(tmp_path, kind=Own, load_best_model_at_end=True, **options)
+    assert folders(tmp_path / "elsewhere") == ["checkpoint-2", "checkpoint-4", "checkpoint-5"]
+    assert folders(tmp_path) == [] and "elsewhere" in trainer.state.best_model_checkpoint
+
+
+def test_an_overridden_inner_loop_is_called_around_ours(tmp_path):
+    class Timed(Trainer):
+        @functools.wraps(Trainer._inner_training_loop)
+        def _inner_training_loop(self, *args, **kwargs):
+            calls.append("begin")
+            output = super()._inner_training_loop(*args, **kwargs)
+            calls.append(output.global_step)
+            return output
+
+    calls = []
+    assert same(fit(tmp_path, kind=Timed), fit(tmp_path)) and calls == ["begin", 5]
+
+
+def test_a_copied_inner_loop_is_reported_and_not_called(tmp_path, caplog):
+    class Copied(Trainer):
+        def _inner_training_loop(self, batch_size=None, args=None, **kwargs):
+            for inputs in self.get_train_dataloader():
+                self.training_step(self.model, inputs)
+
+    assert same(fit(tmp_path, kind=Copied), fit(tmp_path))
+    assert caplog.text.count("Copied._inner_training_loop is not called") == 1
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_a_loss_that_is_scaled_for_the_update_is_added_up_as_in_transformers(accumulation, tmp_path):
+    """GRPO divides by the tokens of the whole update, by itself."""
+
+    def kind(library):
+        class Scaled(library.Trainer):
+            loss_is_scaled_for_ga = True
+
+            def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+                outputs = model(**inputs)
+                loss = nn.functional.cross_entropy(outputs["logits"], inputs["labels"], reduction="sum")
+                loss = loss / num_items_in_batch + outputs["logits"].mean() / self.current_gradient_accumulation_steps
+                return (loss, outputs) if return_outputs else loss
+
+        return Scaled
+
+    options = {"gradient_accumulation_steps": accumulation, "per_device_train_batch_size": 2, "max_steps": 5}
+    options |= {"train_sampling_strategy": "sequential", "logging_steps": 1, "save_strategy": "no"}
+    trained = []
+    for library in (ours, theirs):
+        torch.manual_seed(0)
+        args = library.TrainingArguments(str(tmp_path), disable_tqdm=True, use_cpu=True, report_to="none", **options)
+        trainer = kind(library)(GreedyKeywords(), args, train_dataset=rows(14))
+        trainer.train()
+        trained.append(trainer)
+    assert losses(trained[0]) == pytest.approx(losses(trained[1]), rel=1e-6)
+    assert largest_difference(weights(trained[0]), weights(trained[1])) < 1e-7
+
+
+def test_get_batch_samples_may_replace_the_batches_and_their_count(tmp_path):
+    class Doubled(Trainer):
+        def get_batch_samples(self, epoch_iterator, num_batches, device):
+            batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+            return [{**batch, "x": batch["x"] * 2} for batch in batches], count * 2
+
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            outputs = model(**inputs)
+            return (
+                nn.functional.cross_entropy(outputs["logits"], inputs["labels"], reduction="sum") / num_items_in_batch
+            )
+
+    class Halved(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return model(**inputs)["loss"] / 2
+
+    options = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 3, "max_grad_norm": 0}
+    double = [{**sample, "x": sample["x"] * 2} for sample in rows(20)]
+    one, other = fit(tmp_path, kind=Doubled, **options), fit(tmp_path, kind=Halved, data=double, **options)
+    assert losses(one) == pytest.approx(losses(other), rel=1e-6)
+    assert largest_difference(weights(one), weights(other)) < 1e-6
+
+
+def test_get_batch_samples_must_return_as_many_batches(tmp_path):
+    class Fewer(Trainer):
+        def get_batch_samples(self, epoch_iterator, num_batches, device):
+            return [], None
+
+    with pytest.raises(BatchLossError, match="returned 0 batches for an update of 1"):
+        fit(tmp_path, kind=Fewer)
+
+
+def test_the_signature_columns_decide_which_columns_reach_the_collator(tmp_path):
+    class Own(Trainer):
+        def _set_signature_columns_if_needed(self):
+            if self._signature_columns is None:
+                self._signature_columns = ["x", "labels", "note"]
+
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            seen.append(sorted(inputs))
+            inputs.pop("note")
+            return model(**inputs)["loss"]
+
+    seen = []
+    data = [{**sample, "note": 1, "other": 2} for sample in rows(8)]
+    fit(tmp_path, kind=Own, data=data, max_steps=1)
+    assert seen == [["labels", "note", "x"]]
+
+
+def test_an_overridden_load_best_model_is_called_with_the_files_of_the_checkpoint(tmp_path):
+    class Own(Described):
+        def _load_best_model(self):
+            super()._load_best_model()
+            loaded.append(weights(self))
+            self._load_from_checkpoint(self.state.best_model_checkpoint)
+
+    loaded = []
+    options = {**SAVES, "eval_strategy": "steps", "eval_steps": 2, "eval_dataset": rows(4)}
+    options |= {"metric_for_best_model": "loss", "greater_is_better": True, "load_best_model_at_end": True}
+    trainer = fit(tmp_path, kind=Own, **options)
+    best = load_file(f"{trainer.state.best_model_checkpoint}/model.safetensors")
+    assert trainer.state.best_global_step < 5
+    assert largest_difference(loaded[0], best) == largest_difference(weights(trainer), best) == 0
+
+
+def test_overridden_loading_is_called_on_resume_and_cannot_change_the_restored_state(tmp_path):
+    class Own(Trainer):
+        def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+            calls.append(resume_from_checkpoint)
+            nn.init.zeros_(self.model.linear.weight)
+
+        def _load_optimizer_and_scheduler(self, checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            calls.append(self.optimizer.state_dict()["state"][0]["step"].item())
+
+    calls = []
+    whole = fit(tmp_path, kind=Own, **SAVES)
+    assert calls == []
+    assert same(whole, fit(tmp_path, kind=Own, resume=tmp_path / "checkpoint-2", **SAVES))
+    assert calls == [str(tmp_path / "checkpoint-2"), 2.0]
+
+
+def test_the_model_is_in_evaluation_mode_until_the_metrics_are_logged(tmp_path):
+    class Own(Trainer):
+        def log(self, logs, start_time=None):
+            modes.append(self.model.training)
+            super().log(logs, start_time)
+
+    modes = []
+    fit(tmp_path, kind=Own, eval_strategy="steps", eval_steps=3, eval_dataset=rows(4), logging_steps=3)
+    assert modes[:2] == [True, False]
+
+
+def test_a_sampler_function_without_arguments_works_as_in_transformers_4(tmp_path):
+    class Old(Trainer):
+        def _get_train_sampler(self):
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+    assert same(fit(tmp_path, kind=Old), fit(tmp_path, train_sampling_strategy="sequential"))
+
+
+def test_the_accelerator_takes_attributes(tmp_path):
+    trainer = made(tmp_path, model=bert())
+    trainer.accelerator.even_batches = False
+    assert trainer.accelerator.even_batches is False
