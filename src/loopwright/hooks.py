@@ -176,7 +176,8 @@ class TrainerHooks:
     def checkpoint_files(self) -> Mapping[str, bytes | Path]:
         """Return further files of a checkpoint by name, such as a config.json; called for every checkpoint.
 
-        A value is the content, or the path of a file that is copied. They are stored next to the weights, listed and hashed in the manifest, and not read when a run is resumed.
+        A value is the content, or the path of a file to copy. They are stored next to the weights, listed and hashed in
+        the manifest, and not read when a run is resumed.
         """
         return {}
 

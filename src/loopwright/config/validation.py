@@ -55,7 +55,7 @@ _ACCELERATOR_SETTINGS: Mapping[str, tuple[tuple[Any, ...], str]] = {
         (None, {}, {"sync_each_batch": False}),
         "gradients are shared once per update, of gradient_accumulation_steps micro-batches",
     ),
-    "use_configured_state": ((False,True), "device and processes are made by the Trainer"),
+    "use_configured_state": ((False, True), "device and processes are made by the Trainer"),
 }
 
 

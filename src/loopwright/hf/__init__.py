@@ -45,6 +45,7 @@ from loopwright.hf.outputs import (
     set_seed,
     speed_metrics,
 )
+from loopwright.hf.replacement import install, uninstall
 from loopwright.hf.seq2seq import Seq2SeqTrainer
 from loopwright.hf.state import ExportableState, TrainerControl, TrainerState
 from loopwright.hf.trainer import Trainer
@@ -85,6 +86,8 @@ __all__ = [
     "default_data_collator",
     "get_last_checkpoint",
     "get_scheduler",
+    "install",
     "set_seed",
     "speed_metrics",
+    "uninstall",
 ]

@@ -12,7 +12,7 @@ import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -25,6 +25,10 @@ from loopwright.hf.outputs import TrainOutput
 from loopwright.hf.run import HfRun
 from loopwright.optimizers import optimizer_class_and_options
 from loopwright.training.run import run_of
+
+if TYPE_CHECKING:
+    from loopwright.hf.checkpoints import HfCheckpoints
+    from loopwright.hf.trainer import Trainer
 
 _logger = logging.getLogger("loopwright.hf")
 
@@ -82,15 +86,13 @@ class PrivateNames:
     optimizer: Any
     state: Any
     core: Any
+    item_counter: Any
     current_gradient_accumulation_steps = 1
     loss_is_scaled_for_ga: bool | None = None
     model_accepts_loss_kwargs = False
     graph_safe = False
     _signature_columns: list[str] | None = None
     hub_model_id: str | None = None
-
-    def get_tp_size(self):
-        return 1
 
     @property
     def tokenizer(self) -> Any:
@@ -145,9 +147,9 @@ class PrivateNames:
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
         """Run the loop; `batch_size` and `args` are the trainer's own."""
-        run = HfRun(self, ignore_keys_for_eval)
+        run = HfRun(cast("Trainer", self), ignore_keys_for_eval)
         self.core.replace_run(run)
-        run.start(resume_from_checkpoint)
+        self.core.train(**run.prepare(resume_from_checkpoint))
         assert run.output is not None
         return run.output
 
@@ -166,7 +168,7 @@ class PrivateNames:
 
     def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
         """Write the checkpoint of the current update; called by the loop for each."""
-        run_of(self.core).checkpoints.write()
+        cast("HfCheckpoints", run_of(self.core).checkpoints).write()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: Any, model: Any = None) -> None:
         """Load the weights of a checkpoint; a resumed run restores its own state exactly, without calling it."""

@@ -90,8 +90,8 @@ class HfRun(TrainerCallback):
         self._begun: int | None = None  # the update whose on_step_begin was called
         self._last_evaluated: int | None = None
 
-    def start(self, resume_from_checkpoint: Any) -> None:
-        """Prepare model, data, optimizer and folder, and run the core's loop."""
+    def prepare(self, resume_from_checkpoint: Any) -> dict[str, Any]:
+        """Prepare model, data, optimizer and folder; return the arguments of the core's `train`."""
         trainer, args, core = self._trainer, self._trainer.args, self._trainer.core
         resume_from = resume_source(resume_from_checkpoint, args.output_dir)
         self._prepare_model()
@@ -117,26 +117,27 @@ class HfRun(TrainerCallback):
         checkpoints = self._checkpointing()
         if checkpoints is None and resume_from == "auto":
             resume_from = args.output_dir
-        core.train(
-            trainer.train_dataset,
-            num_epochs=num_epochs,
-            per_device_batch_size=args.train_batch_size,
-            # Whole epochs have no limit to reach, so none is reported.
-            max_num_train_steps=None if per_epoch is not None and max_steps == num_epochs * per_epoch else max_steps,
-            gradient_accumulation_steps=args.gradient_accumulation_steps,
-            gradient_clip_norm=args.max_grad_norm if args.max_grad_norm > 0 else math.inf,
-            create_scheduler_fn=self.schedule,
-            resume_from=resume_from,
-            seed=args.seed,
-            mixed_precision=args.mixed_precision,
-            step_mode="compile" if args.torch_compile else args.step_mode,
-            checkpoints=checkpoints,
-            log_every=sys.maxsize,
-            nan=args.nan,
-            bad_samples=args.bad_samples,
-            reduction=args.reduction,
-            oom="split" if args.auto_find_batch_size else "stop",
-        )
+        # Whole epochs have no limit to reach, so none is reported.
+        is_whole = per_epoch is not None and max_steps == num_epochs * per_epoch
+        return {
+            "train_dataset": trainer.train_dataset,
+            "num_epochs": num_epochs,
+            "per_device_batch_size": args.train_batch_size,
+            "max_num_train_steps": None if is_whole else max_steps,
+            "gradient_accumulation_steps": args.gradient_accumulation_steps,
+            "gradient_clip_norm": args.max_grad_norm if args.max_grad_norm > 0 else math.inf,
+            "create_scheduler_fn": self.schedule,
+            "resume_from": resume_from,
+            "seed": args.seed,
+            "mixed_precision": args.mixed_precision,
+            "step_mode": "compile" if args.torch_compile else args.step_mode,
+            "checkpoints": checkpoints,
+            "log_every": sys.maxsize,
+            "nan": args.nan,
+            "bad_samples": args.bad_samples,
+            "reduction": args.reduction,
+            "oom": "split" if args.auto_find_batch_size else "stop",
+        }
 
     def _accumulation(self, resume_from: str | None) -> int:
         """Return the micro-batches per update and process; a resumed run keeps its original number."""

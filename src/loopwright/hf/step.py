@@ -139,7 +139,8 @@ class HfStep(MicroBatchStep):
             )
         loss = loss.detach().reshape(())
         if self._num_added:
-            return loss * self._num_added
+            added: Tensor = loss * self._num_added
+            return added
         if self._backward_loss is None and self._weight is not None:
             raise BatchLossError(
                 "training_step did not call self.accelerator.backward(loss), which weights the loss of each "

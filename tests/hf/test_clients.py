@@ -1,0 +1,115 @@
+"""Libraries that subclass transformers' Trainer run on loopwright after `hf.install()`, with the same numbers.
+
+What they do is in clients.py; `benchmarks/clients.py` prints the table.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from loopwright.hf import TrainerCallback
+
+from .clients import CASES, RESUMED
+from .tiny import fit
+
+CLIENTS = Path(__file__).with_name("clients.py")
+MODULES = {"trl": "trl", "sentence-transformers": "sentence_transformers", "setfit": "setfit", "peft": "peft"}
+# Written by transformers' own Trainer; loopwright keeps its state in files without pickle.
+STATE = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}
+
+
+def outcomes(library, folder):
+    """Run the programs of a library on both sides at once, and return what each printed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    running = {
+        side: subprocess.Popen(
+            [sys.executable, CLIENTS, library, side, folder / side], stdout=-1, stderr=-1, text=True, env=environment
+        )
+        for side in ("theirs", "ours")
+    }
+    found = {}
+    for side, process in running.items():
+        output, errors = process.communicate()
+        assert process.returncode == 0, errors
+        lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"case"')]
+        found[side] = {line["case"]: line for line in lines}
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", CASES)
+def test_a_library_trains_as_with_transformers(library, tmp_path):
+    if find_spec(MODULES[library]) is None:
+        pytest.skip(f"{library} is not installed")
+    found = outcomes(library, tmp_path)
+    assert set(found["theirs"]) == set(found["ours"]) == {case.__name__ for case in CASES[library]}
+    for name, theirs in found["theirs"].items():
+        here = found["ours"][name]
+        assert "error" not in theirs and "error" not in here, (name, theirs.get("error"), here.get("error"))
+        assert (theirs["by"], here["by"]) == ("transformers", "loopwright")
+        assert len(here["logs"]) >= 4 and here["keys"] == theirs["keys"], name
+        for ours, other in zip(here["logs"], theirs["logs"], strict=True):
+            assert ours == pytest.approx(other, rel=1e-6, abs=1e-6), name
+        assert here["checkpoints"] == theirs["checkpoints"]
+        assert set(theirs["files"]) - STATE <= set(here["files"]), name
+        assert name not in RESUMED or here["resumed"], name
+
+
+def run_script(script):
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+
+def test_install_replaces_every_export_and_can_be_undone():
+    done = run_script("""
+import transformers, transformers.trainer, transformers.training_args, transformers.trainer_callback
+from loopwright import hf
+before = transformers.trainer.Trainer, transformers.trainer_callback.TrainerCallback
+hf.install()
+hf.install()
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
+from transformers.training_args import TrainingArguments
+assert Trainer is transformers.trainer.Trainer is transformers.trainer_seq2seq.Trainer is hf.Trainer
+assert TrainingArguments is transformers.TrainingArguments is hf.TrainingArguments
+assert TrainerCallback is hf.TrainerCallback and EarlyStoppingCallback is hf.EarlyStoppingCallback
+assert transformers.trainer_utils.EvalPrediction is transformers.EvalPrediction is hf.EvalPrediction
+class Own(Trainer): pass
+hf.uninstall()
+assert (transformers.trainer.Trainer, transformers.trainer_callback.TrainerCallback) == before
+assert transformers.Trainer is before[0] and issubclass(Own, hf.Trainer)
+hf.uninstall()
+""")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("from transformers import Trainer", "__main__.Trainer"),
+        ("import transformers\nclass Own(transformers.TrainingArguments): pass", "__main__.Own"),
+    ],
+)
+def test_install_refuses_when_a_class_is_already_in_use(line, named):
+    done = run_script(
+        f"{line}\nfrom loopwright import hf\nfrom loopwright.errors import ConfigError\n"
+        "try:\n    hf.install()\nexcept ConfigError as error:\n    print(error.code, error.what, error.fix)\n"
+        "import transformers\nprint(transformers.Trainer is hf.Trainer)"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "install.late" in done.stdout and named in done.stdout and done.stdout.endswith("False\n")
+
+
+def test_callbacks_that_subclass_transformers_own_class_are_accepted(tmp_path):
+    base = pytest.importorskip("transformers").TrainerCallback
+
+    class Own(base):
+        def on_step_end(self, args, state, control, **kwargs):
+            steps.append(state.global_step)
+
+    steps = []
+    fit(tmp_path, Own())
+    assert steps == [1, 2, 3, 4, 5] and not issubclass(Own, TrainerCallback)
