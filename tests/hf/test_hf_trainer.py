@@ -245,8 +245,7 @@ def test_the_arguments_that_people_copy_run_as_written(tmp_path):
 
 def test_unsupported_methods_raise_and_a_model_card_is_written(tmp_path):
     trainer = made(tmp_path)
-    for call in (trainer.push_to_hub, trainer.hyperparameter_search):
-        assert_refused("is not supported", call)
+    assert_refused("is not supported", trainer.push_to_hub)
     trainer.create_model_card(model_name="tiny", dataset="rows")
     assert "# tiny" in (tmp_path / "README.md").read_text()
     trainer.evaluate({"a": rows(4), "b": rows(4)})

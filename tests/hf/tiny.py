@@ -24,6 +24,7 @@ TOKENS = [{"input_ids": torch.arange(3, 9), "labels": index % 3} for index in ra
 # Underscore names of transformers' Trainer that users override or call; hf.Trainer has no other private name.
 HF_CONTRACT = {
     *("_gen_kwargs", "_get_collator_with_removed_columns", "_get_eval_sampler", "_get_train_sampler", "_save"),
+    *("_get_output_dir", "_hp_search_setup", "_report_to_hp_search"),
     *("_move_model_to_device", "_prepare_input", "_prepare_inputs", "_remove_unused_columns", "_train_batch_size"),
 }
 

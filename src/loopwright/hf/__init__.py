@@ -46,12 +46,14 @@ from loopwright.hf.outputs import (
     speed_metrics,
 )
 from loopwright.hf.replacement import install, uninstall
+from loopwright.hf.search import BestRun
 from loopwright.hf.seq2seq import Seq2SeqTrainer
 from loopwright.hf.state import ExportableState, TrainerControl, TrainerState
 from loopwright.hf.trainer import Trainer
 from loopwright.schedulers import get_scheduler
 
 __all__ = [
+    "BestRun",
     "CallbackHandler",
     "DataCollator",
     "DataCollatorForLanguageModeling",

@@ -51,7 +51,7 @@ class HfCheckpoints(RunCheckpoints):
         if not run.requests.saves or run.is_torn:
             super().serve()
             return
-        owner._save_checkpoint(owner.core.model, trial=None)
+        owner._save_checkpoint(owner.core.model, trial=owner.core.hf_run.trial)
         for directory, _ in run.requests.saves:
             text = f"Not saving {directory}: {type(owner).__name__}._save_checkpoint never called super()"
             run.trainer.notify("checkpoint.unsaved", text, path=directory)

@@ -147,7 +147,7 @@ class PrivateNames:
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
         """Run the loop; `batch_size` and `args` are the trainer's own."""
-        run = HfRun(cast("Trainer", self), ignore_keys_for_eval)
+        run = HfRun(cast("Trainer", self), ignore_keys_for_eval, trial)
         self.core.replace_run(run)
         self.core.train(**run.prepare(resume_from_checkpoint))
         assert run.output is not None
@@ -161,10 +161,6 @@ class PrivateNames:
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
         counts = [self.item_counter.count(batch) for batch in batch_samples]
         return None if None in counts else sum(counts)
-
-    def _get_output_dir(self, trial: Any = None) -> str:
-        """Return the folder of the checkpoints."""
-        return str(self.args.output_dir)
 
     def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
         """Write the checkpoint of the current update; called by the loop for each."""
@@ -204,10 +200,3 @@ class PrivateNames:
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """Raise: loopwright uploads nothing."""
         raise ConfigError("push_to_hub is not supported: call save_model() and upload the folder with huggingface_hub")
-
-    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise: write a search as a loop over trainers."""
-        raise ConfigError(
-            "hyperparameter_search is not supported: create a Trainer with model_init for every set of arguments, in "
-            "your own loop or in an objective function of optuna"
-        )

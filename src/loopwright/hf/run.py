@@ -23,6 +23,7 @@ from loopwright.data import Share, adopt
 from loopwright.engine.processes import gather_objects, sum_over_processes
 from loopwright.engine.sharding import load_weights
 from loopwright.errors import ConfigError
+from loopwright.hf import search
 from loopwright.hf.adapters import completed
 from loopwright.hf.callbacks import metric_key
 from loopwright.hf.checkpoints import resume_source
@@ -68,6 +69,7 @@ class HfRun(TrainerCallback):
     """One run: created by `Trainer.train`, called by the core.
 
     Attributes:
+        folder: of the checkpoints.
         logged: loss, items and updates as of the last log.
         owner_saves: whether `_save` or `save_model` is overridden, and writes the model's files of a checkpoint.
     """
@@ -76,12 +78,13 @@ class HfRun(TrainerCallback):
     graph_safe = asks_alike = True
     name_in_checkpoints = "Bridge"  # since the first release
 
-    def __init__(self, owner: Trainer, ignore_keys: list[str] | None = None) -> None:
+    def __init__(self, owner: Trainer, ignore_keys: list[str] | None = None, trial: Any = None) -> None:
         self.learning_rate: Any = None
         self.output: TrainOutput | None = None
         self.logged = (0.0, 0.0, 0)
         self.last_saved: int | None = None
-        self._trainer, self._ignore_keys = owner, ignore_keys
+        self._trainer, self._ignore_keys, self.trial = owner, ignore_keys, trial
+        self.folder = str(owner.args.output_dir)
         self._keeps_best = owner.args.load_best_model_at_end or owner.args.save_strategy == "best"
         self._losses = LossTracker()  # over the whole run, each a mean with its number of items
         self._samples_seen = 0  # over all processes
@@ -93,7 +96,8 @@ class HfRun(TrainerCallback):
     def prepare(self, resume_from_checkpoint: Any) -> dict[str, Any]:
         """Prepare model, data, optimizer and folder; return the arguments of the core's `train`."""
         trainer, args, core = self._trainer, self._trainer.args, self._trainer.core
-        resume_from = resume_source(resume_from_checkpoint, args.output_dir)
+        self.folder = trainer._get_output_dir(self.trial)
+        resume_from = resume_source(resume_from_checkpoint, self.folder)
         self._prepare_model()
         loader = trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
         engine = run_of(core).engine
@@ -106,6 +110,7 @@ class HfRun(TrainerCallback):
             train_batch_size=args.train_batch_size,
             is_local_process_zero=trainer.is_local_process_zero(),
             is_world_process_zero=trainer.is_world_process_zero(),
+            **search.begun(trainer, self.trial),
         )
         trainer.state.compute_steps(args, max_steps)
         trainer.lr_scheduler = trainer.given_scheduler
@@ -116,7 +121,7 @@ class HfRun(TrainerCallback):
         core.model, core.optimizer = trainer.model, trainer.optimizer
         checkpoints = self._checkpointing()
         if checkpoints is None and resume_from == "auto":
-            resume_from = args.output_dir
+            resume_from = self.folder
         # Whole epochs have no limit to reach, so none is reported.
         is_whole = per_epoch is not None and max_steps == num_epochs * per_epoch
         return {
@@ -142,7 +147,7 @@ class HfRun(TrainerCallback):
     def _accumulation(self, resume_from: str | None) -> int:
         """Return the micro-batches per update and process; a resumed run keeps its original number."""
         args, num_processes = self._trainer.args, self._trainer.core.num_processes
-        folder = args.output_dir if resume_from == "auto" else resume_from
+        folder = self.folder if resume_from == "auto" else resume_from
         window = None if folder is None else stored_window(folder)
         given: int = args.gradient_accumulation_steps
         return given if window is None or window % num_processes else window // num_processes
@@ -208,7 +213,9 @@ class HfRun(TrainerCallback):
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
         trainer.call_event("on_train_begin")
         if trainer.args.eval_on_start:
-            trainer.evaluate(ignore_keys=self._ignore_keys)
+            metrics = trainer.evaluate(ignore_keys=self._ignore_keys)
+            if trainer.state.global_step == 0:
+                trainer._report_to_hp_search(self.trial, 0, metrics)
 
     def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         self._trainer.call_event("on_epoch_begin")
@@ -276,6 +283,7 @@ class HfRun(TrainerCallback):
         trainer.control.should_evaluate = False
         metrics = trainer.evaluate(ignore_keys=self._ignore_keys) or {}  # an override may return nothing
         self._last_evaluated = trainer.state.global_step
+        trainer._report_to_hp_search(self.trial, trainer.state.global_step, metrics)
         logbook: Any = run_of(trainer.core).logbook
         logbook.write_logs("evaluation", stored_metrics(metrics))
         if isinstance(trainer.lr_scheduler, ReduceLROnPlateau):
@@ -307,11 +315,6 @@ class HfRun(TrainerCallback):
             )
         return float(found)
 
-    @property
-    def folder(self) -> str:
-        """The folder of the checkpoints."""
-        return self._trainer._get_output_dir(trial=None)
-
     def checkpoint_path(self, update: int) -> Path:
         return Path(self.folder) / f"checkpoint-{update}"
 
@@ -340,6 +343,7 @@ class HfRun(TrainerCallback):
             "losses": combined(gather_objects(self._losses.state_dict())),
             "logged": [*logged, self.logged[2]],
             "samples_seen": self._samples_seen,
+            "objective": stored_metrics(owner.objective),
             "arguments": self._saved_arguments(),
         }
 
@@ -353,7 +357,7 @@ class HfRun(TrainerCallback):
         if owner.is_world_process_zero():  # sums over all processes: one of them continues with them
             self._losses.load_state_dict(state["losses"])
             self.logged = (loss, items, update)
-        self._samples_seen = state["samples_seen"]
+        self._samples_seen, owner.objective = state["samples_seen"], state.get("objective")
         now = self._saved_arguments()
         for name, before in state["arguments"].items():
             if now.get(name) != before and name not in _PRINTED_BY_CORE:

@@ -22,7 +22,7 @@ from loopwright.engine.nested import to_device
 from loopwright.engine.processes import world_process_zero_only
 from loopwright.engine.sharding import is_sharded
 from loopwright.errors import ConfigError, DataError
-from loopwright.hf import files, loaders
+from loopwright.hf import files, loaders, search
 from loopwright.hf import loss as losses
 from loopwright.hf.callbacks import CallbackHandler, DefaultFlowCallback, PrinterCallback, ProgressCallback
 from loopwright.hf.columns import ColumnCollator, DataCollator
@@ -140,26 +140,29 @@ class Trainer(PrivateNames):
 
         Args:
             resume_from_checkpoint: a `checkpoint-<step>` folder, or True for the newest complete one in `output_dir`.
-            trial: not supported; tune with your own loop over trainers.
+            trial: a dict of arguments for this run only, or an optuna trial; `model_init` gets it too.
             ignore_keys_for_eval: outputs of the model that are not predictions, for evaluations during the run.
         """
         check_is_idle(run_of(self.core).is_running)
-        if trial is not None:
-            raise ConfigError("trial is not supported: create a Trainer with the arguments of each trial")
         if self.train_dataset is None and self.uses_default("get_train_dataloader"):
             raise ConfigError("there is nothing to train on: pass train_dataset to the Trainer")
-        if self.model_init is not None:
-            set_seed(self.args.seed, self.args.full_determinism)
-            self.model = self.call_model_init()
-            self.optimizer = None
-            _inspect_model(self)
-        self.is_in_train = True
-        loop = chosen_loop(self)
-        try:
-            return loop(self._train_batch_size, self.args, resume_from_checkpoint, trial, ignore_keys_for_eval)
-        finally:
-            self.is_in_train = False
-            self.core.model = self.model
+        with search.applied(self, trial):
+            if self.model_init is not None:
+                set_seed(self.args.seed, self.args.full_determinism)
+                self.model = self.call_model_init(trial)
+                self.optimizer = self.callback_handler.optimizer = self.callback_handler.lr_scheduler = None
+                _inspect_model(self)
+            self.is_in_train = True
+            loop = chosen_loop(self)
+            try:
+                return loop(self._train_batch_size, self.args, resume_from_checkpoint, trial, ignore_keys_for_eval)
+            finally:
+                self.is_in_train = False
+                self.core.model = self.model
+
+    hyperparameter_search = search.hyperparameter_search
+    _hp_search_setup, _report_to_hp_search, _get_output_dir = search.set_up, search.report, search.output_dir
+    hp_search_backend = hp_space = hp_name = compute_objective = objective = search.UNSET
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Return a fresh model from `model_init`; called by the constructor and at every `train`."""
