@@ -243,9 +243,8 @@ def test_the_arguments_that_people_copy_run_as_written(tmp_path):
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-36")
 
 
-def test_unsupported_methods_raise_and_a_model_card_is_written(tmp_path):
+def test_a_model_card_is_written(tmp_path):
     trainer = made(tmp_path)
-    assert_refused("is not supported", trainer.push_to_hub)
     trainer.create_model_card(model_name="tiny", dataset="rows")
     assert "# tiny" in (tmp_path / "README.md").read_text()
     trainer.evaluate({"a": rows(4), "b": rows(4)})

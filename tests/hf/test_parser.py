@@ -379,8 +379,6 @@ def test_a_field_with_an_old_name_keeps_its_flag_and_a_refused_flag_raises_with_
     assert (own.warmup_ratio, training.warmup_steps) == (0.7, 0)
     own, training = parser.parse_dict({"warmup_ratio": 0.8})
     assert (own.warmup_ratio, training.warmup_steps) == (0.8, 0)
-    text = "push_to_hub=True is not supported: .*save_model"
-    assert_refused(text, parse, TrainingArguments, ["--push_to_hub"])
     assert_refused("deepspeed", parse, TrainingArguments, ["--deepspeed", "zero.json"])
     line = "--report_to tensorboard wandb --label_names a b --predict_with_generate"
     args = parse(Seq2SeqTrainingArguments, line.split())

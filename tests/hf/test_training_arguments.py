@@ -43,7 +43,6 @@ OTHER_VALUES = {
     "neftune_noise_alpha": 5.0,
     "torch_empty_cache_steps": 10,
     "include_num_input_tokens_seen": "all",
-    "hub_strategy": "end",
     "accelerator_config": {"split_batches": True},
     "parallelism_config": {"tp_size": 2},
     "ddp_bucket_cap_mb": 25,
@@ -133,7 +132,7 @@ def test_enums_of_transformers_are_converted():
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_field_raises_with_its_name_and_the_alternative(name):
-    assert len(REFUSED) == 30
+    assert len(REFUSED) == 23
     with pytest.raises(ConfigError) as caught:
         Seq2SeqTrainingArguments(**{name: other_value(name)})
     text = str(caught.value)
@@ -171,7 +170,7 @@ def test_every_honoured_field_is_read_by_hf():
     # For the loggers of scripts, which ask `get_process_log_level` and `should_log`.
     for_scripts = {"log_level", "log_level_replica", "log_on_each_node"}
     honoured = [name for name, field in fields_of(Seq2SeqTrainingArguments).items() if kind_of(field) == "honoured"]
-    assert len(honoured) == 80
+    assert len(honoured) == 87
     unread = [
         name
         for name in honoured
@@ -220,6 +219,9 @@ def test_the_documentation_lists_every_field_with_its_default_and_text():
         ({"past_index": -1}, {}),
         ({"jit_mode_eval": False}, {}),
         ({"fsdp_min_num_params": 0}, {}),
+        ({"push_to_hub_model_id": "x"}, {"hub_model_id": "x"}),
+        ({"push_to_hub_organization": "team"}, {"hub_model_id": "team/out"}),
+        ({"push_to_hub_token": "x"}, {"hub_token": "x"}),
     ],
     ids=lambda case: "-".join(f"{name}={value}" for name, value in case.items()) or "default",
 )
@@ -238,14 +240,6 @@ def test_an_old_name_that_is_still_a_field_keeps_its_value_and_gives_notice(case
         args = TrainingArguments("out", **case)
     assert len(notices) == 1 and notices[0].filename == __file__
     assert {name: getattr(args, name) for name in case} == case
-
-
-@pytest.mark.parametrize("name", ["push_to_hub_model_id", "push_to_hub_organization", "push_to_hub_token"])
-def test_an_old_name_for_uploads_is_refused_unless_none(name):
-    shown = "<PUSH_TO_HUB_TOKEN>" if name.endswith("_token") else "'x'"
-    text = f"{name}={shown} is not supported: .*huggingface_hub"
-    assert_refused(text, TrainingArguments, "out", **{name: "x"})
-    assert TrainingArguments("out", **{name: None}) == TrainingArguments("out")
 
 
 @pytest.mark.parametrize(
@@ -481,7 +475,7 @@ VARIED = {
     name: values
     for name, field in fields_of(TrainingArguments).items()
     if kind_of(field) != "refused"
-    and name not in ("logging_dir", "dataloader_multiprocessing_context", "step_mode")
+    and name not in ("logging_dir", "dataloader_multiprocessing_context", "step_mode", "hub_token", "hub_strategy")
     and (values := values_of(field)) is not None
 }
 
@@ -549,10 +543,7 @@ def test_a_bad_file_is_refused(tmp_path, text, message):
 
 
 def test_tokens_are_not_shown_or_written_and_trackers_get_plain_values():
-    with pytest.raises(ConfigError, match="hub_token=<HUB_TOKEN> is not supported") as caught:
-        TrainingArguments("out", hub_token="hf_secret")
-    assert "secret" not in str(caught.value)
-    args = WithOwnFields("out", access_token="secret", label_names=["a"])
+    args = WithOwnFields("out", access_token="secret", hub_token="secret", label_names=["a"])
     assert args.to_dict()["access_token"] == "<ACCESS_TOKEN>"
     assert "secret" not in args.to_yaml() + args.to_json_string() + str(args.to_sanitized_dict())
     plain = args.to_sanitized_dict()
@@ -594,6 +585,7 @@ def test_setters_match_transformers_and_check_their_values():
         "set_optimizer": {"name": "sgd", "learning_rate": 0.1, "args": "momentum=0.9"},
         "set_lr_scheduler": {"name": "cosine", "warmup_steps": 0.1},
         "set_dataloader": {"train_batch_size": 4, "num_workers": 2, "sampler_seed": 9},
+        "set_push_to_hub": {"model_id": "me/model", "strategy": "end", "revision": "trial"},
     }
     ours, theirs = TrainingArguments("out"), transformers.TrainingArguments("out")
     for name, values in calls.items():
@@ -605,5 +597,3 @@ def test_setters_match_transformers_and_check_their_values():
     args = TrainingArguments("out")
     assert_refused("eval_steps must be above 0|eval_strategy must be one of", args.set_evaluate, strategy="stepps")
     assert_refused("logging_nan_inf_filter", args.set_logging, nan_inf_filter=True)
-    text = "set_push_to_hub.. is not supported: save with trainer.save_model"
-    assert_refused(text, args.set_push_to_hub, "me/model", strategy="end")

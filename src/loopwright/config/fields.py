@@ -22,8 +22,8 @@ STEP_MODES = ("auto", "eager", "compile", "graph")
 NAN_POLICIES = ("stop", "skip")
 BAD_SAMPLE_POLICIES = ("raise", "skip")
 REDUCTIONS = ("fast", "exact")
+HUB_STRATEGIES = ("end", "every_save", "checkpoint", "all_checkpoints")
 
-_HUB = "loopwright uploads nothing; save with trainer.save_model() and upload the folder with huggingface_hub"
 _SHARDING = 'fsdp="full_shard" shards weights, gradients and optimizer state over the processes'
 _LIGER = "apply liger-kernel's own patch to the model before passing it to the Trainer"
 _TRACKIO = "read by transformers' trackio callback"
@@ -153,13 +153,17 @@ class TrainingFields(TrainingOldNames):
     )
     save_total_limit: int | None = honoured(None, "Checkpoints to keep besides the best one; unset keeps all.")
     enable_jit_checkpoint: bool = accepted(False, "A run stopped by SIGTERM always saves first.")
-    push_to_hub: bool = refused(False, _HUB)
-    hub_token: str | None = refused(None, _HUB)
-    hub_private_repo: bool | None = refused(None, _HUB)
-    hub_model_id: str | None = refused(None, _HUB)
-    hub_strategy: str = refused("every_save", _HUB)
-    hub_always_push: bool = refused(False, _HUB)
-    hub_revision: str | None = refused(None, _HUB)
+    push_to_hub: bool = honoured(False, "Upload the model to the Hugging Face Hub: save_model does, and every save.")
+    hub_token: str | None = honoured(None, "Token for the Hub, never written; default: that of `hf auth login`.")
+    hub_private_repo: bool | None = honoured(None, "Create a private repository; default: the owner's setting.")
+    hub_model_id: str | None = honoured(None, "Repository on the Hub; default: the name of output_dir.")
+    hub_strategy: str = honoured(
+        "every_save",
+        "Uploads besides save_model: none (end), the model at every save, with the last checkpoint, or with all.",
+        choices=HUB_STRATEGIES,
+    )
+    hub_always_push: bool = honoured(False, "Queue an upload if the last one is still running; otherwise skip it.")
+    hub_revision: str | None = honoured(None, "Branch on the Hub, created if missing; default: main.")
     load_best_model_at_end: bool = honoured(False, "Load the best model at the end of training.")
     metric_for_best_model: str | None = honoured(None, "Metric that selects the best model; default: the loss.")
     greater_is_better: bool | None = honoured(

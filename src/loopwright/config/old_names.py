@@ -14,8 +14,6 @@ from typing import Any, cast
 from loopwright.config.choices import nearest, shown
 from loopwright.errors import ConfigError, ConfigTypeError
 
-_HUB = "uploading is not done here; save with trainer.save_model() and upload the folder with huggingface_hub"
-
 
 class OldNameWarning(UserWarning):
     """The warning about an argument's old name."""
@@ -76,15 +74,18 @@ class OldName:
         notice = f"{self.name} is an old name: {now}"
         result: dict[str, Any] = {}
         if self.new and translated is not None:
-            notice = f"{self.name} is an old name: write {self.new}={translated!r}"
+            if str(given.get(self.new)).endswith("/"):  # an owner: the name of a repository follows
+                given, translated = {}, f"{given[self.new]}{translated}"
+            notice = f"{self.name} is an old name: write {self.new}={shown(self.new, translated)}"
             if given.get(self.new) and given[self.new] != translated:
                 if not self._does_new_win:
                     current = getattr(given[self.new], "value", given[self.new])
                     raise ConfigError(
-                        f"{self.name}={value!r} and {self.new}={current!r} contradict each other, and the first is the "
-                        f"old name of the second: give only {self.new}"
+                        f"{self.name}={shown(self.name, value)} and {self.new}={shown(self.new, current)} contradict "
+                        f"each other, and the first is the old name of the second: give only {self.new}"
                     )
-                notice = f"{self.name} is an old name, and is not used since {self.new}={given[self.new]!r} is given"
+                current = shown(self.new, given[self.new])
+                notice = f"{self.name} is an old name, and is not used since {self.new}={current} is given"
             else:
                 result = {self.new: translated}
         warnings.warn(notice + (f" ({self._note})" if self._note else ""), OldNameWarning, stacklevel=stacklevel)
@@ -123,9 +124,9 @@ class AcceptsOldNames(type):
         """Return the arguments with current names only, warning about the others."""
         old_names = cls.old_names()
         result = {name: value for name, value in arguments.items() if name not in old_names}
-        for name in arguments:
-            if name in old_names:
-                result |= old_names[name].translate(arguments[name], result, stacklevel)
+        for name, old in old_names.items():
+            if name in arguments:
+                result |= old.translate(arguments[name], result, stacklevel)
         return result
 
 
@@ -203,6 +204,6 @@ class TrainingOldNames(metaclass=AcceptsOldNames):
     dispatch_batches = _gone(bool, False, "each process reads its own share of the data")
     fsdp_min_num_params = _gone(int, 0, 'write fsdp_config={"min_num_params": ...}')
     fsdp_transformer_layer_cls_to_wrap = _gone(str, None, 'write fsdp_config={"transformer_layer_cls_to_wrap": [...]}')
-    push_to_hub_model_id = OldName(None, str, refusal=_HUB)
-    push_to_hub_organization = OldName(None, str, refusal=_HUB)
-    push_to_hub_token = OldName(None, str, refusal=_HUB)
+    push_to_hub_token = OldName("hub_token", str, does_new_win=True)
+    push_to_hub_organization = OldName("hub_model_id", str, lambda owner: f"{owner}/", does_new_win=True)
+    push_to_hub_model_id = OldName("hub_model_id", str, does_new_win=True)

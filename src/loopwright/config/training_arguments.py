@@ -32,7 +32,6 @@ from loopwright.config.files import plain, read_mapping
 from loopwright.config.old_names import OldNameWarning
 from loopwright.config.secrets import is_secret
 from loopwright.config.validation import check_refused, check_whole, settle
-from loopwright.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -337,11 +336,16 @@ class TrainingArguments(TrainingFields):
         ignore_data_skip=("ignore_data_skip", False),
         sampler_seed=("data_seed", None),
     )
-
-    def set_push_to_hub(self, *args: Any, **kwargs: Any) -> Self:
-        """Raise: loopwright uploads nothing."""
-        instead = "save with trainer.save_model() and upload the folder with huggingface_hub"
-        raise ConfigError(f"set_push_to_hub() is not supported: {instead}")
+    set_push_to_hub = _setter(
+        "Set what to upload to the Hub, and where; return these arguments.",
+        {"push_to_hub": True},
+        model_id=("hub_model_id", inspect.Parameter.empty),
+        strategy=("hub_strategy", "every_save"),
+        token=("hub_token", None),
+        private_repo=("hub_private_repo", None),
+        always_push=("hub_always_push", False),
+        revision=("hub_revision", None),
+    )
 
 
 @dataclass(repr=False)

@@ -175,6 +175,10 @@ def _settle_choices(args: TrainingFields) -> None:
     args.save_strategy = choose(SaveStrategy, "save_strategy", args.save_strategy)
     args.lr_scheduler_type = choose(SchedulerType, "lr_scheduler_type", args.lr_scheduler_type)
     args.optim = str(getattr(args.optim, "value", args.optim))
+    if args.hub_token == "<HUB_TOKEN>":  # read from a file, which never holds the token itself
+        args.hub_token = None
+    if args.hub_model_id and args.hub_model_id.endswith("/"):  # from push_to_hub_organization
+        args.hub_model_id += os.path.basename(os.path.abspath(args.output_dir))
     named = _listed(args.report_to)
     args.report_to = [] if named == ["none"] else named
     _settle_buckets(args)

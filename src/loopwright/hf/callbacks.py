@@ -73,7 +73,7 @@ class TrainerCallback:
         """Run after every batch of an evaluation or prediction."""
 
     def on_push_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """Run before an upload; loopwright never uploads, so only your own code calls it."""
+        """Run before an upload to the Hub."""
 
 
 EVENTS: tuple[str, ...] = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from loopwright.checkpoint.state_by_name import untied
 from loopwright.checkpoint.store import stored, write_file
-from loopwright.config.safe_text import inert
 from loopwright.engine.trackers import check_installed
 from loopwright.errors import CheckpointError, ConfigError
 from loopwright.hf.adapters import is_adapter
@@ -133,19 +132,6 @@ def save_metrics(folder: Path, split: str, metrics: dict[str, Any], combined: bo
 def _write_json(path: Path, values: dict[str, Any]) -> None:
     text = json.dumps(values, indent=4, sort_keys=True) + "\n"
     write_file(path, lambda aside: Path(aside).write_text(text, encoding="utf-8"))
-
-
-def write_model_card(folder: Path, model: Any, state: Any, details: dict[str, Any]) -> None:
-    """Write a README.md with the training setup and the results; extra details one per line."""
-    name = details.pop("model_name", None) or folder.resolve().name
-    evaluations = [entry for entry in state.log_history if any(key.startswith("eval_") for key in entry)]
-    last = [entry for entry in evaluations if entry["step"] == evaluations[-1]["step"]]  # one per dataset of a dict
-    pairs = [*details.items(), *{key: value for entry in last for key, value in entry.items()}.items()]
-    title = f"A {type(model).__name__}, trained for {state.global_step} updates with loopwright."
-    lines = [f"# {inert(name)}", "", title, ""]
-    lines += [f"- {inert(key)}: {inert(value)}" for key, value in pairs if value is not None]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def reporting_callbacks(report_to: list[str], logging_dir: str | None) -> list[Any]:

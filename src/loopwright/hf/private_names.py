@@ -92,7 +92,6 @@ class PrivateNames:
     model_accepts_loss_kwargs = False
     graph_safe = False
     _signature_columns: list[str] | None = None
-    hub_model_id: str | None = None
 
     @property
     def tokenizer(self) -> Any:
@@ -196,7 +195,3 @@ class PrivateNames:
                 return group
         named = repr(param) if isinstance(param, str) else f"a parameter of shape {tuple(param.shape)}"
         raise ConfigError(f"the optimizer has no group with {named}: it is not a parameter of the model, or is frozen")
-
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise: loopwright uploads nothing."""
-        raise ConfigError("push_to_hub is not supported: call save_model() and upload the folder with huggingface_hub")

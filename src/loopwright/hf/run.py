@@ -20,10 +20,10 @@ from loopwright.checkpoint import Checkpointing, read
 from loopwright.checkpoint.fingerprint import Change
 from loopwright.checkpoint.store import refusing_damage
 from loopwright.data import Share, adopt
-from loopwright.engine.processes import gather_objects, sum_over_processes
+from loopwright.engine.processes import gather_objects, sum_over_processes, world_process_zero_only
 from loopwright.engine.sharding import load_weights
 from loopwright.errors import ConfigError
-from loopwright.hf import search
+from loopwright.hf import hub, search
 from loopwright.hf.adapters import completed
 from loopwright.hf.callbacks import metric_key
 from loopwright.hf.checkpoints import resume_source
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 # Arguments about how much to report or where; a new value does not change the run.
 _NOT_COMPARED = frozenset(("output_dir", "run_name", "logging_dir", "disable_tqdm", "report_to", "log_level"))
+_OF_HUB = ("push_to_hub", "hub_")
 
 # The core keeps the micro-batches of an update and the order of the samples, and prints any change.
 _PRINTED_BY_CORE = ("gradient_accumulation_steps", "seed")
@@ -252,6 +253,9 @@ class HfRun(TrainerCallback):
         self.last_saved = trainer.progress.update
         if state.best_global_step == state.global_step:
             state.best_model_checkpoint = self._shown(Path(path))
+        if self._trainer.args.push_to_hub:
+            with hub.reporting_failures(self._trainer):
+                self._trainer._push_from_checkpoint(self._shown(Path(path)))
         self._trainer.call_event("on_save")
 
     def take_requests(self) -> None:
@@ -360,14 +364,14 @@ class HfRun(TrainerCallback):
         self._samples_seen, owner.objective = state["samples_seen"], state.get("objective")
         now = self._saved_arguments()
         for name, before in state["arguments"].items():
-            if now.get(name) != before and name not in _PRINTED_BY_CORE:
+            if now.get(name) != before and name not in _PRINTED_BY_CORE and not name.startswith(_OF_HUB):
                 change = Change(name, before, now.get(name))
                 text = f"Changed since the checkpoint (new value used): {change}"
                 owner.core.notify("resume.changes", text, change=change)
 
     def _saved_arguments(self) -> dict[str, Any]:
         values: dict[str, Any] = self._trainer.args.to_dict()
-        return {name: value for name, value in values.items() if name not in _NOT_COMPARED}
+        return {name: values[name] for name in values if name not in _NOT_COMPARED and not name.startswith(_OF_HUB)}
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         owner, core, state = self._trainer, self._trainer.core, self._trainer.state
@@ -388,6 +392,8 @@ class HfRun(TrainerCallback):
             owner.model.eval()  # as transformers leaves it after an evaluation
         self.output = TrainOutput(state.global_step, loss, metrics)
         owner.call_event("on_train_end")
+        if owner.args.push_to_hub:
+            world_process_zero_only(owner._finish_current_push)()
 
     def load_best(self) -> None:
         core, found = self._trainer.core, self._trainer.state.best_model_checkpoint

@@ -22,7 +22,7 @@ from loopwright.engine.nested import to_device
 from loopwright.engine.processes import world_process_zero_only
 from loopwright.engine.sharding import is_sharded
 from loopwright.errors import ConfigError, DataError
-from loopwright.hf import files, loaders, search
+from loopwright.hf import files, hub, loaders, search
 from loopwright.hf import loss as losses
 from loopwright.hf.callbacks import CallbackHandler, DefaultFlowCallback, PrinterCallback, ProgressCallback
 from loopwright.hf.columns import ColumnCollator, DataCollator
@@ -46,6 +46,7 @@ class Trainer(PrivateNames):
     Attributes:
         model: the bare model; the loop runs `model_wrapped`.
         state, control: read and set by callbacks.
+        hub_model_id: the full name of the repository on the Hub, once it exists.
         optimizer, lr_scheduler: as given, or as created by `create_optimizer` and `create_scheduler`.
         prediction_padding: pads predictions of different lengths; None is -100.
     """
@@ -119,6 +120,11 @@ class Trainer(PrivateNames):
         self.given_scheduler = self.lr_scheduler
         self.core = Core(self)
         _inspect_model(self)
+        self.hub_model_id: str | None = None
+        self.push_in_progress: hub.PushInProgress | None = None
+        if self.args.push_to_hub:
+            with hub.reporting_failures(self):
+                self.init_hf_repo()
         if self.args.should_save:
             Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
         self.call_event("on_init_end")
@@ -463,11 +469,14 @@ class Trainer(PrivateNames):
         world_process_zero_only(files.save_metrics)(folder, split, values, combined)
 
     def save_model(self, output_dir: str | Path | None = None, _internal_call: bool = False) -> None:
-        """Write the model, its tokenizer and the arguments to a folder that `from_pretrained` reads."""
+        """Write the model, its tokenizer and the arguments to a folder for `from_pretrained`, and upload it if set."""
         with self.core.spending("save"):
             weights = (self.core.whole_weights(),) if is_sharded(self.model) else ()
             folder = str(self.args.output_dir if output_dir is None else output_dir)
             world_process_zero_only(self._save)(folder, *weights)
+        if self.args.push_to_hub and not _internal_call:
+            with hub.reporting_failures(self):
+                self.push_to_hub(commit_message="Model save")
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Write the files of `save_model` on rank 0; not called for checkpoints."""
@@ -479,9 +488,8 @@ class Trainer(PrivateNames):
         if self.is_world_process_zero():
             self.state.save_to_json(Path(self.args.output_dir) / STATE_FILE)
 
-    def create_model_card(self, **kwargs: Any) -> None:
-        """Write a README.md with the metrics of the run to `output_dir`."""
-        world_process_zero_only(files.write_model_card)(Path(self.args.output_dir), self.model, self.state, kwargs)
+    create_model_card, init_hf_repo, push_to_hub = hub.create_model_card, hub.init_hf_repo, hub.push_to_hub
+    _push_from_checkpoint, _finish_current_push = hub.push_from_checkpoint, hub.finish_current_push
 
     # --- callbacks and processes --------------------------------------------------------------------------------
 
