@@ -78,6 +78,24 @@ def test_a_training_step_of_transformers_4_that_returns_its_share_logs_the_mean(
     assert largest_difference(weights(share), weights(plain)) == 0
 
 
+@pytest.mark.parametrize("divides", [True, False])
+def test_a_training_step_that_divides_before_backward_has_the_same_gradients(divides, tmp_path):
+    """Libraries do, since transformers 5 adds up what it is given; some only if there are no items."""
+
+    class Divided(Trainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            loss = self.compute_loss(model, self._prepare_inputs(inputs))
+            if self.args.gradient_accumulation_steps > 1 and (divides or num_items_in_batch is None):
+                loss = loss / self.args.gradient_accumulation_steps
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+    options = {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 2}
+    divided, plain = fit(tmp_path, kind=Divided, **options), fit(tmp_path, **options)
+    assert losses(divided) == pytest.approx(losses(plain), rel=1e-6)
+    assert largest_difference(weights(divided), weights(plain)) < 1e-6
+
+
 def test_accelerate_does_not_shard_data_that_the_loop_shards(tmp_path):
     accelerator = made(tmp_path).accelerator
     first, second = DataLoader(rows(4)), DataLoader(rows(4))

@@ -160,6 +160,11 @@ def create_label_smoother(model: Any, factor: float) -> LabelSmoother | None:
     return LabelSmoother(factor) if factor else None
 
 
+def names_in(function: Any) -> tuple[str, ...]:
+    """Return the names of attributes and globals that a function's code reads."""
+    return getattr(getattr(inspect.unwrap(function), "__code__", None), "co_names", ())
+
+
 class LossCall:
     """Calls a `compute_loss` with the arguments it takes: old ones take two, or no `num_items_in_batch`."""
 

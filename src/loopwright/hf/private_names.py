@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import itertools
 import logging
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from torch import nn
 from loopwright.config import TrainingArguments
 from loopwright.engine.nested import to_device
 from loopwright.errors import ConfigError
-from loopwright.hf.loss import forward_parameters
+from loopwright.hf.loss import forward_parameters, names_in
 from loopwright.hf.outputs import TrainOutput
 from loopwright.hf.run import HfRun
 from loopwright.optimizers import optimizer_class_and_options
@@ -56,8 +55,7 @@ def created_optimizer(kind: Any, options: dict[str, Any], model: nn.Module, grou
 def chosen_loop(trainer: PrivateNames) -> Callable[..., TrainOutput]:
     """Return the function that trains: an overridden `_inner_training_loop`, unless it is a loop of its own."""
     own = PrivateNames._inner_training_loop
-    override = inspect.unwrap(getattr(type(trainer), own.__name__))
-    if _NAMES_OF_LOOPS.isdisjoint(getattr(getattr(override, "__code__", None), "co_names", ())):
+    if _NAMES_OF_LOOPS.isdisjoint(names_in(trainer._inner_training_loop)):
         return trainer._inner_training_loop
     _logger.warning(
         "%s._inner_training_loop is not called: it is a loop of its own, and loopwright's is the one that saves and "
@@ -91,6 +89,9 @@ class PrivateNames:
     loss_is_scaled_for_ga: bool | None = None
     model_accepts_loss_kwargs = False
     graph_safe = False
+    place_model_on_device = True
+    is_model_parallel = is_fsdp_xla_enabled = is_distributed_loading_by_transformers = False
+    deepspeed = None
     _signature_columns: list[str] | None = None
 
     @property
@@ -107,6 +108,11 @@ class PrivateNames:
     def is_fsdp_enabled(self) -> bool:
         """Whether accelerate's configuration asks for FSDP."""
         return getattr(self.core.accelerator.state, "fsdp_plugin", None) is not None
+
+    @property
+    def gather_function(self) -> Any:
+        """accelerate's function that gathers the predictions of all processes."""
+        return functools.partial(self.core.accelerator.gather_for_metrics, use_gather_object=False)
 
     @property
     def _train_batch_size(self) -> int:
@@ -168,6 +174,11 @@ class PrivateNames:
     def _load_from_checkpoint(self, resume_from_checkpoint: Any, model: Any = None) -> None:
         """Load the weights of a checkpoint; a resumed run restores its own state exactly, without calling it."""
         self.core.hf_run.load_weights(Path(resume_from_checkpoint))
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        missing, unexpected = load_result.missing_keys, load_result.unexpected_keys
+        if missing or unexpected:
+            _logger.warning("weights that were loaded: %s are missing, %s are not in the model", missing, unexpected)
 
     def _load_best_model(self) -> None:
         """Load the best checkpoint; called at the end with `load_best_model_at_end`."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from loopwright.data.batch_parts import with_items
 from loopwright.engine.nested import num_rows
 from loopwright.errors import BatchLossError, StopTrainingError
 from loopwright.hf.boundary import owner_of
-from loopwright.hf.loss import LossCall
+from loopwright.hf.loss import LossCall, names_in
 from loopwright.stepping.eager import MicroBatchStep
 from loopwright.training.run import TrainingRun
 
@@ -29,8 +31,7 @@ class HfStep(MicroBatchStep):
     def __init__(self, run: TrainingRun) -> None:
         super().__init__(run)
         # An override that follows transformers multiplies by the processes, where the items are those of all of them.
-        names = getattr(getattr(inspect.unwrap(owner_of(run).compute_loss), "__code__", None), "co_names", ())
-        self._scales_by_processes = "average_tokens_across_devices" in names
+        self._scales_by_processes = "average_tokens_across_devices" in names_in(owner_of(run).compute_loss)
         self._passes_items = "num_items_in_batch" in inspect.signature(owner_of(run).training_step).parameters
         self._items: list[Tensor | None] = []  # per micro-batch of the update; None if they are rows
         self._given: list[Any] = []  # `num_items_in_batch` of each
@@ -39,6 +40,10 @@ class HfStep(MicroBatchStep):
         self._weight: Tensor | None = None
         self._backward_loss: Tensor | None = None
         self._num_shares: int | None = None
+        parts = run.settings.gradient_accumulation_steps
+        self._may_divide = parts > 1 and "gradient_accumulation_steps" in names_in(owner_of(run).training_step)
+        self._is_divided: bool | None = None if self._may_divide else False  # before it is passed to backward
+        self._computed: Tensor | None = None
 
     def begin(self, window: Window) -> Window:
         owner = owner_of(self.run)
@@ -108,14 +113,40 @@ class HfStep(MicroBatchStep):
         self._backward_loss = None
         arguments = (model, batch, self._given[index]) if self._passes_items else (model, batch)
         try:
-            loss.copy_(self._checked(owner_of(run).training_step(*arguments)))
+            with self._watching() if self._is_divided is None else nullcontext():
+                loss.copy_(self._checked(owner_of(run).training_step(*arguments)))
         except StopTrainingError as error:
             run.trainer.backward_step(run.stand_in(batch, error)["loss"])
         self._note(loss, rows, index)
 
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Keep the loss that `compute_loss` returns: a `training_step` may divide it before backward."""
+        owner = owner_of(self.run)
+        compute_loss, is_own = owner.compute_loss, "compute_loss" in vars(owner)
+
+        @functools.wraps(compute_loss)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            result = compute_loss(*args, **kwargs)
+            self._computed = (result[0] if isinstance(result, tuple) else result).detach()
+            return result
+
+        vars(owner)["compute_loss"] = watched
+        try:
+            yield
+        finally:
+            del vars(owner)["compute_loss"]
+            if is_own:
+                vars(owner)["compute_loss"] = compute_loss
+
     def weigh(self, loss: Tensor) -> Tensor:
         """Return a micro-batch's mean loss, weighted by its share of the update's items; called before backward."""
         self.run.check_first_output({"loss": loss, "batch_size": 1}, "compute_loss")
+        parts = self.run.settings.gradient_accumulation_steps
+        if self._is_divided is None and self._computed is not None:
+            self._is_divided = bool(torch.isclose(loss.detach() * parts, self._computed))
+        if self._is_divided:
+            loss = loss * parts
         self._backward_loss = loss.detach()
         if self._weight is None:
             return loss
@@ -149,9 +180,7 @@ class HfStep(MicroBatchStep):
         if self._num_shares is None:
             # transformers 4 returns the loss divided by `gradient_accumulation_steps`; the first loss decides.
             parts, given = self.run.settings.gradient_accumulation_steps, self._backward_loss
-            code = getattr(owner_of(self.run).training_step, "__code__", None)
-            may_divide = parts > 1 and code is not None and "gradient_accumulation_steps" in code.co_names
-            is_share = may_divide and given is not None and bool(torch.isclose(loss * parts, given))
+            is_share = self._may_divide and given is not None and bool(torch.isclose(loss * parts, given))
             self._num_shares = parts if is_share else 1
         mean: Tensor = loss if self._num_shares == 1 else loss * self._num_shares
         return mean
