@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +34,7 @@ from loopwright.errors import ConfigError, ConfigTypeError
 from .tiny import assert_refused
 
 # The same values in another form: transformers fills them in.
-FILLED_IN = {"disable_tqdm", "hub_token", "accelerator_config", "debug"}
+FILLED_IN = {"disable_tqdm", "hub_token", "accelerator_config"}
 OWN_FIELDS = {"logging_dir", "overwrite_output_dir", "step_mode", "length_buckets", "nan", "bad_samples", "reduction"}
 
 # A value that is not the default, for the refused fields whose type does not imply one.
@@ -93,6 +94,7 @@ def test_derived_fields_have_the_values_of_transformers():
         {"torch_compile_mode": "reduce-overhead"},
         {"report_to": "tensorboard"},
         {"warmup_steps": 0.25},
+        {"use_cpu": True, "debug": None},
         {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"},
         {"lr_scheduler_kwargs": '{"num_cycles": 2}'},
     ]
@@ -597,3 +599,14 @@ def test_setters_match_transformers_and_check_their_values():
     args = TrainingArguments("out")
     assert_refused("eval_steps must be above 0|eval_strategy must be one of", args.set_evaluate, strategy="stepps")
     assert_refused("logging_nan_inf_filter", args.set_logging, nan_inf_filter=True)
+
+
+def test_a_dtype_is_json_by_its_name():
+    @dataclasses.dataclass
+    class Arguments(TrainingArguments):
+        dtype: torch.dtype = torch.float32
+        options: dict = dataclasses.field(default_factory=dict)
+
+    args = Arguments("runs", dtype=torch.bfloat16, options={"model": {"dtype": torch.int8}})
+    stored = json.loads(args.to_json_string())
+    assert args.to_dict()["dtype"] == stored["dtype"] == "bfloat16" and stored["options"]["model"]["dtype"] == "int8"

@@ -130,4 +130,4 @@ def plain(value: Any) -> Any:
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if hasattr(value, "to_dict"):
         return plain(value.to_dict())
-    return str(value)
+    return str(value).removeprefix("torch.")  # a dtype by its name alone

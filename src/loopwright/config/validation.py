@@ -191,6 +191,8 @@ def _settle_choices(args: TrainingFields) -> None:
             raise ConfigError(takes, flag="include_for_metrics", nearest=near)
     if args.eval_strategy != IntervalStrategy.NO:
         args.do_eval = True
+    args.debug = []  # refused otherwise
+    args.dataloader_pin_memory = args.dataloader_pin_memory and not args.use_cpu
     if args.torch_compile_backend is not None or args.torch_compile_mode is not None:
         args.torch_compile = True
     if args.torch_compile and args.torch_compile_backend is None:
