@@ -79,6 +79,10 @@ class ConfigTypeError(ConfigError, TypeError):
     """An argument of the wrong kind, found before training starts; also a TypeError."""
 
 
+class ConfigRuntimeError(ConfigError, RuntimeError):
+    """Arguments of `hf.Trainer` that exclude each other; also a RuntimeError, as in transformers."""
+
+
 class DataError(LoopwrightError, ValueError):
     """A dataset, loader or batch that cannot be trained on."""
 

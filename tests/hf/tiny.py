@@ -25,6 +25,7 @@ TOKENS = [{"input_ids": torch.arange(3, 9), "labels": index % 3} for index in ra
 HF_CONTRACT = {
     *("_gen_kwargs", "_get_collator_with_removed_columns", "_get_eval_sampler", "_get_train_sampler", "_save"),
     *("_get_output_dir", "_hp_search_setup", "_report_to_hp_search"),
+    *("_evaluate", "_get_learning_rate", "_load_callback_state"),
     *("_move_model_to_device", "_prepare_input", "_prepare_inputs", "_remove_unused_columns", "_train_batch_size"),
 }
 

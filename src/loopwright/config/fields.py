@@ -172,7 +172,9 @@ class TrainingFields(TrainingOldNames):
     ignore_data_skip: bool = refused(
         False, "a resumed run seeks to its position in the data, so nothing has to be skipped; leave it False"
     )
-    restore_callback_states_from_checkpoint: bool = accepted(False, "A resumed run always restores its callbacks.")
+    restore_callback_states_from_checkpoint: bool = honoured(
+        False, "A resumed run restores its callbacks; this also restores their constructor arguments."
+    )
 
     # Reproducing
     full_determinism: bool = honoured(False, "Use only deterministic algorithms.")

@@ -5,6 +5,7 @@ Callbacks written against `transformers.TrainerCallback` work too: events are lo
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from collections.abc import Callable, Iterable
@@ -114,6 +115,8 @@ class CallbackHandler:
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.train_dataloader: Any = None
         self.eval_dataloader: Any = None
+        if not any(type(callback).__name__ == "DefaultFlowCallback" for callback in self.callbacks):
+            _logger.warning("there is no DefaultFlowCallback: nothing requests logs, evaluations and checkpoints")
 
     @property
     def callback_list(self) -> str:
@@ -125,6 +128,8 @@ class CallbackHandler:
         instance = callback() if isinstance(callback, type) else callback
         if not any(hasattr(instance, event) for event in EVENTS):
             raise ConfigError(f"{type(instance).__name__} is not a callback: it has none of {', '.join(EVENTS)}")
+        if any(type(each) is type(instance) for each in self.callbacks):
+            _logger.warning("there already is a callback of class %s: each runs its events", type(instance).__name__)
         self.callbacks.append(instance)
 
     def pop_callback(self, callback: Any) -> Any:
@@ -315,16 +320,21 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
     def on_evaluate(
         self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
     ) -> None:
-        name, best = metric_key(args.metric_for_best_model), state.best_metric
+        name = metric_key(args.metric_for_best_model)
         value = (metrics or {}).get(name)
         if value is None:
             _logger.warning("EarlyStoppingCallback: this evaluation has no %s, so it does not count", name)
             return
-        change = 0 if best is None else (value - best if args.greater_is_better else best - value)
-        is_better = best is None or (change > 0 and change > (self.early_stopping_threshold or 0.0))
-        self.early_stopping_patience_counter = 0 if is_better else self.early_stopping_patience_counter + 1
+        self.check_metric_value(args, state, control, value)
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True
+
+    def check_metric_value(self, args: Any, state: TrainerState, control: TrainerControl, metric_value: Any) -> None:
+        """Count an evaluation without improvement, or reset the count; called by `on_evaluate`."""
+        best = state.best_metric
+        change = 0 if best is None else (metric_value - best if args.greater_is_better else best - metric_value)
+        is_better = best is None or (change > 0 and change > (self.early_stopping_threshold or 0.0))
+        self.early_stopping_patience_counter = 0 if is_better else self.early_stopping_patience_counter + 1
 
     def state(self) -> dict[str, Any]:
         names = ("early_stopping_patience", "early_stopping_threshold")
@@ -335,3 +345,20 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
 def metric_key(name: str) -> str:
     """Return a metric's name as evaluations report it, with the `eval_` prefix."""
     return name if name.startswith("eval_") else f"eval_{name}"
+
+
+def metric_value(metrics: dict[str, Any], name: str) -> float:
+    """Return the metric that selects the best model."""
+    found = metrics.get(metric_key(name))
+    if found is None:
+        raise ConfigError(
+            f"metric_for_best_model is {name!r}, but the evaluation has no {metric_key(name)}. It has "
+            f"{', '.join(metrics)}: choose one of these, or return {name!r} from compute_metrics."
+        )
+    return float(found)
+
+
+def follows_metric(schedule: Any) -> bool:
+    """Whether a schedule is stepped with a metric, such as ReduceLROnPlateau and any GreedyLR."""
+    step = getattr(schedule, "step", None)
+    return callable(step) and "metrics" in inspect.signature(step).parameters

@@ -48,6 +48,7 @@ class Core(CoreTrainer):
         self._evaluation_step: EvaluationStep | None = None
         self._is_ready = False
         self._loss_call: LossCall | None = None
+        self.accelerator_view = AcceleratorView(self)  # one object: what users set on it stays
         super().__init__(owner.model, None, None, callbacks=[self.hf_run])
         run_of(self).seed = owner.args.seed
 
@@ -186,10 +187,8 @@ class Core(CoreTrainer):
 class AcceleratorView:
     """`trainer.accelerator`: accelerate's object, except that the loop weights losses and shards the data."""
 
-    _core: Core
-
     def __init__(self, core: Core) -> None:
-        vars(self)["_core"] = core
+        self._core = core
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Run backward on the mean loss of a micro-batch; called by `training_step`, yours or ours."""
@@ -205,7 +204,5 @@ class AcceleratorView:
         return result[0] if len(result) == 1 else result
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._core.accelerator, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._core.accelerator, name, value)
+        core: Any = vars(self).get("_core")  # a copy asks before it has one
+        return getattr(core.accelerator, name)

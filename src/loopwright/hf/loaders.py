@@ -87,7 +87,9 @@ def create_dataloader(
         options["sampler"] = SequentialSampler(dataset) if sampler is None else sampler
         options["drop_last"] = args.dataloader_drop_last
         options["persistent_workers"] = args.dataloader_persistent_workers
-    return DataLoader(dataset, **options)
+    loader: Any = DataLoader(dataset, **options)
+    loader.total_batch_size = batch_size * args.world_size  # as accelerate's loaders have it
+    return loader
 
 
 def chosen_collator(given: DataCollator | None, processing_class: Any) -> DataCollator:

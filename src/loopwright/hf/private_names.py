@@ -19,6 +19,7 @@ from torch import nn
 from loopwright.config import TrainingArguments
 from loopwright.engine.nested import to_device
 from loopwright.errors import ConfigError
+from loopwright.hf.callbacks import follows_metric, metric_value
 from loopwright.hf.loss import forward_parameters, names_in
 from loopwright.hf.outputs import TrainOutput
 from loopwright.hf.run import HfRun
@@ -117,6 +118,36 @@ class PrivateNames:
     @property
     def _train_batch_size(self) -> int:
         return self.args.train_batch_size
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        """Return the samples of an update, over all processes."""
+        return self._train_batch_size * args.gradient_accumulation_steps * args.world_size
+
+    def get_tp_size(self) -> int:
+        """Return 1: tensor, context and sequence parallelism are not built in."""
+        return 1
+
+    get_cp_size = get_sp_size = get_tp_size
+
+    def _get_learning_rate(self: Any) -> Any:
+        return self.get_learning_rates()[0]
+
+    def _evaluate(self: Any, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, Any]:
+        """Evaluate during a run, and step a schedule that follows a metric; called by the loop."""
+        metrics: dict[str, Any] = self.evaluate(ignore_keys=ignore_keys_for_eval) or {}  # an override may return None
+        if not skip_scheduler or self.state.global_step == 0:
+            self._report_to_hp_search(trial, self.state.global_step, metrics)
+        if follows_metric(self.lr_scheduler) and not skip_scheduler:
+            self.lr_scheduler.step(metric_value(metrics, self.args.metric_for_best_model or "loss"))
+        return metrics
+
+    def _load_callback_state(self: Any) -> None:
+        """Restore callbacks and the control from the state of a checkpoint; called when a run is resumed."""
+        callbacks = [*self.callback_handler.callbacks, self.control]
+        missing = self.state.hand_out(callbacks, self.args.restore_callback_states_from_checkpoint)
+        *self.callback_handler.callbacks, self.control = callbacks
+        if missing:
+            _logger.warning("the checkpoint holds the state of callbacks that this run does not have: %s", missing)
 
     def autocast_smart_context_manager(self, cache_enabled: bool = True) -> contextlib.AbstractContextManager[Any]:
         """Old name of `compute_loss_context_manager`; the core applies autocast."""

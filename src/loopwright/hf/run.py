@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint import Checkpointing, read
@@ -25,7 +24,7 @@ from loopwright.engine.sharding import load_weights
 from loopwright.errors import ConfigError
 from loopwright.hf import hub, search
 from loopwright.hf.adapters import completed
-from loopwright.hf.callbacks import metric_key
+from loopwright.hf.callbacks import follows_metric, metric_key, metric_value
 from loopwright.hf.checkpoints import resume_source
 from loopwright.hf.files import align_special_tokens, configuration_files, pretrained_files
 from loopwright.hf.outputs import TrainOutput, stored_metrics
@@ -59,7 +58,7 @@ _OF_THIS_RUN = (
 class MetricSchedule:
     """A schedule that is stepped after evaluations, not after updates; the core saves it."""
 
-    def __init__(self, schedule: ReduceLROnPlateau) -> None:
+    def __init__(self, schedule: Any) -> None:
         self.state_dict, self.load_state_dict = schedule.state_dict, schedule.load_state_dict
 
     def step(self) -> None:
@@ -105,14 +104,8 @@ class HfRun(TrainerCallback):
         share = Share(engine.rank, engine.num_processes, self._accumulation(resume_from))
         per_epoch = adopt(loader, seed=0, share=share, device=engine.device).num_updates
         max_steps, num_epochs = self._length(per_epoch)
-        trainer.state = TrainerState(
-            max_steps=max_steps,
-            num_train_epochs=num_epochs,
-            train_batch_size=args.train_batch_size,
-            is_local_process_zero=trainer.is_local_process_zero(),
-            is_world_process_zero=trainer.is_world_process_zero(),
-            **search.begun(trainer, self.trial),
-        )
+        trainer.state = TrainerState(train_batch_size=args.train_batch_size, **search.begun(trainer, self.trial))
+        trainer.state.init_training_references(trainer, max_steps, num_epochs, self.trial)
         trainer.state.compute_steps(args, max_steps)
         trainer.lr_scheduler = trainer.given_scheduler
         if trainer.uses_default("create_optimizer_and_scheduler"):
@@ -189,7 +182,7 @@ class HfRun(TrainerCallback):
         trainer = self._trainer
         if trainer.lr_scheduler is None or trainer.lr_scheduler is trainer.given_scheduler:
             trainer.create_scheduler(trainer.state.max_steps, trainer.optimizer)
-        if isinstance(trainer.lr_scheduler, ReduceLROnPlateau):
+        if follows_metric(trainer.lr_scheduler):
             return MetricSchedule(trainer.lr_scheduler)
         return trainer.lr_scheduler
 
@@ -214,9 +207,7 @@ class HfRun(TrainerCallback):
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
         trainer.call_event("on_train_begin")
         if trainer.args.eval_on_start:
-            metrics = trainer.evaluate(ignore_keys=self._ignore_keys)
-            if trainer.state.global_step == 0:
-                trainer._report_to_hp_search(self.trial, 0, metrics)
+            trainer._evaluate(self.trial, self._ignore_keys, skip_scheduler=True)
 
     def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         self._trainer.call_event("on_epoch_begin")
@@ -251,8 +242,9 @@ class HfRun(TrainerCallback):
     def on_checkpoint_saved(self, trainer: TrainerLike, path: Any = None, **kwargs: Any) -> None:
         state = self._trainer.state
         self.last_saved = trainer.progress.update
-        if state.best_global_step == state.global_step:
-            state.best_model_checkpoint = self._shown(Path(path))
+        best = None if state.best_global_step is None else self.checkpoint_path(state.best_global_step)
+        if best is not None and best.is_dir():  # maybe saved before the evaluation
+            state.best_model_checkpoint = self._shown(best)
         if self._trainer.args.push_to_hub:
             with hub.reporting_failures(self._trainer):
                 self._trainer._push_from_checkpoint(self._shown(Path(path)))
@@ -282,19 +274,16 @@ class HfRun(TrainerCallback):
         return new
 
     def evaluate(self) -> None:
-        """Evaluate during the run: step a metric-driven schedule, and record whether this model is the best."""
+        """Evaluate during the run, and record whether this model is the best."""
         trainer, args = self._trainer, self._trainer.args
         trainer.control.should_evaluate = False
-        metrics = trainer.evaluate(ignore_keys=self._ignore_keys) or {}  # an override may return nothing
+        metrics = trainer._evaluate(self.trial, self._ignore_keys)
         self._last_evaluated = trainer.state.global_step
-        trainer._report_to_hp_search(self.trial, trainer.state.global_step, metrics)
         logbook: Any = run_of(trainer.core).logbook
         logbook.write_logs("evaluation", stored_metrics(metrics))
-        if isinstance(trainer.lr_scheduler, ReduceLROnPlateau):
-            trainer.lr_scheduler.step(self._metric(metrics, args.metric_for_best_model or "loss"))
         if args.metric_for_best_model is None:
             return
-        value = self._metric(metrics, args.metric_for_best_model)
+        value = metric_value(metrics, args.metric_for_best_model)
         trainer.core.run_history.update_metric(metric_key(args.metric_for_best_model), value)
         state = trainer.state
         best = state.best_metric
@@ -308,16 +297,6 @@ class HfRun(TrainerCallback):
             path = self.checkpoint_path(state.global_step)
             state.best_model_checkpoint = self._shown(path)
             trainer.core.request_save(path)
-
-    @staticmethod
-    def _metric(metrics: dict[str, Any], name: str) -> float:
-        found = metrics.get(metric_key(name))
-        if found is None:
-            raise ConfigError(
-                f"metric_for_best_model is {name!r}, but the evaluation has no {metric_key(name)}. It has "
-                f"{', '.join(metrics)}: choose one of these, or return {name!r} from compute_metrics."
-            )
-        return float(found)
 
     def checkpoint_path(self, update: int) -> Path:
         return Path(self.folder) / f"checkpoint-{update}"
@@ -355,7 +334,7 @@ class HfRun(TrainerCallback):
         owner = self._trainer
         current = {name: getattr(owner.state, name) for name in _OF_THIS_RUN}
         owner.state = TrainerState(**{**state["state"], **current})
-        owner.state.hand_out(owner.callback_handler.callbacks)
+        owner._load_callback_state()
         loss, items, update = state["logged"]
         self.logged = (0.0, 0.0, update)
         if owner.is_world_process_zero():  # sums over all processes: one of them continues with them

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from loopwright.errors import ConfigError
+from loopwright.errors import CheckpointError, ConfigError
+from loopwright.hf.files import pretrained_files
 from loopwright.hf.outputs import EvalLoopOutput, PredictionOutput
 from loopwright.hf.trainer import Trainer
 
@@ -25,9 +27,13 @@ class Seq2SeqTrainer(Trainer):
         self._gen_kwargs: dict[str, Any] = {}
         self.is_evaluating_dict = False
         configuration = getattr(self.args, "generation_config", None)
-        if isinstance(configuration, (str, bytes)):
+        if isinstance(configuration, (str, Path)):
             configuration = type(self.model.generation_config).from_pretrained(configuration, trust_remote_code=False)
         if configuration is not None:
+            try:
+                pretrained_files(configuration)  # every checkpoint has it
+            except CheckpointError as error:
+                raise ConfigError(f"generation_config: {error}") from error
             self.model.generation_config = configuration
 
     def evaluate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ STATE_FILE = "trainer_state.json"
 class ExportableState:
     """Mixin for a callback whose state belongs in checkpoints.
 
-    A resumed run sets the saved attributes on the given callback; its current constructor arguments are kept.
+    A resumed run sets the saved attributes on the given callback, and keeps its constructor arguments. With
+    `restore_callback_states_from_checkpoint=True` it creates the callback again, from the saved arguments.
     """
 
     def state(self) -> dict[str, Any]:
@@ -47,7 +48,7 @@ class TrainerState:
         train_batch_size: samples of a micro-batch.
         num_input_tokens_seen, total_flos: kept for compatibility with saved files; loopwright does not count them.
         log_history: all logged entries, each with its `step`.
-        stateful_callbacks: callback states by class name.
+        stateful_callbacks: callback states by class name; may be given as a list of callbacks.
     """
 
     epoch: float | None = 0
@@ -70,6 +71,11 @@ class TrainerState:
     trial_name: str | None = None
     trial_params: dict[str, Any] | None = None
     stateful_callbacks: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        given: Any = self.stateful_callbacks
+        if not isinstance(given, Mapping):
+            self.collect(given or ())
 
     def to_json_string(self) -> str:
         """Return the whole state as JSON text."""
@@ -96,6 +102,12 @@ class TrainerState:
             if steps is not None:
                 setattr(self, f"{kind}_steps", math.ceil(max_steps * steps) if 0 < steps < 1 else int(steps))
 
+    def init_training_references(self, trainer: Any, max_steps: int, num_train_epochs: int, trial: Any) -> None:
+        """Record the length of a run, and which process this is; called by `train`."""
+        self.max_steps, self.num_train_epochs = max_steps, num_train_epochs
+        self.is_local_process_zero = trainer.is_local_process_zero()
+        self.is_world_process_zero = trainer.is_world_process_zero()
+
     def collect(self, callbacks: Iterable[Any]) -> None:
         """Collect the states of stateful callbacks; several of one class become a list."""
         states: dict[str, list[Any]] = {}
@@ -104,17 +116,21 @@ class TrainerState:
                 states.setdefault(type(callback).__name__, []).append(callback.state())
         self.stateful_callbacks = {name: each if len(each) > 1 else each[0] for name, each in states.items()}
 
-    def hand_out(self, callbacks: Iterable[Any]) -> None:
-        """Restore the saved attributes of the callbacks; the n-th of a class gets the n-th state."""
+    def hand_out(self, callbacks: list[Any], replaces: bool = False) -> list[str]:
+        """Restore the callbacks of a list: the n-th of a class gets the n-th state. Return the classes not found."""
         remaining = {
             name: list(states) if isinstance(states, list) else [states]
             for name, states in self.stateful_callbacks.items()
         }
-        for callback in callbacks:
+        for index, callback in enumerate(callbacks):
             states = remaining.get(type(callback).__name__)
             if states and callable(getattr(callback, "state", None)):
-                for name, value in states.pop(0).get("attributes", {}).items():
-                    setattr(callback, name, value)
+                saved = states.pop(0)
+                if replaces:
+                    callbacks[index] = type(callback)(**saved.get("args", {}))
+                for name, value in saved.get("attributes", {}).items():
+                    setattr(callbacks[index], name, value)
+        return sorted(remaining.keys() - {type(callback).__name__ for callback in callbacks})
 
 
 @dataclass
@@ -135,6 +151,15 @@ class TrainerControl(ExportableState):
     def state(self) -> dict[str, Any]:
         """Return the flags."""
         return {"args": {name: getattr(self, name) for name in _FLAGS}, "attributes": {}}
+
+    def _new_training(self) -> None:
+        self.should_training_stop = False
+
+    def _new_epoch(self) -> None:
+        self.should_epoch_stop = False
+
+    def _new_step(self) -> None:
+        self.should_save = self.should_evaluate = self.should_log = False
 
 
 def shallow(state: TrainerState) -> dict[str, Any]:

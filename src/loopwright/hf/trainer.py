@@ -21,12 +21,12 @@ from loopwright.config import TrainingArguments
 from loopwright.engine.nested import to_device
 from loopwright.engine.processes import world_process_zero_only
 from loopwright.engine.sharding import is_sharded
-from loopwright.errors import ConfigError, DataError
+from loopwright.errors import ConfigError, ConfigRuntimeError, DataError
 from loopwright.hf import files, hub, loaders, search
 from loopwright.hf import loss as losses
 from loopwright.hf.callbacks import CallbackHandler, DefaultFlowCallback, PrinterCallback, ProgressCallback
 from loopwright.hf.columns import ColumnCollator, DataCollator
-from loopwright.hf.core import AcceleratorView, Core
+from loopwright.hf.core import Core
 from loopwright.hf.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, set_seed, speed_metrics, stored_metrics
 from loopwright.hf.prediction import EvaluationPass, model_predictions
 from loopwright.hf.private_names import PrivateNames, chosen_loop, created_optimizer, optimizer_options
@@ -177,7 +177,7 @@ class Trainer(PrivateNames):
         takes_trial = any(each.default is each.empty or each.name == "trial" for each in parameters)
         model = self.model_init(trial) if takes_trial else self.model_init()
         if not isinstance(model, nn.Module):
-            raise ConfigError(f"model_init must return a module, it returned a {type(model).__name__}")
+            raise ConfigRuntimeError(f"model_init must return a module, it returned a {type(model).__name__}")
         return model
 
     def training_step(
@@ -520,7 +520,7 @@ class Trainer(PrivateNames):
     @property
     def accelerator(self) -> Any:
         """accelerate's object; its `backward` weights the loss of a micro-batch for its update."""
-        return AcceleratorView(self.core)
+        return self.core.accelerator_view
 
     @property
     def model_wrapped(self) -> Any:

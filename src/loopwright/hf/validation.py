@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from loopwright.config import TrainingArguments
-from loopwright.errors import ConfigError, ConfigTypeError
+from loopwright.errors import ConfigError, ConfigRuntimeError, ConfigTypeError
 
 if TYPE_CHECKING:
     from loopwright.hf.trainer import Trainer
@@ -49,9 +49,6 @@ _NEVER_CALLED = {
     "_run_epoch": "callbacks and training_step",
     "_prepare_for_training": "create_optimizer and create_scheduler",
     "_maybe_log_save_evaluate": "the control flags of a callback",
-    "_evaluate": "evaluate",
-    "_determine_best_metric": "metric_for_best_model",
-    "_clip_grad_norm": "max_grad_norm",
     "_get_grad_norm": "max_grad_norm",
     "_save_optimizer_and_scheduler": "_save_checkpoint",
     "_save_rng_state": "_save_checkpoint",
@@ -59,6 +56,9 @@ _NEVER_CALLED = {
     "_wrap_model": "accelerate's configuration",
     "_remove_unused_columns": "_set_signature_columns_if_needed",
     "create_accelerator_and_postprocess": "accelerate's configuration",
+    "set_initial_training_values": "max_steps and num_train_epochs",
+    "_clip_grad_norm": "max_grad_norm, or a callback's on_pre_optimizer_step",
+    "_determine_best_metric": "metric_for_best_model and greater_is_better",
 }
 
 
@@ -134,14 +134,18 @@ def _check_metric(trainer: Trainer, callbacks: list[Any]) -> None:
 
 def _check_model(trainer: Trainer, model: Any) -> None:
     if (model is None) == (trainer.model_init is None):
-        raise ConfigError(f"a Trainer needs model or model_init, got {'neither' if model is None else 'both'}")
+        raise ConfigRuntimeError(f"a Trainer needs model or model_init, got {'neither' if model is None else 'both'}")
     if model is not None and not isinstance(model, nn.Module):
         raise ConfigTypeError(f"model must be a torch.nn.Module, got a {type(model).__name__}")
     has_optimizers = trainer.optimizer is not None or trainer.lr_scheduler is not None
     if trainer.model_init is not None and has_optimizers:
-        raise ConfigError(
+        raise ConfigRuntimeError(
             "model_init creates a new model for every train(), which an existing optimizer would not train: pass "
             "optimizer_cls_and_kwargs, or override create_optimizer"
         )
     if trainer.optimizer is not None and trainer.optimizer_cls_and_kwargs is not None:
-        raise ConfigError("optimizers and optimizer_cls_and_kwargs exclude each other: pass one of them")
+        raise ConfigRuntimeError("optimizers and optimizer_cls_and_kwargs exclude each other: pass one of them")
+    is_frozen = not getattr(getattr(model, "hf_quantizer", None), "is_qat_trainable", False)
+    is_frozen = is_frozen and getattr(model, "is_quantized", False) and not getattr(model, "peft_config", None)
+    if is_frozen and trainer.train_dataset is not None:
+        raise ConfigError("the weights of a quantized model cannot be trained: add an adapter to it with peft")
