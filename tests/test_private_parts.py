@@ -60,6 +60,7 @@ USES = {
     "engine/sharding.py": {"_foreach_mul_", "_no_split_modules", "_orig_mod", "_utils"},
     "hf/classifiers.py": {"_compiled_call_impl"},
     "hf/loss.py": {"_orig_mod"},
+    "hf/transformers_checkpoint.py": {"_keys_to_ignore_on_save"},
     "lr_finder.py": {"_buffers", "_parameters"},
     "metrics/texts.py": {"_compute_score_from_stats", "_extract_corpus_statistics"},
     "runs/settings.py": {"_actions", "_option_string_actions"},
@@ -367,9 +368,10 @@ def _():
     assert scorer._compute_score_from_stats(row).score == scorer.corpus_score(texts, references).score
 
 
-@part("_model_mapping", "_from_model_config")
+@part("_model_mapping", "_from_model_config", "_keys_to_ignore_on_save")
 def _():
     transformers = pytest.importorskip("transformers")
+    assert "model.encoder.embed_positions.weight" in transformers.MarianMTModel._keys_to_ignore_on_save
     assert transformers.BertConfig in transformers.AutoModelForMaskedLM._model_mapping
     assert transformers.GenerationConfig.from_model_config(transformers.T5Config())._from_model_config is True
 

@@ -93,15 +93,6 @@ def test_files_that_callbacks_add_to_a_checkpoint_do_not_spoil_it(tmp_path):
     assert (tmp_path / "checkpoint-10" / "notes.txt").read_text() == "mine"
 
 
-def test_resuming_from_a_folder_of_transformers_is_refused(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    args = transformers.TrainingArguments(str(tmp_path), max_steps=2, save_steps=2, disable_tqdm=True, use_cpu=True)
-    transformers.Trainer(Classifier(), args, train_dataset=rows()).train()
-    for source in (True, tmp_path / "checkpoint-2"):
-        text = "written by transformers.*from_pretrained"
-        assert_refused(text, trained, tmp_path, resume=source, error=CheckpointError)
-
-
 def test_damaged_newest_checkpoints_are_skipped(tmp_path, capsys):
     options = {**EVERY_SECOND, "num_train_epochs": 2}
     whole = trained(tmp_path / "a", **options)

@@ -461,9 +461,9 @@ def find_newest(directory: str | Path, quarantine: bool = False) -> tuple[Path |
     return newest, problems
 
 
-def set_aside_newer(directory: str | Path, update: int) -> list[Path]:
-    """Rename checkpoints newer than an update to `.superseded-...`, when a run goes back; return their old names."""
-    newer = [path for saved, path in _by_update(checkpoint_folders(directory))[0] if saved > update]
+def set_aside_newer(directory: str | Path, update: int, others: Iterable[Path] = ()) -> list[Path]:
+    """Rename checkpoints newer than an update, and others, to `.superseded-...`; return their old names."""
+    newer = [path for saved, path in _by_update(checkpoint_folders(directory))[0] if saved > update] + [*others]
     for path in newer:
         os.rename(path, path.with_name(f".superseded-{path.name}-{uuid.uuid4().hex[:8]}"))
     return newer

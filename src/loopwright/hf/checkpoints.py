@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,7 @@ from loopwright.errors import CheckpointError, ConfigError
 from loopwright.hf.adapters import base_digest, changing, completed, is_adapter
 from loopwright.hf.boundary import owner_of
 from loopwright.hf.files import WEIGHTS, holds_exactly
-from loopwright.hf.outputs import get_last_checkpoint
-from loopwright.hf.state import STATE_FILE
+from loopwright.hf.transformers_checkpoint import foreign_checkpoints, is_foreign, read_foreign
 from loopwright.training.checkpoints import RunCheckpoints
 
 _logger = logging.getLogger("loopwright.hf")
@@ -35,7 +35,21 @@ class HfCheckpoints(RunCheckpoints):
         policy = self.run.settings.checkpoints
         if resume_from is None and policy is not None:
             world_process_zero_only(prepare_folder)(Path(policy.directory))
+        if resume_from is not None and is_foreign(Path(resume_from)):
+            return Path(resume_from)
         return super().find(resume_from)
+
+    def read(self, path: str | Path) -> Checkpoint:
+        if not is_foreign(Path(path)):
+            return super().read(path)
+        self.run.trainer.run_history.reset()
+        return read_foreign(Path(path), self.run, super().capture({})[1])
+
+    def set_aside_newer(self, directory: str | Path, update: int) -> list[Path]:
+        newer = [path for saved, path in foreign_checkpoints(directory) if saved > update]
+        # Beside a checkpoint of transformers, our own ones are of another run.
+        is_other = self.resumed_from is not None and is_foreign(self.resumed_from)
+        return store.set_aside_newer(directory, -1 if is_other else update, newer)
 
     def rehearse(self) -> None:
         self._is_rehearsal = True
@@ -112,18 +126,16 @@ def resume_source(resume_from_checkpoint: Any, output_dir: str) -> str | None:
     if resume_from_checkpoint is None or resume_from_checkpoint is False:
         return None
     if resume_from_checkpoint is True:
-        if store.has_checkpoints(output_dir):
+        has_own, foreign = store.has_checkpoints(output_dir), foreign_checkpoints(output_dir)
+        if foreign and (not has_own or foreign[-1][0] > _newest_update(output_dir)):
+            return str(foreign[-1][1])
+        if has_own:
             return "auto"
-        last = get_last_checkpoint(output_dir)
-        if last is None:
-            raise ConfigError(
-                f"resume_from_checkpoint=True, but {output_dir} holds no checkpoint: leave it out for a first run"
-            )
-        raise _from_transformers(last)
+        raise ConfigError(
+            f"resume_from_checkpoint=True, but {output_dir} holds no checkpoint: leave it out for a first run"
+        )
     folder = Path(resume_from_checkpoint)
-    is_checkpoint = (folder / store.MANIFEST).exists()
-    if not is_checkpoint and (folder / STATE_FILE).exists():
-        raise _from_transformers(folder)
+    is_checkpoint = (folder / store.MANIFEST).exists() or is_foreign(folder)
     if not is_checkpoint and not store.has_checkpoints(folder):
         problem = "is not a folder"
         if folder.is_dir():
@@ -136,21 +148,21 @@ def resume_source(resume_from_checkpoint: Any, output_dir: str) -> str | None:
     return str(folder)
 
 
-def _from_transformers(folder: str | Path) -> CheckpointError:
-    return CheckpointError(
-        f"{folder} was written by transformers, or its {store.MANIFEST} is lost: its optimizer state is a pickle, "
-        "which loopwright does not read, and nothing shows whether it is complete. Load its weights with "
-        "from_pretrained and start a new run from them."
-    )
+def _newest_update(output_dir: str) -> int:
+    """Return the update of the newest intact checkpoint of ours; -1 if all are damaged."""
+    with suppress(CheckpointError):
+        return store.update_of(store.read_manifest(str(store.find_newest(output_dir)[0])))
+    return -1
 
 
 def prepare_folder(output_dir: Path) -> None:
     """Make room for a new run: move the previous run's checkpoints aside, and remove older ones."""
-    if not store.checkpoint_folders(output_dir):
+    foreign = [path for _, path in foreign_checkpoints(output_dir)]
+    if not foreign and not store.has_checkpoints(output_dir):
         return
     for old in output_dir.glob(".superseded-*"):
         shutil.rmtree(old, ignore_errors=True)
-    moved = store.set_aside_newer(output_dir, -1)
+    moved = store.set_aside_newer(output_dir, -1, foreign)
     (output_dir / "best.json").unlink(missing_ok=True)
     _logger.warning(
         "a new run starts in %s: the checkpoints of the previous run (%s) are set aside as .superseded-*. "

@@ -29,6 +29,7 @@ from loopwright.hf.checkpoints import resume_source
 from loopwright.hf.files import align_special_tokens, configuration_files, pretrained_files
 from loopwright.hf.outputs import TrainOutput, stored_metrics
 from loopwright.hf.state import STATE_FILE, TrainerState, shallow
+from loopwright.hf.transformers_checkpoint import is_foreign, read_weights
 from loopwright.protocols import TrainerLike
 from loopwright.tracking import LossTracker
 from loopwright.tracking.loss import combined
@@ -393,5 +394,6 @@ class HfRun(TrainerCallback):
         """Load the weights of a checkpoint into the model."""
         model = self._trainer.model
         with refusing_damage(path):
-            best = completed(model, read(path))
-            load_weights(model, {**best.model, **best.state["model_extra"]})
+            best = None if is_foreign(path) else completed(model, read(path))
+            weights = {**best.model, **best.state["model_extra"]} if best else read_weights(path, model)
+            load_weights(model, weights)

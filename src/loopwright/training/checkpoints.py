@@ -20,7 +20,7 @@ from loopwright.checkpoint.fingerprint import Change, fingerprint, tier
 from loopwright.checkpoint.hidden_state import HiddenState, changed_modules, describe_modules
 from loopwright.checkpoint.saver import Captured, Saver
 from loopwright.checkpoint.state_by_name import fitted_state, optimizer_state, parameter_names
-from loopwright.checkpoint.store import Label, check_savable, commit, take_snapshot
+from loopwright.checkpoint.store import Label, check_savable, commit, set_aside_newer, take_snapshot
 from loopwright.data.loader import REPLAYED
 from loopwright.engine.processes import gather_objects, world_process_zero_only
 from loopwright.engine.seeding import generator_states, restore_generator_states
@@ -140,6 +140,10 @@ class RunCheckpoints:
         for change in changes:
             text = f"Changed since the checkpoint (new value used): {change}"
             self.run.trainer.notify("resume.changes", text, change=change)
+
+    def set_aside_newer(self, directory: str | Path, update: int) -> list[Path]:
+        """Set aside the checkpoints of a folder that are newer than an update; return their old names."""
+        return set_aside_newer(directory, update)
 
     # --- the state ----------------------------------------------------------------------------------------------
 

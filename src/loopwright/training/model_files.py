@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -159,16 +159,14 @@ def load_model_file(
             "read it with load_training_state."
         )
     if Path(path).suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        checkpoint: dict[str, Any] = {"model_state_dict": _read(path, load_file)}
+        checkpoint: dict[str, Any] = {"model_state_dict": read_file(path)}
         current, found = model.state_dict(), checkpoint["model_state_dict"]
         _, tied = untied(current)
         expected = {name: value for name, value in current.items() if name not in tied or name in found}
         check_shapes(str(path), expected, found)
         model.load_state_dict(found, strict=False)
         return checkpoint
-    checkpoint = _read(path, lambda file: torch.load(file, map_location="cpu", weights_only=True))
+    checkpoint = read_file(path)
     if not isinstance(checkpoint, dict) or "model_state_dict" not in checkpoint:
         found = ", ".join(map(str, checkpoint))[:200] if isinstance(checkpoint, dict) else type(checkpoint).__name__
         raise CheckpointError(f"{path} was not written by save_checkpoint: it has no model_state_dict, but {found}")
@@ -188,9 +186,14 @@ def load_model_file(
     return checkpoint
 
 
-def _read(path: str | Path, read: Callable[[str | Path], Any]) -> Any:
+def read_file(path: str | Path) -> Any:
+    """Return the content of a .safetensors file, or of one that `torch.save` wrote; no code from it is run."""
     try:
-        return read(path)
+        if Path(path).suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
     except Exception as error:  # torch and safetensors raise many kinds for a file that is not theirs
@@ -201,8 +204,8 @@ def _read(path: str | Path, read: Callable[[str | Path], Any]) -> Any:
         if refused:
             raise CheckpointError(
                 f"{path} is not read: it holds {', '.join(refused[:5])}, which would run code from the file. If you "
-                "trust it, read it with torch.load(path, weights_only=False), load its weights into the model, and "
-                "save them again."
+                "trust it, read it with torch.load(path, weights_only=False), and save the tensors, numbers and texts "
+                "in it again."
             ) from error
         raise CheckpointError(f"{path} is damaged, or not a checkpoint file ({type(error).__name__})") from error
 

@@ -94,14 +94,12 @@ def stored_window(folder: str | Path) -> int | None:
     return None
 
 
-def leave_newer_behind(folder: Path, checkpoints: Checkpointing | None, notify: Notify) -> None:
+def leave_newer_behind(run: TrainingRun, folder: Path, update: int) -> None:
     """Set aside the checkpoints newer than the one to resume from: they belong to an abandoned continuation."""
-    if checkpoints is None:
-        return
-    update = store.update_of(store.read_manifest(folder))
-    for path in store.set_aside_newer(checkpoints.directory, update):
+    policy = run.settings.checkpoints
+    for path in [] if policy is None else run.checkpoints.set_aside_newer(policy.directory, update):
         text = f"Set aside {path.name}: the run resumes from {folder.name}"
-        notify("checkpoint.set_aside", text, path=path, resumed_from=folder)
+        run.trainer.notify("checkpoint.set_aside", text, path=path, resumed_from=folder)
 
 
 def _check_same_run(folder: Path, checkpoints: Checkpointing | None) -> None:
@@ -222,7 +220,7 @@ def _restore(run: TrainingRun, path: Path, checkpoint: store.Checkpoint) -> None
     _keep_ended(run, saved.get("stop"))
     trainer.run_history.load_state_dict(state["history"])
     trainer.run_history._set_epoch(run.first_epoch + run.progress.epoch)
-    world_process_zero_only(leave_newer_behind)(path, run.settings.checkpoints, trainer.notify)
+    world_process_zero_only(leave_newer_behind)(run, path, checkpoint.update)
     epoch = run.epoch
     trainer.notify("resume.done", f"Resumed training state from {path} (epoch {epoch})", path=path, epoch=epoch)
 
@@ -275,6 +273,7 @@ def _check_continuity(run: TrainingRun, path: Path, saved: dict[str, Any]) -> No
     now = tier(saved["fingerprint"], metadata["fingerprint"], is_counted=metadata["tier"] == "T3")
     reason = saved.get("tier_reason", "nothing; the data source has no random access")
     metadata |= {"tier": max(now, saved["tier"]), "tier_reason": reason}  # a guarantee lost once does not come back
+    metadata["guarantee"] = saved.get("guarantee")  # where the tier has another meaning than usual
     differing = differences(saved["fingerprint"], metadata["fingerprint"])
     if policy is not None and policy.require_exact and metadata["tier"] not in EXACT:
         found = "; ".join(map(str, differing)) or reason
