@@ -38,6 +38,8 @@ class Typed:
     limit: Optional[int] = 5  # noqa: UP045
     name: str | None = None
     colour: Colour = Colour.RED
+    named: Colour = "blue"
+    other: Optional[Colour] = None  # noqa: UP045
     mode: Literal["fast", "slow", 3] = "fast"
     depth: Literal[1, True, "all"] = "all"
     sizes: list[int] = field(default_factory=lambda: [1, 2])
@@ -91,6 +93,9 @@ def refusal(capsys):
     [
         ("--number 7", "number", 7),
         ("--number -7", "number", -7),
+        ("--num 7", "number", 7),
+        ("--no-is-k", "is_kept", False),
+        ("--size-or=big", "size_or_name", "big"),
         ("--number 1e3", "number", 1000),
         ("--ratio 3e-4", "ratio", 3e-4),
         ("--ratio -3e-4", "ratio", -3e-4),
@@ -151,7 +156,8 @@ def test_a_flag_is_parsed_by_the_type_of_its_field(line, name, value):
         ("--nmber 1", "unknown flag --nmber: did you mean --number?"),
         ("--is-onn", "unknown flag --is-onn: did you mean --is_on?"),
         ("--zzz=1", "unknown flag --zzz"),
-        ("--num 1", "unknown flag --num"),
+        ("--is 1", "ambiguous option: --is could match --is_on, --is_kept"),
+        ("--size 1", "ambiguous option: --size could match --sizes, --size_or_name"),
         ("--number 1 2", "unexpected value '2'"),
         ("--computed 1", "unknown flag --computed"),
     ],
@@ -280,6 +286,7 @@ def test_flags_override_the_file_and_the_file_the_defaults(tmp_path):
 def test_files_may_hold_required_flags_and_arguments_added_by_hand_and_the_last_one_wins(tmp_path, refusal):
     (tmp_path / "run.json").write_text(json.dumps({"model_name": "bert"}))
     assert parse(ModelArguments, [f"--config={tmp_path / 'run.json'}"]).model_name == "bert"
+    assert parse(ModelArguments, ["--conf", str(tmp_path / "run.json"), "--wid", "4"]).width == 4
     assert "required: --model_name" in refusal(ModelArguments)
     (tmp_path / "a.yaml").write_text("seed: 1\nlearning_rate: 0.1\nnote: from file\n")
     (tmp_path / "b.json").write_text('{"seed": 2, "lr_scheduler_kwargs": {"num_cycles": 2}}')
@@ -392,10 +399,61 @@ def test_a_field_with_an_old_name_keeps_its_flag_and_a_refused_flag_raises_with_
         "--output-dir=out --per-device-train-batch-size=4 --eval_strategy steps --eval_steps 0.1 --bf16 False",
         "--output_dir out --no_remove_unused_columns --save_total_limit 2 --label_names a b --lr_scheduler_type cosine",
         "--output_dir out --gradient_checkpointing true --dataloader_pin_memory no --warmup_steps 0.1",
+        "--optim adamw_torch --report_to tensorboard --logging_steps 0.1 --save_strategy best --eval_strategy epoch",
+        '--lr_scheduler_kwargs {"num_cycles":2} --gradient_checkpointing_kwargs {"use_reentrant":false} --seed 7',
+        "--load_best_model_at_end --metric_for_best_model f1 --greater_is_better False --eval_str epoch"
+        " --save_str epoch --include_for_metrics inputs loss --torch_compile",
     ],
 )
-def test_common_lines_are_parsed_as_in_transformers(line):
+def test_common_lines_are_parsed_as_in_transformers_and_by_its_parser(line):
     transformers = pytest.importorskip("transformers")
     (theirs,) = transformers.HfArgumentParser(transformers.TrainingArguments).parse_args_into_dataclasses(line.split())
     expected = dataclasses.replace(TrainingArguments.from_transformers(theirs), disable_tqdm=None)
     assert parse(TrainingArguments, line.split()) == expected
+    assert transformers.HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(line.split()) == (expected,)
+
+
+@dataclass
+class OwnArguments(Seq2SeqTrainingArguments):
+    _VALID_DICT_FIELDS = [*Seq2SeqTrainingArguments._VALID_DICT_FIELDS, "loss_kwargs"]
+    loss_kwargs: Union[dict, str, None] = field(default=None, metadata={"help": "Of our loss."})  # noqa: UP007
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--output_dir out",
+        "--fp16 --fsdp full_shard --logging_dir logs --nan skip --length_buckets 32 64 --tf32 true",
+        "--predict_with_generate --generation_max_length 8 --generation_num_beams 2 --generation_config folder",
+        '--loss_kwargs {"beta":1} --fsdp_config {"min_num_params":5} --no_dataloader_pin_memory',
+    ],
+)
+@pytest.mark.filterwarnings("ignore::loopwright.config.OldNameWarning")
+def test_the_parser_of_transformers_reads_a_class_derived_from_ours_as_our_parser_does(line, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    ours, theirs = (kind(OwnArguments) for kind in (HfArgumentParser, transformers.HfArgumentParser))
+    (parsed,) = theirs.parse_args_into_dataclasses(line.split())
+    assert (parsed,) == ours.parse_args_into_dataclasses(line.split()) and "Of our loss." in theirs.format_help()
+    values = {name: getattr(parsed, name) for name in given_by(ours, "flag")}
+    (tmp_path / "args").write_text(json.dumps(values))
+    for parser in (ours, theirs):
+        files = (read(tmp_path / "args") for read in (parser.parse_json_file, parser.parse_yaml_file))
+        assert [*files, parser.parse_dict(values)] == [(parsed,)] * 3
+    # Their parser replaces the types of our fields; the values are still checked.
+    assert_refused("fp16 must be True or False", TrainingArguments, fp16="yes", error=TypeError)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "--colour 7 --named red --other blue --mode 3 --depth 1 --sizes 3 --words a b --limit 4 --name 5",
+        "--colour blue --other 7 --mode slow --depth True --is_on --no_is_kept --maybe False --is_kept False",
+    ],
+)
+def test_parse_args_returns_the_namespace_of_transformers(line):
+    transformers = pytest.importorskip("transformers")
+    ours, theirs = (
+        vars(kind(Typed).parse_args(line.split())) for kind in (HfArgumentParser, transformers.HfArgumentParser)
+    )
+    assert ours == theirs and {name: type(ours[name]) for name in ours} == {name: type(theirs[name]) for name in ours}

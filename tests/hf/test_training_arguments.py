@@ -59,7 +59,7 @@ def fields_of(kind):
 
 
 def kind_of(field):
-    return field.metadata["kind"]
+    return field.metadata["help"].kind
 
 
 REFUSED = sorted(name for name, field in fields_of(Seq2SeqTrainingArguments).items() if kind_of(field) == "refused")

@@ -1,14 +1,14 @@
 """The fields of `TrainingArguments`, in the order, with the names and the defaults of transformers.
 
-Each field is one of three kinds, stored in its metadata: `honoured` (the same effect as in transformers), `accepted`
-(no effect, and the text says why that is right), `refused` (any value but the default raises ConfigError with an
-alternative).
+Each field is one of three kinds, stored with its help text: `honoured` (the same effect as in transformers),
+`accepted` (no effect, and the text says why that is right), `refused` (any value but the default raises ConfigError
+with an alternative).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from loopwright.config.choices import IntervalStrategy, SaveStrategy, SchedulerType
 from loopwright.config.old_names import TrainingOldNames
@@ -29,25 +29,44 @@ _LIGER = "apply liger-kernel's own patch to the model before passing it to the T
 _TRACKIO = "read by transformers' trackio callback"
 
 
+class _FieldHelp(str):
+    """A help text with the kind of its field: transformers' parser passes all other metadata to argparse."""
+
+    def __new__(cls, text: str, kind: str = "honoured", *also_fine: Any) -> _FieldHelp:
+        help_text: Any = super().__new__(cls, text)
+        help_text.kind, help_text.also_fine = kind, also_fine
+        return help_text  # type: ignore[no-any-return]
+
+
+def is_hidden(each: Any) -> bool:
+    """Whether a field is left out of the help of our parser."""
+    return bool(each.metadata.get("is_hidden")) or getattr(each.metadata.get("help"), "kind", "") == "refused"
+
+
 def honoured(default: T, help_text: str, **metadata: Any) -> T:
     """Declare a field that has its effect here."""
-    return field(default=default, metadata={"kind": "honoured", "help": help_text, **metadata})
+    return field(default=default, metadata={"help": _FieldHelp(help_text), **metadata})
 
 
 def accepted(default: T, why: str) -> T:
     """Declare a field without effect here, for a reason that the user would agree with."""
-    return field(default=default, metadata={"kind": "accepted", "help": why})
+    return field(default=default, metadata={"help": _FieldHelp(why, "accepted")})
 
 
 def refused(default: T, instead: str, *also_fine: Any) -> T:
     """Declare a field that accepts only the default, or a value that means the same."""
-    metadata = {"kind": "refused", "help": instead, "is_hidden": True, "also_fine": also_fine}
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={"help": _FieldHelp(instead, "refused", *also_fine)})
 
 
 @dataclass(repr=False)
 class TrainingFields(TrainingOldNames):
     """The fields alone; `TrainingArguments` checks them and offers what is derived from them."""
+
+    # Of a union of three types, transformers' parser reads a flag as the second.
+    # Fields that may be a dict as JSON text; a derived class may add its own.
+    _VALID_DICT_FIELDS: ClassVar = [
+        *("accelerator_config", "fsdp_config", "deepspeed", "gradient_checkpointing_kwargs", "lr_scheduler_kwargs")
+    ]
 
     output_dir: str = honoured(DEFAULT_OUTPUT_DIR, "Output folder for checkpoints; ~ expands to your home directory.")
     per_device_train_batch_size: int = honoured(8, "Training batch size per device (one micro-batch).")
@@ -65,7 +84,7 @@ class TrainingFields(TrainingOldNames):
     adam_beta1: float = honoured(0.9, "Adam's beta 1.")
     adam_beta2: float = honoured(0.999, "Adam's beta 2.")
     adam_epsilon: float = honoured(1e-8, "Adam's epsilon.")
-    optim_target_modules: str | list[str] | None = refused(
+    optim_target_modules: None | str | list[str] = refused(
         None, "low-rank optimizers are not built in; pass optimizer_cls_and_kwargs= or optimizers= to the Trainer"
     )
     gradient_accumulation_steps: int = honoured(1, "Micro-batches per update and device.")
@@ -120,7 +139,7 @@ class TrainingFields(TrainingOldNames):
     project: str = accepted("huggingface", "Project name for trackers.")
     trackio_space_id: str | None = accepted(None, _TRACKIO)
     trackio_bucket_id: str | None = accepted(None, _TRACKIO)
-    trackio_static_space_id: str | bool | None = accepted(None, _TRACKIO)
+    trackio_static_space_id: str | None | Literal[False] = accepted(None, _TRACKIO)
 
     # Evaluation
     eval_strategy: IntervalStrategy | str = honoured("no", "When to evaluate: no, steps, epoch.")
@@ -137,8 +156,7 @@ class TrainingFields(TrainingOldNames):
     )
     eval_accumulation_steps: int | None = accepted(None, "Predictions always move to the CPU after every batch.")
     include_for_metrics: list[str] = field(
-        default_factory=list,
-        metadata={"kind": "honoured", "help": "Also pass these to compute_metrics: inputs, loss."},
+        default_factory=list, metadata={"help": _FieldHelp("Also pass these to compute_metrics: inputs, loss.")}
     )
     batch_eval_metrics: bool = honoured(False, "Call compute_metrics for each batch, with compute_result=.")
 
@@ -184,7 +202,7 @@ class TrainingFields(TrainingOldNames):
     # Devices
     use_cpu: bool = honoured(False, "Train on the CPU even if there is a GPU.")
     accelerator_config: dict[str, Any] | str | None = refused(None, "loopwright handles data and losses itself")
-    parallelism_config: Any = refused(None, _SHARDING)
+    parallelism_config: None | str | Any = refused(None, _SHARDING)
 
     # Data
     dataloader_drop_last: bool = honoured(False, "Drop the last incomplete batch.")
@@ -212,7 +230,7 @@ class TrainingFields(TrainingOldNames):
     ddp_static_graph: bool | None = honoured(None, "DDP: the same parameters are used in every update; default: no.")
     ddp_backend: str | None = refused(None, "NCCL is used on GPUs, gloo on CPUs; leave it out")
     ddp_timeout: int = refused(1800, "set the environment variable LOOPWRIGHT_TIMEOUT_SECONDS")
-    fsdp: str | list[str] | bool | None = honoured(
+    fsdp: None | str | list[str] | Literal[True, False] = honoured(
         None, "Shard the model over the processes (FSDP2): full_shard or shard_grad_op."
     )
     fsdp_config: dict[str, Any] | str | None = honoured(

@@ -25,6 +25,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from loopwright.config import conversion
 from loopwright.config.choices import nearest, not_among
+from loopwright.config.fields import is_hidden
 from loopwright.config.files import read_mapping
 from loopwright.config.old_names import AcceptsOldNames
 from loopwright.errors import ConfigError, LoopwrightError
@@ -66,7 +67,8 @@ class _Field(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
         assert isinstance(parser, HfArgumentParser)
-        setattr(namespace, self.dest, parser.take(self, option, values))
+        value = parser.take(self, option, values)
+        setattr(namespace, self.dest, value.value if isinstance(value, Enum) else value)  # as transformers has it
 
 
 class _Negation(argparse.Action):
@@ -99,8 +101,6 @@ class HfArgumentParser(argparse.ArgumentParser):
 
     def __init__(self, dataclass_types: type | Iterable[type] | None = None, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
-        # An abbreviated flag could change its meaning, or become an error, when a field is added.
-        kwargs.setdefault("allow_abbrev", False)
         super().__init__(**kwargs)
         self._negative_number_matcher = _NEGATIVE_NUMBER
         if isinstance(dataclass_types, type):
@@ -146,7 +146,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         line = list(sys.argv[1:] if args is None else args)
         line = self._with_args_files(line, look_for_args_file, args_filename, args_file_flag)
         self._add_old_flags()
-        config_files, line = self.split_config_files(line)
+        config_files, line = self.split_config_files([self._in_full(word) for word in line])
         from_files: dict[str, Any] = {}
         own: dict[str, Any] = {}
         for file in config_files:
@@ -159,7 +159,7 @@ class HfArgumentParser(argparse.ArgumentParser):
                 self.fail(self.unknown_name(unknown[0], f"{file}: "))
             from_files |= fields
             own |= rest
-        if not return_remaining_strings and not self.allow_abbrev:
+        if not return_remaining_strings:
             # Before parsing, which would report a missing flag rather than a misspelt one.
             self._refuse_unknown_flags(line)
         namespace, remaining = self._parse_line(line, {**from_files, **own})
@@ -196,7 +196,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         """Parse as argparse does; a flag may have - where its name has _."""
         line = list(sys.argv[1:] if args is None else args)
         self._given, self.typed = {}, {}
-        return super().parse_known_args([self._underscored(word) for word in line], namespace)
+        return super().parse_known_args([self._in_full(word) for word in line], namespace)
 
     def take(self, action: argparse.Action, option: str | None, given: Any) -> Any:
         """Convert the value of a flag, record that it was given, and return it; called by the actions of the fields."""
@@ -241,7 +241,7 @@ class HfArgumentParser(argparse.ArgumentParser):
 
     def _add_field(self, group: Any, field: Any, hint: Any) -> None:
         given = {key: field.metadata[key] for key in _ARGPARSE_KEYS if key in field.metadata}
-        if field.metadata.get("is_hidden"):
+        if is_hidden(field):
             given["help"] = argparse.SUPPRESS
         aliases = field.metadata.get("aliases", [])
         aliases = [aliases] if isinstance(aliases, str) else aliases
@@ -255,7 +255,7 @@ class HfArgumentParser(argparse.ArgumentParser):
             options["metavar"] = _braced(self._choices[field.name])
         group.add_argument(f"--{field.name}", *aliases, dest=field.name, action=_Field, **options)
         if bool in conversion.members(hint) and default is True:
-            text = argparse.SUPPRESS if field.metadata.get("is_hidden") else f"the same as --{field.name} false"
+            text = argparse.SUPPRESS if is_hidden(field) else f"the same as --{field.name} false"
             options = {"nargs": 0, "default": argparse.SUPPRESS, "help": text}
             group.add_argument(f"--no_{field.name}", dest=field.name, action=_Negation, **options)
 
@@ -309,12 +309,22 @@ class HfArgumentParser(argparse.ArgumentParser):
                 action.required = True
         return namespace, remaining
 
-    def _underscored(self, word: str) -> str:
+    def _in_full(self, word: str) -> str:
+        """Return a word with its flag in full and _ for -; an unknown flag stays, argparse reports an ambiguous one."""
         name, equals, value = word.partition("=")
         if not name.startswith("--") or name in self._option_string_actions:
             return word
-        underscored = "--" + name[2:].replace("-", "_")
-        return underscored + equals + value if underscored in self._option_string_actions else word
+        name = "--" + name[2:].replace("-", "_")
+        meant = self._meant_by(name)
+        return (meant[0] if len(meant) == 1 else name) + equals + value if meant else word
+
+    def _meant_by(self, name: str) -> list[str]:
+        """Return the flags that a name may stand for: its own, else those it abbreviates, without old names."""
+        flags = self._option_string_actions
+        if name in flags or not self.allow_abbrev or name == "--":
+            return [name] if name in flags else []
+        found = {action: flag for flag, action in flags.items() if flag.startswith(name)}
+        return [flag for action, flag in found.items() if not isinstance(action, _Field) or action.dest in self._hints]
 
     def _own_names(self) -> set[str]:
         """Return the names of arguments that are not fields: those added by hand."""
@@ -388,9 +398,9 @@ class HfArgumentParser(argparse.ArgumentParser):
 
     def _refuse_unknown_flags(self, line: list[str]) -> None:
         for word in line[: line.index("--")] if "--" in line else line:
-            flag = self._underscored(word).partition("=")[0]
+            flag = self._in_full(word).partition("=")[0]
             # argparse takes a word with a space in it for a value.
-            if flag.startswith("--") and " " not in word and flag not in self._option_string_actions:
+            if flag.startswith("--") and " " not in word and not self._meant_by(flag):
                 self.fail(self._unknown_word([word]))
 
     def _unknown_word(self, words: list[str]) -> LoopwrightError:

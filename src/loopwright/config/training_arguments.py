@@ -356,7 +356,7 @@ class Seq2SeqTrainingArguments(TrainingArguments):
     predict_with_generate: bool = honoured(False, "Generate in evaluation and prediction, for metrics of text.")
     generation_max_length: int | None = honoured(None, "Longest text to generate; unset is the model's own.")
     generation_num_beams: int | None = honoured(None, "Beams to generate with; unset is the model's own.")
-    generation_config: Any = honoured(None, "A GenerationConfig, or the folder or name of one.")
+    generation_config: None | str | Any = honoured(None, "A GenerationConfig, or the folder or name of one.")
 
     def validate(self) -> None:
         """Check the fields as `TrainingArguments.validate` does, those of the generation included."""

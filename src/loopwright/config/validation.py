@@ -29,6 +29,7 @@ from loopwright.errors import ConfigError, ConfigTypeError
 METRIC_INPUTS = ("inputs", "loss")
 
 _FIELDS = {field.name: field for field in dataclasses.fields(TrainingFields)}
+_BOOLS = {name for name, field in _FIELDS.items() if field.type in ("bool", "bool | None")}  # a parser changes types
 _AT_LEAST_ONE = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
 _AT_LEAST_ONE_OR_NONE = (
     "save_total_limit",
@@ -62,7 +63,7 @@ _ACCELERATOR_SETTINGS: Mapping[str, tuple[tuple[Any, ...], str]] = {
 def settle(args: TrainingFields) -> None:
     """Check all fields, and fill in dependent ones."""
     args.output_dir = os.path.expanduser(args.output_dir or DEFAULT_OUTPUT_DIR)
-    for name in _JSON:
+    for name in args._VALID_DICT_FIELDS:
         _read_json(args, name)
     _check_accelerator_config(args)
     check_refused(args, TrainingFields)
@@ -78,10 +79,11 @@ def check_refused(args: Any, kind: type[TrainingFields]) -> None:
     """Refuse the fields of a class that are set but have no effect here."""
     for field in dataclasses.fields(kind):
         value = getattr(args, field.name)
-        if field.metadata["kind"] != "refused" or value == field.default:
+        help_text = field.metadata["help"]
+        if help_text.kind != "refused" or value == field.default:
             continue
-        if value not in field.metadata["also_fine"]:
-            raise ConfigError(f"{field.name}={shown(field.name, value)} is not supported: {field.metadata['help']}")
+        if value not in help_text.also_fine:
+            raise ConfigError(f"{field.name}={shown(field.name, value)} is not supported: {help_text}")
         setattr(args, field.name, field.default)
 
 
@@ -112,8 +114,8 @@ def _number(name: str, value: Any, expected: str) -> float:
 
 
 def _read_json(args: TrainingFields, name: str) -> None:
-    value = getattr(args, name)
-    if not isinstance(value, str):
+    value = getattr(args, name, None)
+    if not isinstance(value, str) or (name not in _JSON and not value.startswith("{")):
         return
     try:
         read = json.loads(value)
@@ -139,7 +141,7 @@ def _check_accelerator_config(args: TrainingFields) -> None:
 def _check_kinds(args: TrainingFields) -> None:
     for name, field in _FIELDS.items():
         value = getattr(args, name)
-        if field.type in ("bool", "bool | None") and not isinstance(value, bool):
+        if name in _BOOLS and not isinstance(value, bool):
             if value is None and field.default is None:
                 continue
             raise ConfigTypeError(f"{name} must be True or False, got {value!r}", flag=name)
@@ -174,6 +176,7 @@ def _settle_choices(args: TrainingFields) -> None:
     args.logging_strategy = choose(IntervalStrategy, "logging_strategy", args.logging_strategy)
     args.save_strategy = choose(SaveStrategy, "save_strategy", args.save_strategy)
     args.lr_scheduler_type = choose(SchedulerType, "lr_scheduler_type", args.lr_scheduler_type)
+    args.fsdp = " ".join(args.fsdp) if isinstance(args.fsdp, list) else args.fsdp
     args.optim = str(getattr(args.optim, "value", args.optim))
     if args.hub_token == "<HUB_TOKEN>":  # read from a file, which never holds the token itself
         args.hub_token = None
@@ -205,7 +208,8 @@ def _listed(given: Any) -> list[Any]:
 
 def _settle_buckets(args: TrainingFields) -> None:
     """Normalize the bucket lengths to "auto", "off" or ascending integers."""
-    given: Any = args.length_buckets
+    # transformers' parser has no default for a list.
+    given: Any = "auto" if args.length_buckets is None else args.length_buckets
     words = [given] if isinstance(given, str) else list(given or ["off"])
     if words in (["auto"], ["off"]):
         args.length_buckets = words[0]

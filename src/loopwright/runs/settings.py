@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from loopwright.config import HfArgumentParser
 from loopwright.config.config_file import check_end, marked
+from loopwright.config.fields import is_hidden
 from loopwright.config.files import plain, read_mapping
 from loopwright.config.secrets import is_secret, without_secrets
 from loopwright.errors import ConfigError, InputError, LoopwrightError
@@ -61,7 +62,7 @@ class Settings:
         found = {}
         for owner in (self.args, self.training):
             for field in dataclasses.fields(owner):
-                if field.init and not field.metadata.get("is_hidden") and not is_secret(field.name):
+                if field.init and not is_hidden(field) and not is_secret(field.name):
                     found[field.name] = plain(getattr(owner, field.name))
         return {**found, **dict.fromkeys(self.args.auto, _AUTO)}
 
@@ -107,7 +108,8 @@ class TaskParser(HfArgumentParser):
     def __init__(self, dataclass_types: list[type], **kwargs: Any) -> None:
         self.auto: dict[str, str] = {}
         self.config_files: list[str] = []
-        super().__init__(dataclass_types, **kwargs)
+        # An abbreviated flag could change its meaning, or become an error, when a field is added.
+        super().__init__(dataclass_types, allow_abbrev=False, **kwargs)
         olds = {name: old for kind in self.dataclass_types for name, old in kind.old_names().items()}
         self._full_names = {name: str(old.new) for name, old in olds.items()}
         self._short_names = {name: str(old.new) for name, old in olds.items() if isinstance(old, arguments.ShortName)}
