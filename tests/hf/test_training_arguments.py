@@ -167,7 +167,6 @@ def test_every_honoured_field_is_read_by_hf():
         **dict.fromkeys(("logging_steps", "eval_steps", "save_steps"), '{kind}_steps"'),
         **dict.fromkeys(("logging_strategy", "eval_strategy", "save_strategy"), '{kind}_strategy"'),
         **dict.fromkeys(ddp, ".ddp_options"),
-        **dict.fromkeys(("generation_max_length", "generation_num_beams"), 'f"generation_{name}"'),
     }
     # For the loggers of scripts, which ask `get_process_log_level` and `should_log`.
     for_scripts = {"log_level", "log_level_replica", "log_on_each_node"}

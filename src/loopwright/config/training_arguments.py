@@ -70,14 +70,6 @@ class TrainingArguments(TrainingFields):
         ConfigError: on making it; it names the field, what it was given and what is expected.
     """
 
-    _VALID_DICT_FIELDS = [
-        "accelerator_config",
-        "fsdp_config",
-        "deepspeed",
-        "gradient_checkpointing_kwargs",
-        "lr_scheduler_kwargs",
-    ]
-
     def __post_init__(self) -> None:
         self.validate()
         if self.logging_dir is not None:

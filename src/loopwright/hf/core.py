@@ -66,11 +66,15 @@ class Core(CoreTrainer):
     def ready(self) -> Iterator[None]:
         """Prepare the model for an evaluation, unless a run or an outer evaluation has already done so."""
         training = run_of(self)
-        if training.is_running or self._is_ready:
-            modes = training_modes(self.model)
+        if self._is_ready:
+            yield
+            return
+        if training.is_running:
+            self._is_ready, modes = True, training_modes(self.model)
             try:
                 yield
             finally:
+                self._is_ready = False
                 for module, mode in modes:
                     module.training = mode
             return

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ class Seq2SeqTrainer(Trainer):
         self._gen_kwargs: dict[str, Any] = {}
         self.is_evaluating_dict = False
         configuration = getattr(self.args, "generation_config", None)
-        if isinstance(configuration, (str, Path)):
+        if isinstance(configuration, (str, os.PathLike)):
             configuration = type(self.model.generation_config).from_pretrained(configuration, trust_remote_code=False)
         if configuration is not None:
             try:
@@ -94,7 +94,9 @@ class Seq2SeqTrainer(Trainer):
             # Created from the labels, which the model would only have to copy.
             given = {name: value for name, value in given.items() if not name.startswith("decoder_")}
         with torch.no_grad():
-            tokens = self.model.generate(**given, **{**self._gen_kwargs, **gen_kwargs})
+            # A subclass may set _gen_kwargs itself, with None for the model's own value.
+            options = [each for each in {**self._gen_kwargs, **gen_kwargs}.items() if each[1] is not None]
+            tokens = self.model.generate(**given, **dict(options))
         loss = None
         if labels is not None:
             loss, _, _ = super().prediction_step(model, inputs, prediction_loss_only=True, ignore_keys=ignore_keys)
@@ -106,12 +108,11 @@ def _generates(trainer: Seq2SeqTrainer, prediction_loss_only: bool | None) -> bo
 
 
 def _generation(args: Any, given: dict[str, Any]) -> dict[str, Any]:
-    options = {name: value for name, value in given.items() if value is not None}
-    longest, beams = (getattr(args, f"generation_{name}", None) for name in ("max_length", "num_beams"))
-    if longest is not None and not {"max_length", "max_new_tokens"} & options.keys():
-        options["max_length"] = longest
-    if beams is not None:
-        options.setdefault("num_beams", beams)
+    options = dict(given)
+    if options.get("max_length") is None and options.get("max_new_tokens") is None:
+        options["max_length"] = getattr(args, "generation_max_length", None)
+    if options.get("num_beams") is None:
+        options["num_beams"] = getattr(args, "generation_num_beams", None)
     return options
 
 

@@ -370,7 +370,8 @@ class Trainer(PrivateNames):
             metrics: dict[str, float] = {}
             for name, each in dataset.items():
                 chosen = name if eval_dataset is None else each
-                metrics |= self.evaluate(chosen, ignore_keys, f"{metric_key_prefix}_{name}")
+                prefix = f"{metric_key_prefix}_{name}"
+                metrics |= self.evaluate(chosen, ignore_keys=ignore_keys, metric_key_prefix=prefix)
             return metrics
         with self.core.spending("evaluation"):
             loader = self.get_eval_dataloader(eval_dataset)
@@ -421,7 +422,8 @@ class Trainer(PrivateNames):
         and only if needed.
         """
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        return EvaluationPass(self, description, loss_only, ignore_keys).run(dataloader, metric_key_prefix)
+        with self.core.spending("evaluation"), self.core.ready():  # an overridden `evaluate` may call this alone
+            return EvaluationPass(self, description, loss_only, ignore_keys).run(dataloader, metric_key_prefix)
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
