@@ -570,6 +570,14 @@ def test_errors_for_want_of_memory_are_told_from_others():
     assert is_out_of_memory(caught.value) and asked_bytes(caught.value) == 4 * 10**15
     assert is_out_of_memory(MemoryError()) and asked_bytes(MemoryError()) is None
     assert asked_bytes(torch.OutOfMemoryError("Tried to allocate 20.00 MiB.")) == 20 * 2**20
+    for text in (
+        *("HIP out of memory. Tried to allocate 2.00 GiB", "CUDA error: out of memory", "XPU out of memory."),
+        *("MPS backend out of memory", "Invalid buffer size: 9.00 GiB", "CUDNN_STATUS_ALLOC_FAILED"),
+        *("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This", "hipErrorOutOfMemory", "RESOURCE_EXHAUSTED: "),
+        *("DefaultCPUAllocator: can't allocate memory", "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY"),
+        *("FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed", "cudaErrorMemoryAllocation"),
+    ):
+        assert is_out_of_memory(RuntimeError(text)), text
     assert not is_out_of_memory(RuntimeError("no")) and not is_out_of_memory(ValueError("not enough memory"))
 
 

@@ -16,8 +16,12 @@ from torch import Tensor
 from loopwright.errors import MemoryLimitError
 from loopwright.quantities import size
 
-# Messages where torch raises no OutOfMemoryError: the CPU allocator, cuBLAS, Apple's GPUs.
-_SIGNS = ("DefaultCPUAllocator", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED", "MPS backend out of memory")
+# Messages where torch raises no OutOfMemoryError: of devices, drivers, cuBLAS and cuDNN, the CPU allocator, XLA.
+_SIGNS = re.compile(
+    r"out[ _]?of[ _]?(\w+_)?memory|not enough memory|DefaultCPUAllocator|STATUS_ALLOC_FAILED|MemoryAllocation|"
+    r"CUDNN_STATUS_NOT_SUPPORTED|Invalid buffer size|PT_DEVMEM Allocation failed|RESOURCE_EXHAUSTED",
+    re.IGNORECASE,
+)
 _ASKED = re.compile(r"ried to allocate ([\d.]+) ?(bytes|[KMGT]i?B)")
 _UNITS = {"bytes": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _LEFT_ALONE = "is_not_of_a_batch"
@@ -50,7 +54,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return False
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+    return isinstance(error, RuntimeError) and _SIGNS.search(str(error)) is not None
 
 
 def leave_alone(error: BaseException) -> None:
@@ -76,8 +80,8 @@ def forget_frames(error: BaseException) -> None:
 
 def release_memory(device: torch.device) -> None:
     gc.collect(1)  # young generations only: the oldest is slow to collect, and holds no activations
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    if device.type != "cpu":
+        getattr(torch, device.type).empty_cache()
 
 
 def free_bytes(device: torch.device) -> int:
