@@ -61,6 +61,7 @@ USES = {
     "hf/classifiers.py": {"_compiled_call_impl"},
     "hf/loss.py": {"_orig_mod"},
     "hf/transformers_checkpoint.py": {"_keys_to_ignore_on_save"},
+    "hf/model_setup.py": {"_apply_liger_kernel_to_instance"},
     "lr_finder.py": {"_buffers", "_parameters"},
     "metrics/texts.py": {"_compute_score_from_stats", "_extract_corpus_statistics"},
     "runs/settings.py": {"_actions", "_option_string_actions"},
@@ -75,7 +76,7 @@ USES = {
     "training/run.py": {"_compiled_call_impl"},
 }
 # Not checked here: a convention of other projects, not a part of one that is installed.
-CONVENTIONS = {"_argument_group_name", "_no_split_modules"}
+CONVENTIONS = {"_argument_group_name", "_no_split_modules", "_apply_liger_kernel_to_instance"}
 
 CHECKS = {}
 

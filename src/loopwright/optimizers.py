@@ -1,8 +1,9 @@
 """Optimizers by name, parameter groups for weight decay, and dropping gradients.
 
-The names are transformers' names that need no other package (`adamw_torch`, `adamw_torch_fused`, `sgd`, `adagrad`,
-`rmsprop`, `adafactor`), and every class of `torch.optim`, case-insensitively: "AdamW", "nadam", "RAdam". The prefix
-"torch.optim." always selects torch's class. That matters only for Adafactor, where transformers has another variant.
+The names are transformers' names (`adamw_torch`, `adamw_torch_fused`, `sgd`, `adagrad`, `rmsprop`, `adafactor`, and if
+their packages are installed `adamw_8bit`, `schedule_free_adamw`, ...), and every class of `torch.optim`,
+case-insensitively: "AdamW", "nadam", "RAdam". The prefix "torch.optim." always selects torch's class. That matters only
+for Adafactor, where transformers has another variant.
 
     groups = weight_decay_groups(model, weight_decay=0.01)
     optimizer = create_optimizer("adamw_torch", groups, lr=2e-5)
@@ -12,6 +13,7 @@ The names are transformers' names that need no other package (`adamw_torch`, `ad
 from __future__ import annotations
 
 import ast
+import importlib
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -197,30 +199,68 @@ _OWN_NAMES: Mapping[str, tuple[type[Optimizer], Mapping[str, Any]]] = {
     "adafactor": (Adafactor, {}),
 }
 
-# Names of transformers that need another package, and the nearest alternative without it.
+# Names of transformers that need another package: the package, the class, and the nearest alternative without it.
+# Without a class they are refused: the first entry says why.
+_IN_BACKWARD = "updates weights within the backward pass, where nothing can be accumulated or clipped"
 _FOREIGN = (
-    ("bitsandbytes", "adafactor", "adamw_bnb_8bit adamw_8bit paged_adamw_32bit paged_adamw_8bit"),
-    ("bitsandbytes", "adamw_torch", "ademamix ademamix_8bit paged_ademamix_32bit paged_ademamix_8bit"),
-    ("bitsandbytes", "adamw_torch", "lion_32bit lion_8bit paged_lion_32bit paged_lion_8bit"),
-    ("bitsandbytes", "rmsprop", "rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit"),
-    ("torchao", "adafactor", "adamw_torch_4bit adamw_torch_8bit"),
-    ("galore-torch", "adafactor", "galore_adamw galore_adamw_8bit galore_adafactor"),
-    ("galore-torch", "adafactor", "galore_adamw_layerwise galore_adamw_8bit_layerwise galore_adafactor_layerwise"),
-    ("apollo-torch", "adafactor", "apollo_adamw apollo_adamw_layerwise"),
-    ("lomo-optim", "adafactor", "lomo adalomo"),
-    ("grokadamw", "adamw_torch", "grokadamw"),
-    ("torch-optimi", "adamw_torch", "stable_adamw"),
-    ("schedulefree", "adamw_torch", "schedule_free_adamw"),
-    ("schedulefree", "RAdam", "schedule_free_radam"),
-    ("schedulefree", "sgd", "schedule_free_sgd"),
-    ("torchdistx", "adamw_torch", "adamw_anyprecision"),
-    ("torch-xla", "adamw_torch", "adamw_torch_xla"),
-    ("torch-npu", "adamw_torch", "adamw_torch_npu_fused"),
-    ("apex", "adamw_torch_fused", "adamw_apex_fused"),
+    ("bitsandbytes", "optim.AdamW", "adafactor", "adamw_bnb_8bit adamw_8bit paged_adamw_32bit paged_adamw_8bit"),
+    ("bitsandbytes", "optim.AdEMAMix", "adamw_torch", "ademamix ademamix_8bit paged_ademamix_32bit"),
+    ("bitsandbytes", "optim.AdEMAMix", "adamw_torch", "paged_ademamix_8bit"),
+    ("bitsandbytes", "optim.Lion", "adamw_torch", "lion_32bit lion_8bit paged_lion_32bit paged_lion_8bit"),
+    ("bitsandbytes", "optim.RMSprop", "rmsprop", "rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit"),
+    ("torchao", "optim.AdamW4bit", "adafactor", "adamw_torch_4bit"),
+    ("torchao", "optim.AdamW8bit", "adafactor", "adamw_torch_8bit"),
+    ("apollo-torch", "APOLLOAdamW", "adafactor", "apollo_adamw"),
+    ("grokadamw", "GrokAdamW", "adamw_torch", "grokadamw"),
+    ("torch-optimi", "StableAdamW", "adamw_torch", "stable_adamw"),
+    ("schedulefree", "AdamWScheduleFree", "adamw_torch", "schedule_free_adamw"),
+    ("schedulefree", "RAdamScheduleFree", "RAdam", "schedule_free_radam"),
+    ("schedulefree", "SGDScheduleFree", "sgd", "schedule_free_sgd"),
+    (_IN_BACKWARD, "", "adafactor", "lomo adalomo apollo_adamw_layerwise galore_adamw_layerwise"),
+    (_IN_BACKWARD, "", "adafactor", "galore_adamw_8bit_layerwise galore_adafactor_layerwise"),
+    ("has no state that a checkpoint can hold", "", "adafactor", "galore_adamw galore_adamw_8bit galore_adafactor"),
+    ("is not built in", "", "adamw_torch", "adamw_anyprecision adamw_torch_xla adamw_torch_npu_fused adamw_apex_fused"),
 )
-_FOREIGN_NAMES = {name: (package, instead) for package, instead, names in _FOREIGN for name in names.split()}
+_FOREIGN_NAMES = {name: each[:3] for each in _FOREIGN for name in each[3].split()}
 
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
+
+
+# The options of APOLLO's projection, which only the groups of projected layers have.
+_PROJECTION = {"rank": 128, "proj": "random", "scale_type": "channel", "update_proj_gap": 200, "scale": 1.0}
+_PROJECTION |= {"proj_type": "std"}
+
+
+def projected_groups(
+    model: nn.Module, groups: list[dict[str, Any]], targets: Any, optim_args: str | None
+) -> tuple[list[dict[str, Any]], str]:
+    """Return APOLLO's groups, the linear layers that `targets` name apart, and the rest of the `optim_args`."""
+    texts, is_list = _parsed(optim_args), not isinstance(targets, str)
+    options = {key: _typed(key, texts.pop(key, str(usual)), usual) for key, usual in _PROJECTION.items()}
+    patterns = targets if is_list else [".*" if targets in ("all-linear", "all_linear") else targets]
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    chosen = {
+        id(module.weight)
+        for name, module in layers
+        if any(re.fullmatch(each, name) or (is_list and each in name) for each in patterns)
+    }
+    if not chosen:
+        raise ConfigError(f"optim_target_modules={targets!r} names no linear layer of the model: 'all-linear' is all")
+    split = [
+        {**group, **extra, "params": [each for each in group["params"] if (id(each) in chosen) is bool(extra)]}
+        for extra in ({}, options)
+        for group in groups
+    ]
+    return [group for group in split if group["params"]], ",".join(f"{key}={text}" for key, text in texts.items())
+
+
+def keep_embeddings_precise(optimizer: Any, model: nn.Module) -> None:
+    """Let an optimizer of bitsandbytes keep 32 bits for embeddings, which 8 bits would make unstable."""
+    if type(optimizer).__module__.startswith("bitsandbytes"):
+        manager = importlib.import_module("bitsandbytes.optim").GlobalOptimManager.get_instance()
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                manager.register_module_override(module, "weight", {"optim_bits": 32})
 
 
 def create_optimizer(
@@ -295,10 +335,14 @@ def optimizer_class_and_options(
     kind, preset = _found(str(getattr(name, "value", name)))
     accepted = {key: each.default for key, each in list(signature(kind).parameters.items())[1:] if key != "lr"}
     settings = dict(preset)
-    if "betas" in accepted:
-        settings |= {} if adam_betas is None else {"betas": tuple(adam_betas)}
-        settings |= {} if adam_eps is None else {"eps": adam_eps}
+    if "betas" in accepted and adam_betas is not None:
+        settings["betas"] = (*adam_betas, *accepted["betas"][2:])  # AdEMAMix has a third
+    if {"betas", "eps"} <= accepted.keys() and adam_eps is not None:
+        settings["eps"] = adam_eps
     texts = _parsed(optim_args)
+    if "betas" in settings:
+        betas = enumerate(settings["betas"], 1)
+        settings["betas"] = tuple(_typed(f"beta{n}", texts.pop(f"beta{n}", str(beta)), beta) for n, beta in betas)
     for key in [*options, *texts]:
         if key == "lr":
             raise ConfigError("lr is not an option here: pass it as learning_rate, or lr=")
@@ -330,11 +374,7 @@ def _found(name: str) -> tuple[type[Optimizer], Mapping[str, Any]]:
     if kind is not None:
         return kind, {}
     if wanted in _FOREIGN_NAMES:
-        package, instead = _FOREIGN_NAMES[wanted]
-        raise ConfigError(
-            f"the optimizer {name!r} comes from the package {package}, which is not supported by name: use "
-            f"{instead!r}, or create it yourself and pass the object (optimizers=(optimizer, None))"
-        )
+        return _imported(wanted, *_FOREIGN_NAMES[wanted])
     if wanted == "adamw_hf":
         raise ConfigError("the optimizer 'adamw_hf' was removed from transformers: use 'adamw_torch'")
     others = [kind.__name__ for each, kind in torch_names.items() if each not in {*_OWN_NAMES, "lbfgs"}]
@@ -342,6 +382,22 @@ def _found(name: str) -> tuple[type[Optimizer], Mapping[str, Any]]:
     nearest = get_close_matches(wanted, [each.lower() for each in known], n=1)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     raise ConfigError(f"there is no optimizer {name!r}: {hint}The names are {', '.join(known)}")
+
+
+def _imported(name: str, package: str, path: str, instead: str) -> tuple[type[Optimizer], Mapping[str, Any]]:
+    """Return the class of another package, and the options that its name stands for."""
+    if not path:
+        raise ConfigError(f"the optimizer {name!r} {package}: use {instead!r}, or pass an object as optimizers=")
+    preset = {"block_size": 256} if package == "torchao" else {}
+    if package == "bitsandbytes":
+        preset = {"optim_bits": 8 if "8bit" in name else 32}
+        preset |= {} if "rmsprop" in name else {"is_paged": "paged" in name}
+    module, _, kind = f"{package.replace('-', '_').removeprefix('torch_')}.{path}".rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), kind), preset
+    except (ImportError, AttributeError) as error:
+        text = f"the optimizer {name!r} needs the package {package} ({error})"
+        raise ConfigError(f"{text}: pip install -U {package}, or use {instead!r}") from error
 
 
 def _parsed(optim_args: str | None) -> dict[str, str]:

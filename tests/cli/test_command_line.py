@@ -298,6 +298,9 @@ def test_a_flag_that_a_task_does_not_follow_is_refused_and_is_not_in_its_help(ca
     code, _, err = run(capsys, *words, "--resume_from_checkpoint", "checkpoint-5")
     told = "resume_from_checkpoint='checkpoint-5' is not supported by the tasks: `lw resume RUN` resumes a run"
     assert code == 2 and told in err
+    for flag, value in (("neftune_noise_alpha", "5"), ("optim", "schedule_free_adamw")):
+        code, _, err = run(capsys, *words, f"--{flag}", value)
+        assert code == 2 and "it is for loopwright.hf" in err
     _, out, _ = run(capsys, "train", "text-classification", "--help")
     for name in ("resume_from_checkpoint", "do_train", "eval_delay", "trackio_space_id", "no_remove_unused_columns"):
         assert f"--{name}" not in out

@@ -153,7 +153,7 @@ def test_options_come_by_name_and_as_text_and_adams_only_go_to_optimizers_with_b
         ("adamw_troch", None, "did you mean 'adamw_torch'?"),
         ("Addam", None, "did you mean 'adam'?"),
         ("adamw_hf", None, "use 'adamw_torch'"),
-        ("paged_adamw_8bit", None, "comes from the package bitsandbytes"),
+        ("paged_adamw_8bit", None, "pip install -U bitsandbytes, or use 'adafactor'"),
         ("lbfgs", None, "evaluates the loss several times in one update"),
     ],
 )
@@ -178,8 +178,11 @@ def test_every_name_of_transformers_is_known_or_refused_with_its_package_and_an_
     for name in SIX:
         optimizer_class_and_options(name)
     for name in names - set(SIX):
-        assert_refused("comes from the package", optimizer_class_and_options, name)
-    alternatives = {instead for _, instead in optimizers._FOREIGN_NAMES.values()}
+        package, kind, instead = optimizers._FOREIGN_NAMES[name]
+        if package != "schedulefree":
+            told = f"needs the package {package} .*: pip install -U {package}, or use '{instead}'"
+            assert_refused(told if kind else f"{name}' {package}: use '{instead}'", optimizer_class_and_options, name)
+    alternatives = {instead for _, _, instead in optimizers._FOREIGN_NAMES.values()}
     assert len(alternatives) >= 5
     for name in sorted(alternatives):
         assert issubclass(optimizer_class_and_options(name)[0], torch.optim.Optimizer)

@@ -463,7 +463,6 @@ def test_a_resumed_run_reads_no_sample_again(tmp_path):
     Counts.read = 0
     fit(tmp_path, data=Counts(rows(20)), resume=str(tmp_path / "checkpoint-3"))
     assert Counts.read == 8
-    assert_refused("ignore_data_skip", arguments, tmp_path, ignore_data_skip=True)
 
 
 @row(106)

@@ -66,6 +66,7 @@ def files(folder):
 
 def results(folder):
     found = json.loads((folder / "all_results.json").read_text())
+    found.pop("total_flos", None)  # transformers' PrinterCallback removes it from what train() returns
     return {name: 0 if name.endswith(("_runtime", "_per_second")) else value for name, value in found.items()}
 
 

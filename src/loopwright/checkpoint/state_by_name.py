@@ -11,6 +11,9 @@ from torch import nn
 from loopwright.engine.sharding import local
 from loopwright.errors import CheckpointError
 
+# Packages whose optimizers keep objects, tensors of own classes, or tensors as keys in their state.
+_UNSAVABLE = ("apollo_torch", "galore_torch", "grokadamw", "torchao")
+
 
 def untied(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Split a state dict into tensors that are each stored once, and a map from tied names to stored ones."""
@@ -51,6 +54,9 @@ def parameter_names(**modules: Any) -> dict[int, str]:
 
 def optimizer_state(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
     """Return the optimizer's state, keyed by parameter name instead of number."""
+    if (package := type(optimizer).__module__.partition(".")[0]) in _UNSAVABLE:
+        text = f"the state of an optimizer of {package} cannot be saved: it holds objects of its own"
+        raise CheckpointError(f"{text}. Take another one, or set save_only_model=True to save the model alone")
     plain = optimizer.state_dict()
     name_of = _numbered_names(optimizer, names)
     groups = [{**group, "params": [name_of[index] for index in group["params"]]} for group in plain["param_groups"]]

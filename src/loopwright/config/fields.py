@@ -23,9 +23,9 @@ NAN_POLICIES = ("stop", "skip")
 BAD_SAMPLE_POLICIES = ("raise", "skip")
 REDUCTIONS = ("fast", "exact")
 HUB_STRATEGIES = ("end", "every_save", "checkpoint", "all_checkpoints")
+COUNTED_TOKENS = ("no", "all", "non_padding", False, True)
 
 _SHARDING = 'fsdp="full_shard" shards weights, gradients and optimizer state over the processes'
-_LIGER = "apply liger-kernel's own patch to the model before passing it to the Trainer"
 _TRACKIO = "read by transformers' trackio callback"
 
 
@@ -84,8 +84,8 @@ class TrainingFields(TrainingOldNames):
     adam_beta1: float = honoured(0.9, "Adam's beta 1.")
     adam_beta2: float = honoured(0.999, "Adam's beta 2.")
     adam_epsilon: float = honoured(1e-8, "Adam's epsilon.")
-    optim_target_modules: None | str | list[str] = refused(
-        None, "low-rank optimizers are not built in; pass optimizer_cls_and_kwargs= or optimizers= to the Trainer"
+    optim_target_modules: None | str | list[str] = honoured(
+        None, 'Linear layers that "apollo_adamw" projects: "all-linear", a pattern, or names.'
     )
     gradient_accumulation_steps: int = honoured(1, "Micro-batches per update and device.")
     average_tokens_across_devices: bool = refused(
@@ -97,8 +97,8 @@ class TrainingFields(TrainingOldNames):
     # Precision, memory and speed
     bf16: bool = honoured(False, "Train in bfloat16 autocast.")
     fp16: bool = honoured(False, "Train in float16 autocast, with a gradient scaler.")
-    bf16_full_eval: bool = refused(False, "bf16=True also evaluates in bfloat16; or cast the weights")
-    fp16_full_eval: bool = refused(False, "fp16=True also evaluates in float16; model.half() casts the weights")
+    bf16_full_eval: bool = honoured(False, "Cast the weights to bfloat16 for evaluations outside training.")
+    fp16_full_eval: bool = honoured(False, "Cast the weights to float16 for evaluations outside training.")
     tf32: bool | None = honoured(None, "Allow TF32 in matrix multiplications; unset keeps torch's setting.")
     gradient_checkpointing: bool = honoured(False, "Recompute activations in the backward pass to save memory.")
     gradient_checkpointing_kwargs: dict[str, Any] | str | None = honoured(
@@ -107,15 +107,11 @@ class TrainingFields(TrainingOldNames):
     torch_compile: bool = honoured(False, "Compile the model with torch.compile.")
     torch_compile_backend: str | None = honoured(None, "torch.compile backend; implies torch_compile.")
     torch_compile_mode: str | None = honoured(None, "torch.compile mode; implies torch_compile.")
-    use_liger_kernel: bool = refused(False, _LIGER)
-    liger_kernel_config: dict[str, bool] | None = refused(None, _LIGER)
+    use_liger_kernel: bool = honoured(False, "Run a transformers model with the kernels of the package liger-kernel.")
+    liger_kernel_config: dict[str, Any] | str | None = honoured(None, "Which of these kernels, as JSON.")
     use_cache: bool = honoured(False, "Sets the model's config.use_cache.")
-    neftune_noise_alpha: float | None = refused(
-        None, "add the noise with a forward hook on model.get_input_embeddings()"
-    )
-    torch_empty_cache_steps: int | None = refused(
-        None, "call torch.cuda.empty_cache() in a callback's on_step_end, or set PYTORCH_CUDA_ALLOC_CONF"
-    )
+    neftune_noise_alpha: float | None = honoured(None, "NEFTune: noise on the input embeddings in training.")
+    torch_empty_cache_steps: int | None = honoured(None, "Updates between releases of the device's cached memory.")
     auto_find_batch_size: bool = honoured(
         False, "When memory runs out, retry the update in smaller micro-batches, with the same loss and gradient."
     )
@@ -128,8 +124,8 @@ class TrainingFields(TrainingOldNames):
     logging_nan_inf_filter: bool = refused(
         False, 'it would hide non-finite losses; nan="stop" ends such a run, nan="skip" skips the batch'
     )
-    include_num_input_tokens_seen: str | bool = refused(
-        "no", "count tokens in the data collator or in a callback, which needs no communication per update", False
+    include_num_input_tokens_seen: str | bool = honoured(
+        "no", "Count and log the input tokens.", choices=COUNTED_TOKENS
     )
     log_level: str = honoured("passive", "Log level of the main process.", choices=LOG_LEVELS)
     log_level_replica: str = honoured("warning", "Log level of the other processes.", choices=LOG_LEVELS)
@@ -151,9 +147,7 @@ class TrainingFields(TrainingOldNames):
     prediction_loss_only: bool = honoured(False, "Evaluate only the loss.")
     eval_on_start: bool = honoured(False, "Evaluate once before the first update.")
     eval_do_concat_batches: bool = honoured(True, "Concatenate predictions of all batches; else return a list.")
-    eval_use_gather_object: bool = refused(
-        False, "return labels as tensors from the data collator; those are gathered from all processes"
-    )
+    eval_use_gather_object: bool = honoured(False, "Gather lists of predictions and labels as Python objects.")
     eval_accumulation_steps: int | None = accepted(None, "Predictions always move to the CPU after every batch.")
     include_for_metrics: list[str] = field(
         default_factory=list, metadata={"help": _FieldHelp("Also pass these to compute_metrics: inputs, loss.")}
@@ -161,9 +155,7 @@ class TrainingFields(TrainingOldNames):
     batch_eval_metrics: bool = honoured(False, "Call compute_metrics for each batch, with compute_result=.")
 
     # Saving
-    save_only_model: bool = refused(
-        False, 'every checkpoint can be resumed; for weights only set save_strategy="no" and call trainer.save_model()'
-    )
+    save_only_model: bool = honoured(False, "Save checkpoints of the model alone, which cannot be resumed.")
     save_strategy: SaveStrategy | str = honoured("steps", "When to save: no, steps, epoch, best.")
     save_steps: float = honoured(500, "Updates between checkpoints; a value below 1 is a fraction of all updates.")
     save_on_each_node: bool = refused(
@@ -187,9 +179,7 @@ class TrainingFields(TrainingOldNames):
     greater_is_better: bool | None = honoured(
         None, "Whether higher is better; default: yes unless the metric ends in loss."
     )
-    ignore_data_skip: bool = refused(
-        False, "a resumed run seeks to its position in the data, so nothing has to be skipped; leave it False"
-    )
+    ignore_data_skip: bool = honoured(False, "A resumed run begins the data of its epoch again (tier T3).")
     restore_callback_states_from_checkpoint: bool = honoured(
         False, "A resumed run restores its callbacks; this also restores their constructor arguments."
     )
@@ -201,7 +191,9 @@ class TrainingFields(TrainingOldNames):
 
     # Devices
     use_cpu: bool = honoured(False, "Train on the CPU even if there is a GPU.")
-    accelerator_config: dict[str, Any] | str | None = refused(None, "loopwright handles data and losses itself")
+    accelerator_config: dict[str, Any] | str | None = honoured(
+        None, "Settings of accelerate, as JSON or a JSON or YAML file: split_batches, gradient_accumulation_kwargs, ..."
+    )
     parallelism_config: None | str | Any = refused(None, _SHARDING)
 
     # Data
@@ -213,7 +205,7 @@ class TrainingFields(TrainingOldNames):
     dataloader_multiprocessing_context: str | None = honoured(
         None, "Start method of workers.", choices=("fork", "spawn", "forkserver")
     )
-    dataloader_in_order: bool = refused(True, "the data order depends on the seed alone; leave it True")
+    dataloader_in_order: bool = accepted(True, "The order of the data depends on the seed alone, not on workers.")
     remove_unused_columns: bool = honoured(True, "Drop dataset columns that the model does not use.")
     label_names: list[str] | None = honoured(None, "Batch keys that are labels.")
     train_sampling_strategy: str = honoured("random", "Order of the training data.", choices=SAMPLING_STRATEGIES)

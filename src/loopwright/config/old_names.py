@@ -195,12 +195,14 @@ class TrainingOldNames(metaclass=AcceptsOldNames):
     jit_mode_eval = _gone(bool, False, "torch_compile=True compiles the model, also for evaluations")
     use_ipex = _gone(bool, False, "optimize the model with the extension before it is given to the Trainer")
     use_legacy_prediction_loop = _gone(bool, False, "there is one evaluation loop; override evaluation_loop")
-    include_tokens_per_second = _gone(bool, False, "count the tokens in the data collator or in a callback")
+    include_tokens_per_second = OldName(
+        "include_num_input_tokens_seen", bool, lambda is_on: "all" if is_on else None, lambda how: how != "no"
+    )
     past_index = _gone(int, -1, "keep what a batch hands on to the next in an overridden compute_loss")
     mp_parameters = _gone(str, "", "SageMaker's model parallelism is not built in")
     tpu_num_cores = _gone(int, None, "TPUs are not supported")
     tpu_metrics_debug = _gone(bool, False, "TPUs are not supported")
-    split_batches = _gone(bool, False, "per_device_train_batch_size is always per device; divide it yourself")
+    split_batches = _gone(bool, False, 'write accelerator_config={"split_batches": True}')
     dispatch_batches = _gone(bool, False, "each process reads its own share of the data")
     fsdp_min_num_params = _gone(int, 0, 'write fsdp_config={"min_num_params": ...}')
     fsdp_transformer_layer_cls_to_wrap = _gone(str, None, 'write fsdp_config={"transformer_layer_cls_to_wrap": [...]}')

@@ -32,6 +32,7 @@ from loopwright.config.files import plain, read_mapping
 from loopwright.config.old_names import OldNameWarning
 from loopwright.config.secrets import is_secret
 from loopwright.config.validation import check_refused, check_whole, settle
+from loopwright.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +61,16 @@ def _setter(doc: str, always: Mapping[str, Any] | None = None, /, **arguments: t
     set_fields.__doc__ = doc
     set_fields.__signature__ = signature  # type: ignore[attr-defined] # for help and editors
     return set_fields
+
+
+def _of_process(args: TrainingFields, size: int) -> int:
+    """Return a batch size of this process: a share of the given one with `split_batches`."""
+    count = processes.world_size() if getattr(args.accelerator_config, "split_batches", False) else 1
+    if count > 1 and size % count:
+        raise ConfigError(
+            f"split_batches=True divides a batch of {size} by {count} processes: set a multiple of {count}"
+        )
+    return size // count if count > 1 else size
 
 
 @dataclass(repr=False)
@@ -99,12 +110,12 @@ class TrainingArguments(TrainingFields):
     @property
     def train_batch_size(self) -> int:
         """Training batch size of this process, which has one device."""
-        return self.per_device_train_batch_size
+        return _of_process(self, self.per_device_train_batch_size)
 
     @property
     def eval_batch_size(self) -> int:
         """Evaluation batch size of this process, which has one device."""
-        return self.per_device_eval_batch_size
+        return _of_process(self, self.per_device_eval_batch_size)
 
     @property
     def mixed_precision(self) -> str:

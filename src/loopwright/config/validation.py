@@ -8,10 +8,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
+from loopwright.config.accelerator import AcceleratorConfig
 from loopwright.config.choices import (
     IntervalStrategy,
     SaveStrategy,
@@ -36,6 +37,7 @@ _AT_LEAST_ONE_OR_NONE = (
     "dataloader_prefetch_factor",
     "eval_accumulation_steps",
     "ddp_bucket_cap_mb",
+    "torch_empty_cache_steps",
 )
 _NOT_NEGATIVE = ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "eval_delay")
 _AUTO_OF_TASKS = {
@@ -43,30 +45,18 @@ _AUTO_OF_TASKS = {
     "per_device_train_batch_size": "here auto_find_batch_size=True splits batches that do not fit",
 }
 _BELOW_ONE = ("adam_beta1", "adam_beta2", "label_smoothing_factor")
-_JSON = ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "accelerator_config", "fsdp_config")
-
-# Settings of accelerate that always apply here, or have no effect since accelerate does not load data.
-_ACCELERATOR_SETTINGS: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "split_batches": ((False,), "per_device_train_batch_size is always per device; divide it yourself"),
-    "dispatch_batches": ((None, False), "each process reads its own share of the data"),
-    "even_batches": ((True, False), ""),
-    "use_seedable_sampler": ((True,), "the order of the data always follows from data_seed"),
-    "non_blocking": ((True, False), ""),
-    "gradient_accumulation_kwargs": (
-        (None, {}, {"sync_each_batch": False}),
-        "gradients are shared once per update, of gradient_accumulation_steps micro-batches",
-    ),
-    "use_configured_state": ((False, True), "device and processes are made by the Trainer"),
-}
+_JSON = ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "liger_kernel_config", "fsdp_config")
 
 
 def settle(args: TrainingFields) -> None:
     """Check all fields, and fill in dependent ones."""
     args.output_dir = os.path.expanduser(args.output_dir or DEFAULT_OUTPUT_DIR)
-    for name in args._VALID_DICT_FIELDS:
+    for name in {*args._VALID_DICT_FIELDS, *_JSON}:
         _read_json(args, name)
-    _check_accelerator_config(args)
+    _settle_accelerator_config(args)
     check_refused(args, TrainingFields)
+    if isinstance(args.include_num_input_tokens_seen, bool):
+        args.include_num_input_tokens_seen = "all" if args.include_num_input_tokens_seen else "no"
     _check_kinds(args)
     _check_numbers(args)
     _settle_choices(args)
@@ -127,15 +117,14 @@ def _read_json(args: TrainingFields, name: str) -> None:
     setattr(args, name, read)
 
 
-def _check_accelerator_config(args: TrainingFields) -> None:
-    """Refuse accelerate settings except those that apply here anyway, and drop these."""
-    config: Any = args.accelerator_config
-    settings = {} if config is None else config if isinstance(config, Mapping) else config.to_dict()
-    for name, value in settings.items():
-        fine, instead = _ACCELERATOR_SETTINGS.get(name, ((), "accelerate loads no data and weighs no loss here"))
-        if value not in fine:
-            raise ConfigError(f"accelerator_config with {name}={value!r} is not supported: {instead}")
-    args.accelerator_config = None
+def _settle_accelerator_config(args: TrainingFields) -> None:
+    config: Any = AcceleratorConfig.of(args.accelerator_config)
+    given = args.gradient_accumulation_steps
+    steps = (config.gradient_accumulation_kwargs or {}).get("num_steps", given)
+    if given not in (1, steps):
+        text = f"num_steps={steps!r} in accelerator_config contradicts gradient_accumulation_steps={given!r}"
+        raise ConfigError(f"{text}: give only gradient_accumulation_steps")
+    args.accelerator_config, args.gradient_accumulation_steps = config, steps
 
 
 def _check_kinds(args: TrainingFields) -> None:
@@ -155,6 +144,8 @@ def _check_numbers(args: TrainingFields) -> None:
     check_whole(args, _AT_LEAST_ONE_OR_NONE, 1, is_optional=True)
     check_whole(args, ["dataloader_num_workers"], 0)
     check_whole(args, ["max_steps", "seed"], None)
+    if args.neftune_noise_alpha is not None:
+        _number("neftune_noise_alpha", args.neftune_noise_alpha, "a number of at least 0, or None")
     check_whole(args, ["data_seed"], None, is_optional=True)
     if args.max_steps < 1 and args.max_steps != -1:
         raise must_be("max_steps", "at least 1, or -1 to train num_train_epochs", args.max_steps)
@@ -279,12 +270,18 @@ def _settle_best_model(args: TrainingFields) -> None:
 def _check_combinations(args: TrainingFields) -> None:
     if args.fp16 and args.bf16:
         raise ConfigError("fp16=True and bf16=True exclude each other: set one of them (bf16 where the device has it)")
+    if args.fp16_full_eval and args.bf16_full_eval:
+        raise ConfigError("fp16_full_eval=True and bf16_full_eval=True exclude each other: set one of them")
+    if (args.fp16_full_eval or args.bf16_full_eval) and args.fsdp:
+        raise ConfigError("bf16_full_eval and fp16_full_eval cannot cast the weights of a sharded model: set bf16=True")
     if args.ddp_static_graph and (args.gradient_accumulation_steps > 1 or args.auto_find_batch_size):
         raise ConfigError(
             "ddp_static_graph=True needs gradients to be shared in every backward pass, and those of an update in "
             "several micro-batches are shared once: leave it out, or set gradient_accumulation_steps=1 and "
             "auto_find_batch_size=False"
         )
+    if (args.optim_target_modules is None) is (args.optim == "apollo_adamw"):
+        raise ConfigError('optim_target_modules names the layers of optim="apollo_adamw": set both, or neither')
     if args.torch_compile and args.step_mode == "eager":
         raise ConfigError('torch_compile=True and step_mode="eager" exclude each other: leave step_mode at "auto"')
     if args.dataloader_num_workers == 0:

@@ -87,6 +87,7 @@ class HfLogbook(Logbook):
             if run.gradient_norm is not None:
                 logs["grad_norm"] = float(run.gradient_norm)
             logs["learning_rate"] = float(hf_run.learning_rate)
+            logs |= hf_run.counters.store()
             owner.log(logs)
             self.write_logs("log", {**logs, **self.graph_counts()})
             self.write_speed()

@@ -285,6 +285,8 @@ class PrinterCallback(TrainerCallback):
 def _readable(logs: dict[str, Any], longest: int | None = None) -> dict[str, Any]:
     shown = {}
     for name, value in logs.items():
+        if name == "total_flos":  # for trackers
+            continue
         if isinstance(value, float):
             shown[name] = f"{value:.4g}"
         else:

@@ -39,6 +39,18 @@ class HfCheckpoints(RunCheckpoints):
             return Path(resume_from)
         return super().find(resume_from)
 
+    def describe(self) -> None:
+        super().describe()
+        args = owner_of(self.run).args
+        if args.ignore_data_skip:
+            self.metadata |= {
+                "tier": "T3",
+                "guarantee": "ignore_data_skip: a resumed run begins its epoch again",
+            }
+        if args.save_only_model:
+            self.metadata |= {"tier": "T3", "guarantee": "save_only_model: a checkpoint holds the model alone"}
+            self.metadata["model_only"] = True
+
     def read(self, path: str | Path) -> Checkpoint:
         if not is_foreign(Path(path)):
             return super().read(path)
@@ -104,7 +116,12 @@ class HfCheckpoints(RunCheckpoints):
     def capture(self, metadata: dict[str, Any]) -> Captured:
         owner = owner_of(self.run)
         owner.core.switch_optimizer("eval")
-        model, state, files = super().capture(metadata)
+        owner.core.hf_run.counters.store()
+        if not owner.args.save_only_model:
+            model, state, files = super().capture(metadata)
+        else:
+            model, extra = self.weights()
+            state, files = {"model_extra": extra}, owner.core.checkpoint_files()
         if is_adapter(owner.model):
             self._base = self._base or base_digest(owner.model)
             model, state["adapter_base"] = changing(owner.model, model), self._base

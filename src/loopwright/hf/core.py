@@ -23,6 +23,7 @@ from loopwright.hf.boundary import HfBoundary, HfLogbook
 from loopwright.hf.checkpoints import HfCheckpoints
 from loopwright.hf.classifiers import settle_labels_before
 from loopwright.hf.loss import LossCall
+from loopwright.hf.model_setup import cast_weights
 from loopwright.hf.run import HfRun
 from loopwright.hf.step import HfStep
 from loopwright.settings import RunSettings
@@ -86,7 +87,8 @@ class Core(CoreTrainer):
         self.model, _ = run.engine.prepare(self.owner.model, None)
         self._is_ready = True
         try:
-            yield
+            with cast_weights(self.owner.model, self.owner.args):
+                yield
         finally:
             self._is_ready = False
             run.close()

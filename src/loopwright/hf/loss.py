@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from loopwright.errors import BatchLossError, ConfigError, DataError
+from loopwright.errors import BatchLossError, DataError
 
 IGNORED = -100
 _CAUSAL_LOSS = "ForCausalLMLoss"
@@ -137,7 +137,10 @@ def found_logits(outputs: Any) -> Any:
 
 @dataclass(frozen=True)
 class LabelSmoother:
-    """Cross entropy that spreads a share `epsilon` of each label evenly over all classes; -100 is ignored."""
+    """Cross entropy that spreads a share `epsilon` of each label evenly over all classes; -100 is ignored.
+
+    With several labels per sample, each is a choice of two classes: yes and no.
+    """
 
     epsilon: float
 
@@ -146,18 +149,13 @@ class LabelSmoother:
         logits = found_logits(model_output)
         if logits is None:
             raise BatchLossError("label_smoothing_factor needs logits, and the model's outputs have none")
+        if labels.is_floating_point() and labels.shape == logits.shape:  # several labels, each yes or no
+            targets = labels * (1 - self.epsilon) + self.epsilon / 2
+            return functional.binary_cross_entropy_with_logits(logits.float(), targets.float())
         if shift_labels:
             logits, labels = logits[..., :-1, :], labels[..., 1:]
         scores = logits.float().reshape(-1, logits.shape[-1])
         return functional.cross_entropy(scores, labels.reshape(-1), ignore_index=IGNORED, label_smoothing=self.epsilon)
-
-
-def create_label_smoother(model: Any, factor: float) -> LabelSmoother | None:
-    """Return the loss with this much label smoothing, or None for a factor of 0."""
-    problem = getattr(getattr(base_model(model), "config", None), "problem_type", None)
-    if factor and problem == "multi_label_classification":
-        raise ConfigError(f"label_smoothing_factor={factor} does not apply to multi-label classification: set it to 0")
-    return LabelSmoother(factor) if factor else None
 
 
 def names_in(function: Any) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from loopwright.engine.memory import leave_alone
 from loopwright.engine.nested import map_tensors, num_rows
-from loopwright.engine.processes import sum_over_processes
+from loopwright.engine.processes import gather_objects, sum_over_processes
 from loopwright.errors import ConfigError, DataError
 from loopwright.hf.loss import IGNORED, found_loss
 from loopwright.hf.outputs import EvalLoopOutput, EvalPrediction, plain_metrics
@@ -77,6 +77,7 @@ class EvaluationPass:
         self._collected: tuple[list[Any], ...] = ([], [], [], [])  # batches of predictions, labels, inputs, losses
         self._by_batch = trainer.args.batch_eval_metrics and trainer.compute_metrics is not None
         self._last_batch: EvalPrediction | None = None
+        self._gathers_objects = trainer.args.eval_use_gather_object
         self._num_reported = 0
 
     def run(self, dataloader: Any, prefix: str) -> EvalLoopOutput:
@@ -126,6 +127,8 @@ class EvaluationPass:
     def _result(self, index: int) -> Any:
         """Return one kind of collected output, joined into arrays or as a list of batches; None if there is none."""
         batches, joins = self._collected[index], self._trainer.args.eval_do_concat_batches
+        if batches and joins and self._gathers_objects and isinstance(batches[0], list):
+            return [item for batch in batches for item in batch]
         return joined(batches, IGNORED if index else self._padding) if batches and joins else batches or None
 
     def _main_input(self, inputs: Any) -> Any:
@@ -143,13 +146,20 @@ class EvaluationPass:
         if logits is not None and trainer.preprocess_logits_for_metrics is not None:
             logits = trainer.preprocess_logits_for_metrics(logits, labels)
         logits, labels, inputs = (
-            None if value is None else trainer.core.gather(value, padding)
+            None if value is None else self._from_all(value, padding)
             for value, padding in ((logits, self._padding), (labels, IGNORED), (inputs, IGNORED))
         )
         losses = None
         if loss is not None and "loss" in trainer.args.include_for_metrics:
             losses = trainer.core.gather(loss.detach().mean().repeat(rows))
         return logits, labels, inputs, losses
+
+    def _from_all(self, value: Any, padding: int) -> Any:
+        core = self._trainer.core
+        if not (self._gathers_objects and isinstance(value, list)):
+            return core.gather(value, padding)
+        own = [] if core.current_rows == 0 else map_tensors(value, Tensor.cpu)
+        return [item for items in gather_objects(own) for item in items]
 
     def _comes_by_batch(self, gathered: tuple[Any, ...]) -> bool:
         return self._by_batch and gathered[0] is not None and gathered[1] is not None

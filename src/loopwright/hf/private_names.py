@@ -18,12 +18,13 @@ from torch import nn
 
 from loopwright.config import TrainingArguments
 from loopwright.engine.nested import to_device
+from loopwright.engine.processes import gather_objects
 from loopwright.errors import ConfigError
 from loopwright.hf.callbacks import follows_metric, metric_value
 from loopwright.hf.loss import forward_parameters, names_in
 from loopwright.hf.outputs import TrainOutput
 from loopwright.hf.run import HfRun
-from loopwright.optimizers import optimizer_class_and_options
+from loopwright.optimizers import create_optimizer, optimizer_class_and_options, projected_groups, weight_decay_groups
 from loopwright.training.run import run_of
 
 if TYPE_CHECKING:
@@ -35,19 +36,31 @@ _logger = logging.getLogger("loopwright.hf")
 # An `_inner_training_loop` that reads one of these is a copy of transformers' loop.
 _NAMES_OF_LOOPS = frozenset(("training_step", "_run_epoch", "on_step_begin", "on_epoch_begin"))
 
+# Among an optimizer's options: given to it instead of the trainer's groups; the last one wins.
+_GROUPS = ("params", "model", "optimizer_dict")
 
-def optimizer_options(args: TrainingArguments) -> dict[str, Any]:
-    """Return the options of `optimizers.create_optimizer` that the arguments set."""
+
+def optimizer_options(args: TrainingArguments, num_steps: int) -> dict[str, Any]:
+    """Return the options of `optimizers.create_optimizer` that the arguments set, for a run of so many updates."""
     betas = (args.adam_beta1, args.adam_beta2)
-    return {"adam_betas": betas, "adam_eps": args.adam_epsilon, "optim_args": args.optim_args}
+    options = {"adam_betas": betas, "adam_eps": args.adam_epsilon, "optim_args": args.optim_args}
+    if args.optim in ("schedule_free_adamw", "schedule_free_sgd"):
+        options["warmup_steps"] = args.get_warmup_steps(num_steps)
+    return options
 
 
-def created_optimizer(kind: Any, options: dict[str, Any], model: nn.Module, groups: list[dict[str, Any]]) -> Any:
-    """Create the optimizer of `optimizer_cls_and_kwargs`: from a class, or by a factory that takes the model."""
+def created_optimizer(trainer: Any, model: nn.Module) -> Any:
+    """Create the optimizer of a trainer: by its name, from a class, or by a factory that takes the model."""
+    args, given = trainer.args, trainer.optimizer_cls_and_kwargs
+    groups = weight_decay_groups(model, args.weight_decay, trainer.get_decay_parameter_names(model))
+    is_plain = trainer.uses_default("get_optimizer_cls_and_kwargs") and args.optim != "apollo_adamw"
+    if given is None and is_plain:
+        options = optimizer_options(args, trainer.state.max_steps)
+        return create_optimizer(args.optim, groups, lr=args.learning_rate, **options)
+    kind, options = trainer.get_optimizer_cls_and_kwargs(args, model) if given is None else given
     if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
-        for name in ("params", "model", "optimizer_dict"):
-            groups = options.pop(name, groups)
-        return kind(groups, **options)
+        chosen: Any = [groups, *(options[name] for name in _GROUPS if name in options)]
+        return kind(chosen[-1], **{name: value for name, value in options.items() if name not in _GROUPS})
     makes_factories = isinstance(kind, type) and any("__call__" in vars(each) for each in kind.__mro__)
     factory = kind() if makes_factories else kind
     return factory(model, **options)
@@ -75,6 +88,7 @@ class PrivateNames:
         model_accepts_loss_kwargs: whether a copied `compute_loss` passes `num_items_in_batch` to the model; never.
         loss_is_scaled_for_ga: True for a `compute_loss` that divides by the items of the whole update; its losses are
             added up, not averaged.
+        current_flos: floating-point operations of this process since the last `store_flos`.
         graph_safe: whether an overridden `compute_loss` or `training_step` may be captured as a CUDA graph.
     """
 
@@ -86,6 +100,7 @@ class PrivateNames:
     state: Any
     core: Any
     item_counter: Any
+    current_flos: float
     current_gradient_accumulation_steps = 1
     loss_is_scaled_for_ga: bool | None = None
     model_accepts_loss_kwargs = False
@@ -221,8 +236,29 @@ class PrivateNames:
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[Any, dict[str, Any]]:
         """Return the optimizer class that the arguments name, and its keyword arguments."""
-        kind, options = optimizer_class_and_options(args.optim, **optimizer_options(args))
-        return kind, {"lr": args.learning_rate, **options}
+        given, groups = optimizer_options(args, max(args.max_steps, 0)), {}
+        if args.optim == "apollo_adamw" and model is not None:
+            decaying = weight_decay_groups(model, args.weight_decay)
+            own = projected_groups(model, decaying, args.optim_target_modules, args.optim_args)
+            groups["params"], given["optim_args"] = own
+        kind, options = optimizer_class_and_options(args.optim, **given)
+        return kind, {"lr": args.learning_rate, **options, **groups}
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Return the operations of forward and backward of a micro-batch; called for each."""
+        return self.core.hf_run.counters.flops_of(inputs)  # type: ignore[no-any-return]
+
+    def store_flos(self) -> None:
+        """Add the operations of all processes to `state.total_flos`; called at logs, evaluations and saves."""
+        self.state.total_flos += sum(gather_objects(self.current_flos))
+        self.current_flos = 0
+
+    @staticmethod
+    def num_tokens(train_dl: Any, max_steps: int | None = None) -> int:
+        """Return the tokens of a loader, or those of its first batch times `max_steps`."""
+        if max_steps is not None:
+            return int(next(iter(train_dl))["input_ids"].numel()) * max_steps
+        return sum(batch["input_ids"].numel() for batch in train_dl)
 
     def get_optimizer_group(self, param: Any = None) -> Any:
         """Return the optimizer group of a parameter or its name; without one, the parameters of every group."""

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from loopwright.callbacks import TrainerCallback
@@ -19,6 +18,7 @@ from loopwright.checkpoint import Checkpointing, read
 from loopwright.checkpoint.fingerprint import Change
 from loopwright.checkpoint.store import refusing_damage
 from loopwright.data import Share, adopt
+from loopwright.engine.memory import release_memory
 from loopwright.engine.processes import gather_objects, sum_over_processes, world_process_zero_only
 from loopwright.engine.sharding import load_weights
 from loopwright.errors import ConfigError
@@ -26,10 +26,13 @@ from loopwright.hf import hub, search
 from loopwright.hf.adapters import completed
 from loopwright.hf.callbacks import follows_metric, metric_key, metric_value
 from loopwright.hf.checkpoints import resume_source
-from loopwright.hf.files import align_special_tokens, configuration_files, pretrained_files
+from loopwright.hf.counters import Counters
+from loopwright.hf.files import configuration_files, pretrained_files
+from loopwright.hf.model_setup import prepare_model
 from loopwright.hf.outputs import TrainOutput, stored_metrics
 from loopwright.hf.state import STATE_FILE, TrainerState, shallow
 from loopwright.hf.transformers_checkpoint import is_foreign, read_weights
+from loopwright.progress import TRAINING
 from loopwright.protocols import TrainerLike
 from loopwright.tracking import LossTracker
 from loopwright.tracking.loss import combined
@@ -44,10 +47,7 @@ _NOT_COMPARED = frozenset(("output_dir", "run_name", "logging_dir", "disable_tqd
 _OF_HUB = ("push_to_hub", "hub_")
 
 # The core keeps the micro-batches of an update and the order of the samples, and prints any change.
-_PRINTED_BY_CORE = ("gradient_accumulation_steps", "seed")
-
-# Keys of gradient_checkpointing_kwargs for the model itself: the recomputed layers, and where their inputs are kept.
-_OF_MODEL = ("every_n_layers", "offload")
+_PRINTED_BY_CORE = ("gradient_accumulation_steps", "seed", "accelerator_config")
 
 # Taken from the arguments of a resumed run, not from its checkpoint.
 _OF_THIS_RUN = (
@@ -87,6 +87,7 @@ class HfRun(TrainerCallback):
         self._trainer, self._ignore_keys, self.trial = owner, ignore_keys, trial
         self.folder = str(owner.args.output_dir)
         self._keeps_best = owner.args.load_best_model_at_end or owner.args.save_strategy == "best"
+        self.counters = Counters(owner)
         self._losses = LossTracker()  # over the whole run, each a mean with its number of items
         self._samples_seen = 0  # over all processes
         self._fixed_files: dict[str, bytes] = {}  # of every checkpoint
@@ -99,7 +100,7 @@ class HfRun(TrainerCallback):
         trainer, args, core = self._trainer, self._trainer.args, self._trainer.core
         self.folder = trainer._get_output_dir(self.trial)
         resume_from = resume_source(resume_from_checkpoint, self.folder)
-        self._prepare_model()
+        prepare_model(trainer)
         loader = trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
         engine = run_of(core).engine
         share = Share(engine.rank, engine.num_processes, self._accumulation(resume_from))
@@ -117,8 +118,8 @@ class HfRun(TrainerCallback):
         checkpoints = self._checkpointing()
         if checkpoints is None and resume_from == "auto":
             resume_from = self.folder
-        # Whole epochs have no limit to reach, so none is reported.
-        is_whole = per_epoch is not None and max_steps == num_epochs * per_epoch
+        # Whole epochs have no limit to reach, so none is reported. Beginning an epoch again makes it longer.
+        is_whole = per_epoch is not None and max_steps == num_epochs * per_epoch and not args.ignore_data_skip
         return {
             "train_dataset": trainer.train_dataset,
             "num_epochs": num_epochs,
@@ -146,24 +147,6 @@ class HfRun(TrainerCallback):
         window = None if folder is None else stored_window(folder)
         given: int = args.gradient_accumulation_steps
         return given if window is None or window % num_processes else window // num_processes
-
-    def _prepare_model(self) -> None:
-        trainer, model = self._trainer, self._trainer.model
-        if trainer.args.tf32 is not None:
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = trainer.args.tf32
-        if trainer.args.gradient_checkpointing:
-            if not callable(getattr(model, "gradient_checkpointing_enable", None)):
-                raise ConfigError(
-                    "gradient_checkpointing=True needs a model with gradient_checkpointing_enable(), and "
-                    f"{type(model).__name__} has none. Use torch.utils.checkpoint in its forward instead."
-                )
-            given: dict[str, Any] = dict(trainer.args.gradient_checkpointing_kwargs or {})  # type: ignore[arg-type] # settled
-            options = {name: given.pop(name) for name in _OF_MODEL if name in given}
-            if given:  # for torch's checkpoint function
-                options["gradient_checkpointing_kwargs"] = given
-            model.gradient_checkpointing_enable(**options)
-        if trainer.processing_class is not None:
-            align_special_tokens(model, trainer.processing_class)
 
     def _length(self, per_epoch: int | None) -> tuple[int, int]:
         args = self._trainer.args
@@ -221,7 +204,8 @@ class HfRun(TrainerCallback):
 
     def on_before_optimizer_step(self, trainer: TrainerLike, **kwargs: Any) -> None:
         self._trainer.call_event("on_pre_optimizer_step")
-        self.learning_rate = trainer.optimizer.param_groups[0]["lr"]
+        rate = trainer.optimizer.param_groups[0]["lr"]
+        self.learning_rate = rate.clone() if isinstance(rate, Tensor) else rate  # a schedule changes it in place
 
     def on_optimizer_step_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         self._trainer.call_event("on_optimizer_step")
@@ -233,6 +217,9 @@ class HfRun(TrainerCallback):
             batches = state.max_steps * core.run_config.gradient_accumulation_steps
         state.global_step = core.progress.update
         state.epoch = core.progress.epoch + core.progress.batch / batches
+        every = self._trainer.args.torch_empty_cache_steps
+        if every is not None and state.global_step % every == 0:
+            release_memory(core.device)
         self._trainer.call_event("on_step_end")
         self.take_requests()
 
@@ -278,6 +265,7 @@ class HfRun(TrainerCallback):
         """Evaluate during the run, and record whether this model is the best."""
         trainer, args = self._trainer, self._trainer.args
         trainer.control.should_evaluate = False
+        self.counters.store()
         metrics = trainer._evaluate(self.trial, self._ignore_keys)
         self._last_evaluated = trainer.state.global_step
         logbook: Any = run_of(trainer.core).logbook
@@ -342,6 +330,8 @@ class HfRun(TrainerCallback):
             self._losses.load_state_dict(state["losses"])
             self.logged = (loss, items, update)
         self._samples_seen, owner.objective = state["samples_seen"], state.get("objective")
+        if owner.args.ignore_data_skip and owner.core.progress.stage == TRAINING:
+            owner.core.progress.batch = owner.core.progress.samples = 0
         now = self._saved_arguments()
         for name, before in state["arguments"].items():
             if now.get(name) != before and name not in _PRINTED_BY_CORE and not name.startswith(_OF_HUB):
@@ -355,14 +345,16 @@ class HfRun(TrainerCallback):
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         owner, core, state = self._trainer, self._trainer.core, self._trainer.state
-        seconds = run_of(core).logbook.record.seconds
+        seconds, rates = run_of(core).logbook.record.seconds, self.counters.store()
         total, items = sum_over_processes([self._losses.total_loss, self._losses.running_count], core.device)
         loss = total / items if items else 0.0
         metrics = {
             "train_runtime": round(seconds, 4),
             "train_samples_per_second": round(self._samples_seen / max(seconds, 1e-9), 3),
             "train_steps_per_second": round(state.global_step / max(seconds, 1e-9), 3),
+            "total_flos": float(state.total_flos),
             "train_loss": loss,
+            **rates,
         }
         owner.log(metrics)
         core.switch_optimizer("eval")

@@ -46,7 +46,7 @@ class TrainerState:
         max_steps, num_train_epochs: updates and epochs of the whole run, rounded up.
         logging_steps, eval_steps, save_steps: the intervals in updates, ratios resolved.
         train_batch_size: samples of a micro-batch.
-        num_input_tokens_seen, total_flos: kept for compatibility with saved files; loopwright does not count them.
+        num_input_tokens_seen, total_flos: over all processes, as of the last log, evaluation or save.
         log_history: all logged entries, each with its `step`.
         stateful_callbacks: callback states by class name; may be given as a list of callbacks.
     """

@@ -213,7 +213,11 @@ class HfStep(MicroBatchStep):
 
     def commit(self, window: Window) -> None:
         super().commit(window)
-        owner_of(self.run).core.hf_run.count_losses(self._entries, window.samples)
+        hf_run = owner_of(self.run).core.hf_run
+        hf_run.count_losses(self._entries, window.samples)
+        for piece in window.pieces:
+            if piece.rows:
+                hf_run.counters.count(piece.batch)
 
 
 def _listens(callback: Any, event: str) -> bool:

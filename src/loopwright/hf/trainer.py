@@ -27,12 +27,13 @@ from loopwright.hf import loss as losses
 from loopwright.hf.callbacks import CallbackHandler, DefaultFlowCallback, PrinterCallback, ProgressCallback
 from loopwright.hf.columns import ColumnCollator, DataCollator
 from loopwright.hf.core import Core
+from loopwright.hf.model_setup import noisy_embeddings
 from loopwright.hf.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, set_seed, speed_metrics, stored_metrics
 from loopwright.hf.prediction import EvaluationPass, model_predictions
-from loopwright.hf.private_names import PrivateNames, chosen_loop, created_optimizer, optimizer_options
+from loopwright.hf.private_names import PrivateNames, chosen_loop, created_optimizer
 from loopwright.hf.state import STATE_FILE, TrainerControl, TrainerState
 from loopwright.hf.validation import apply_log_level, check_trainer, given_optimizers, settled_arguments
-from loopwright.optimizers import create_optimizer, decay_parameter_names, weight_decay_groups
+from loopwright.optimizers import decay_parameter_names, keep_embeddings_precise
 from loopwright.schedulers import get_scheduler
 from loopwright.settings import check_is_idle
 from loopwright.training.run import run_of
@@ -113,6 +114,8 @@ class Trainer(PrivateNames):
             self.lr_scheduler,
         )
         self.is_in_train = self.can_return_loss = False
+        self.current_flos = 0
+        self.neftune_noise_alpha = self.args.neftune_noise_alpha
         self.label_names: list[str] = []
         self.label_smoother: Any = None
         self.item_counter: losses.ItemCounter
@@ -161,7 +164,8 @@ class Trainer(PrivateNames):
             self.is_in_train = True
             loop = chosen_loop(self)
             try:
-                return loop(self._train_batch_size, self.args, resume_from_checkpoint, trial, ignore_keys_for_eval)
+                with noisy_embeddings(self.model, self.neftune_noise_alpha):
+                    return loop(self._train_batch_size, self.args, resume_from_checkpoint, trial, ignore_keys_for_eval)
             finally:
                 self.is_in_train = False
                 self.core.model = self.model
@@ -316,16 +320,9 @@ class Trainer(PrivateNames):
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
         """Create the optimizer unless there is one; called by `train`."""
         if self.optimizer is None:
-            args, model = self.args, self.model if model is None else model
-            groups = weight_decay_groups(model, args.weight_decay, self.get_decay_parameter_names(model))
-            given = self.optimizer_cls_and_kwargs
-            if given is None and not self.uses_default("get_optimizer_cls_and_kwargs"):
-                given = self.get_optimizer_cls_and_kwargs(args, model)
-            if given is not None:
-                self.optimizer = created_optimizer(*given, model, groups)
-            else:
-                options = optimizer_options(args)
-                self.optimizer = create_optimizer(args.optim, groups, lr=args.learning_rate, **options)
+            model = self.model if model is None else model
+            self.optimizer = created_optimizer(self, model)
+            keep_embeddings_precise(self.optimizer, model)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -457,6 +454,8 @@ class Trainer(PrivateNames):
         """Add an entry to `state.log_history` and pass it to the callbacks."""
         if self.state.epoch is not None:
             logs["epoch"] = self.state.epoch
+        if self.args.include_num_input_tokens_seen != "no":
+            logs["num_input_tokens_seen"] = self.state.num_input_tokens_seen
         self.state.log_history.append({**stored_metrics(logs), "step": self.state.global_step})
         self.call_event("on_log", logs=self.core.shown(logs))
 
@@ -541,7 +540,8 @@ def _inspect_model(trainer: Trainer) -> None:
     trainer._signature_columns = None
     trainer.label_names = losses.find_label_names(model) if args.label_names is None else list(args.label_names)
     trainer.can_return_loss = losses.can_return_loss(model)
-    trainer.label_smoother = losses.create_label_smoother(model, args.label_smoothing_factor)
+    factor = args.label_smoothing_factor
+    trainer.label_smoother = losses.LabelSmoother(factor) if factor else None
     uses_model_loss = trainer.uses_default("compute_loss") and trainer.compute_loss_func is None
     trainer.item_counter = losses.ItemCounter(model, uses_model_loss and trainer.label_smoother is None)
     trainer.core.model = trainer.callback_handler.model = model

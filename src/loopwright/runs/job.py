@@ -290,6 +290,8 @@ def _check_followed(training: Any) -> None:
     """Refuse settings without effect, and trackers and graphs that are unavailable."""
     resolve_trackers(training.report_to)
     check_graphs(training.step_mode, training.device)
+    if training.optim.startswith("schedule_free"):
+        raise ConfigError(f"optim={training.optim!r} has weights of its own for evaluation: it is for loopwright.hf")
     for name, (values, instead) in NOT_FOLLOWED.items():
         if getattr(training, name) not in values:
             what = f"{name}={getattr(training, name)!r} is not supported by the tasks: {instead}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
 
 from loopwright.config import TrainingArguments
+from loopwright.config.accelerator import AcceleratorConfig
 from loopwright.config.choices import must_be
 from loopwright.config.durations import seconds_of
 from loopwright.config.old_names import AcceptsOldNames, OldName
@@ -42,6 +43,12 @@ NOT_FOLLOWED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "ddp_bucket_cap_mb": ((None,), "leave it out"),
     "ddp_broadcast_buffers": ((None,), "leave it out"),
     "ddp_static_graph": ((None, False), "leave it out"),
+    **dict.fromkeys(
+        ("optim_target_modules", "bf16_full_eval", "fp16_full_eval", "use_liger_kernel", "liger_kernel_config")
+        + ("neftune_noise_alpha", "torch_empty_cache_steps", "include_num_input_tokens_seen", "save_only_model")
+        + ("eval_use_gather_object", "ignore_data_skip", "accelerator_config"),
+        ((None, False, "no", AcceleratorConfig()), "it is for loopwright.hf"),
+    ),
 }
 # Accepted because scripts and settings files have them, but without effect in a task.
 NO_EFFECT: Final = frozenset(
@@ -49,7 +56,7 @@ NO_EFFECT: Final = frozenset(
         *("do_train", "do_eval", "do_predict", "local_rank", "overwrite_output_dir", "load_best_model_at_end"),
         *("log_level", "log_level_replica", "log_on_each_node", "eval_do_concat_batches", "eval_accumulation_steps"),
         *("enable_jit_checkpoint", "restore_callback_states_from_checkpoint", "remove_unused_columns", "label_names"),
-        *("use_cache", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
+        *("use_cache", "dataloader_in_order", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
     )
 )
 # `--help` texts of arguments that mean something else here than in a script.

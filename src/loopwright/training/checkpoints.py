@@ -150,7 +150,7 @@ class RunCheckpoints:
     def capture(self, metadata: dict[str, Any]) -> Captured:
         """Return the weights, everything else needed to continue, and further files; every process must call it."""
         run, trainer, engine = self.run, self.run.trainer, self.run.engine
-        reshard(trainer.model)
+        weights, extra = self.weights()
         model, optimizer, scaler = run.bare_model(), run.bare_optimizer(), engine.accelerator.scaler
         names, hidden = parameter_names(model=model, loss_func=trainer.loss_func), self.hidden.changed_anywhere()
         if hidden["lost"]:
@@ -170,12 +170,17 @@ class RunCheckpoints:
             "num_processes": engine.num_processes,
             "modules": self.modules,
             "hidden": hidden,
+            "model_extra": extra,
+            "record": {**run.logbook.record.state_dict(), "spent": run.logbook.seconds_spent()},
         }
-        entries = model.state_dict()
-        state["model_extra"] = {name: value for name, value in entries.items() if not isinstance(value, torch.Tensor)}
-        state["record"] = {**run.logbook.record.state_dict(), "spent": run.logbook.seconds_spent()}
-        weights = {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
         return weights, state, trainer.checkpoint_files()
+
+    def weights(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return the tensors of the model's state, and its other entries."""
+        reshard(self.run.trainer.model)
+        entries = self.run.bare_model().state_dict()
+        tensors = {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
+        return tensors, {name: value for name, value in entries.items() if name not in tensors}
 
     def _run_state(self) -> dict[str, Any]:
         run, loader = self.run, self.run.train_loader

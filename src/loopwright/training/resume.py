@@ -190,6 +190,9 @@ def in_stored_windows(run: TrainingRun, resume_path: Path | None) -> RunSettings
 def resume(run: TrainingRun, path: Path) -> None:
     """Resume a saved run: check that it is this one, restore it, and report what has changed since."""
     checkpoint = run.checkpoints.read(path)
+    if checkpoint.about.get("model_only"):
+        text = f"{path} cannot be resumed: save_only_model=True saved it without optimizer, schedule and position"
+        raise CheckpointError(f"{text}. Load its weights and start a new run, or resume from a whole checkpoint.")
     if "run" not in checkpoint.state:
         raise CheckpointError(f"{path} was not written by a Trainer: it does not contain the position of a run")
     with store.refusing_damage(path):
@@ -273,7 +276,7 @@ def _check_continuity(run: TrainingRun, path: Path, saved: dict[str, Any]) -> No
     now = tier(saved["fingerprint"], metadata["fingerprint"], is_counted=metadata["tier"] == "T3")
     reason = saved.get("tier_reason", "nothing; the data source has no random access")
     metadata |= {"tier": max(now, saved["tier"]), "tier_reason": reason}  # a guarantee lost once does not come back
-    metadata["guarantee"] = saved.get("guarantee")  # where the tier has another meaning than usual
+    metadata["guarantee"] = metadata.get("guarantee") or saved.get("guarantee")  # where the tier has another meaning than usual
     differing = differences(saved["fingerprint"], metadata["fingerprint"])
     if policy is not None and policy.require_exact and metadata["tier"] not in EXACT:
         found = "; ".join(map(str, differing)) or reason
