@@ -51,7 +51,7 @@ USES = {
     "engine/compilation.py": {"_compiled_call_impl", "_dynamo"},
     "engine/engine.py": {
         *("_BatchNorm", "_is_accelerate_prepared", "_orig_mod", "_original_forward", "_reset_state"),
-        *("_optimizer_original_step_method", "_optimizer_patched_step_method"),
+        *("_optimizer_original_step_method", "_optimizer_patched_step_method", "_shared_state"),
     },
     "engine/graphs.py": {"_C", "_cuda_endAllocateToPool", "_foreach_copy_", "_foreach_zero_"},
     "engine/joint_failure.py": {"_get_default_store"},

@@ -23,7 +23,8 @@ CHAT = (
     "{% if add_generation_prompt %}<|assistant|> {% endif %}"
 )
 QUIET = {"report_to": "none", "disable_tqdm": True, "use_cpu": True}
-STEPS = {"max_steps": 6, "logging_steps": 1, "save_steps": 3, "per_device_train_batch_size": 4, "learning_rate": 1e-3}
+STEPS = {"max_steps": 6, "logging_steps": 1, "save_steps": 3, "learning_rate": 1e-3, "bf16": False}
+STEPS["per_device_train_batch_size"] = 4 // int(os.environ.get("WORLD_SIZE", "1"))
 COMPARED = ("loss", "eval_loss", "grad_norm", "learning_rate", "epoch")
 SAME_ORDER = {"train_sampling_strategy": "sequential"}
 

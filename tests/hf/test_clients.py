@@ -20,6 +20,7 @@ from .tiny import fit
 CLIENTS = Path(__file__).with_name("clients.py")
 MODULES = {"trl": "trl", "sentence-transformers": "sentence_transformers", "setfit": "setfit", "peft": "peft"}
 # Written by transformers' own Trainer; loopwright keeps its state in files without pickle.
+CAPTURED = {"capture_output": True, "text": True}
 STATE = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}
 
 
@@ -60,8 +61,24 @@ def test_a_library_trains_as_with_transformers(library, tmp_path):
         assert name not in RESUMED or here["resumed"], name
 
 
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_library_that_counts_the_tokens_of_all_processes_trains_on_two_as_on_one(tmp_path):
+    """Its loss is multiplied by the processes, and its data was prepared before the trainer existed."""
+    pytest.importorskip("trl")
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    found = []
+    for number, command in enumerate(([sys.executable], start)):
+        done = subprocess.run([*command, CLIENTS, "trl", "ours", tmp_path / str(number), "sft_packing"], **CAPTURED)
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
+        assert len(lines) == 1 + number and "error" not in lines[0], done.stderr
+        found.append(lines[0]["logs"])
+    for one, two in zip(*found, strict=True):
+        assert two == pytest.approx(one, rel=1e-5, abs=1e-6)
+
+
 def run_script(script):
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-c", script], **CAPTURED)
 
 
 def test_install_replaces_every_export_and_can_be_undone():

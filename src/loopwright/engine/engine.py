@@ -33,11 +33,14 @@ def create_accelerator(
     ddp_options: Mapping[str, Any] | None = None,
 ) -> Accelerator:
     """Create a new Accelerator; without precision or sharding, accelerate's own configuration decides."""
-    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs, PartialState
 
     # Under torchrun without an accelerator, accelerate needs this: it would join the process group, and still treat
     # each process as the only one.
     on_cpu = "LOCAL_RANK" in os.environ and not torch.accelerator.is_available()
+    if on_cpu and PartialState._shared_state.get("num_processes") == 1:  # a library asked first, without it
+        PartialState._reset_state()
+        forget_precision()
     patience = InitProcessGroupKwargs(init_method=processes.joining_method(), timeout=processes.collective_timeout())
     with restored_variable("ACCELERATE_USE_CPU", "true") if use_cpu else nullcontext():  # read by its constructor
         handlers = [patience, DistributedDataParallelKwargs(**(ddp_options or {}))]
