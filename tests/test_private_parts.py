@@ -321,10 +321,10 @@ def _():
     assert list(inspect.signature(type(results)._on_queue_feeder_error).parameters) == ["e", "obj"]
 
 
-@part("_reset_state", "_is_accelerate_prepared", "_original_forward")
+@part("_reset_state", "_shared_state", "_is_accelerate_prepared", "_original_forward")
 def _():
     from accelerate import Accelerator
-    from accelerate.state import AcceleratorState, GradientState
+    from accelerate.state import AcceleratorState, GradientState, PartialState
 
     AcceleratorState._reset_state()
     GradientState._reset_state()
@@ -333,6 +333,7 @@ def _():
     AcceleratorState._reset_state()
     GradientState._reset_state()
     assert Accelerator(cpu=True, mixed_precision="no").mixed_precision == "no"
+    assert PartialState._shared_state["num_processes"] == 1
 
 
 @part("_optimizer_original_step_method", "_optimizer_patched_step_method")

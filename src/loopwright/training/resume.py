@@ -276,7 +276,8 @@ def _check_continuity(run: TrainingRun, path: Path, saved: dict[str, Any]) -> No
     now = tier(saved["fingerprint"], metadata["fingerprint"], is_counted=metadata["tier"] == "T3")
     reason = saved.get("tier_reason", "nothing; the data source has no random access")
     metadata |= {"tier": max(now, saved["tier"]), "tier_reason": reason}  # a guarantee lost once does not come back
-    metadata["guarantee"] = metadata.get("guarantee") or saved.get("guarantee")  # where the tier has another meaning than usual
+    # Where the tier has another meaning than usual.
+    metadata["guarantee"] = metadata.get("guarantee") or saved.get("guarantee")
     differing = differences(saved["fingerprint"], metadata["fingerprint"])
     if policy is not None and policy.require_exact and metadata["tier"] not in EXACT:
         found = "; ".join(map(str, differing)) or reason
