@@ -103,7 +103,10 @@ def create_run_config(
     train_batch_size = _batch_size(train_loader, train_dl_kwargs) or per_device_batch_size
     eval_batch_size = _batch_size(eval_loader, eval_dl_kwargs) or per_device_batch_size
     processes = accelerator.num_processes
-    batches = (None if train_loader is None else train_loader.num_batches) or 0
+    try:
+        batches = len(train_loader)
+    except TypeError:  # there is none, or its length is not known
+        batches = 0
     updates = math.ceil(batches / gradient_accumulation_steps)
     updates_of_all = math.ceil(batches * processes / gradient_accumulation_steps)
     if max_num_train_steps is not None and updates:

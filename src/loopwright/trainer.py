@@ -339,7 +339,7 @@ class Trainer(TrainerHooks):
         run = self._current_run
         loaders = (run.train_loader, run.eval_loader, run.train_loader_kwargs, run.eval_loader_kwargs)
         limits = (num_epochs, gradient_accumulation_steps, max_num_train_steps, gradient_clip_value)
-        return create_run_config(run.engine.accelerator, *loaders, per_device_batch_size, *limits)
+        return create_run_config(run.accelerator, *loaders, per_device_batch_size, *limits)
 
     def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
         """Evaluate once; the loss is recorded under a name that says where in the run it was."""
@@ -505,7 +505,8 @@ class Trainer(TrainerHooks):
 
 def _start_idle_run(trainer: Trainer) -> None:
     warn_of_collisions(trainer, Trainer, CORE_CONTRACT, state={"_current_run": TrainingRun})
-    trainer._current_run = TrainingRun(trainer)
+    early = vars(trainer).get("_current_run")  # holds an accelerator that was assigned before `super().__init__()`
+    trainer._current_run = TrainingRun(trainer, previous=early if isinstance(early, TrainingRun) else None)
     trainer._current_run.start_engine()
 
 

@@ -813,7 +813,6 @@ def test_stand_ins_of_a_users_own_tests_can_be_trained():
 
     optimizer = Mock(param_groups=[{"lr": 0.1}], step_was_skipped=False)
     trainer = Stub(Mock(), Mock(), optimizer, callbacks=())
-    del optimizer.accelerator_state
     result = trainer.train(Mock(), 2, train_dataloader_kwargs=None)
     assert result.updates == optimizer.step.call_count == 6
     assert result.metrics["train_loss_epoch"] == 1.0

@@ -60,6 +60,7 @@ def _bar(trainer: TrainerLike, loader: Any, initial: int = 0) -> Any:
         total = len(loader)
     except TypeError:
         total = None
+    initial = initial if isinstance(initial, int) else 0  # not of a test's mock
     return tqdm(total=total, initial=initial, disable=not trainer.run_config.is_local_process_zero)
 
 

@@ -86,8 +86,9 @@ def without_preparation(loader: Any, given: Any) -> Any:
 
 def without_sharing(source: Any, num_processes: int) -> Any:
     """Return a DataLoader without its own sharding by process; raise a ConfigError if its sampler cannot be undone."""
-    sharing = [one for one in parts_of(source)[1:] if getattr(one, "num_replicas", 1) > 1]
-    if num_processes == 1 or type(source) is not DataLoader or not sharing:
+    is_plain = num_processes > 1 and type(source) is DataLoader
+    sharing = [one for one in parts_of(source)[1:] if getattr(one, "num_replicas", 1) > 1] if is_plain else []
+    if not sharing:
         return source
     sampler: Any = sharing[0]
     batch_sampler: Any = source.batch_sampler

@@ -78,9 +78,9 @@ class Engine:
 
     def __init__(self, accelerator: Accelerator, reduction: str = "fast") -> None:
         self.accelerator = accelerator
-        self.device: torch.device = accelerator.device
+        self.device = torch.device(accelerator.device)  # a stand-in may have a name
         self.num_processes: int = accelerator.num_processes
-        self.rank: int = accelerator.process_index
+        self.rank: int = accelerator.process_index if self.num_processes > 1 else 0
         self.kind = str(accelerator.distributed_type.value)
         if self.kind in _NOT_OFFERED:
             raise ConfigError(
@@ -185,7 +185,7 @@ class Engine:
 
     @staticmethod
     def unwrap_optimizer(optimizer: Any) -> Any:
-        while hasattr(optimizer, "accelerator_state"):
+        while "accelerator_state" in getattr(optimizer, "__dict__", ()):  # a mock has every name, and no end
             optimizer = optimizer.optimizer
         return optimizer
 

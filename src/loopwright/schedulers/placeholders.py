@@ -196,7 +196,7 @@ def _limit(trainer: TrainerLike) -> int | None:
     """Return `max_num_train_steps` if it ends the run before its epochs do."""
     limit: int | None = getattr(trainer.run_config, "max_num_train_steps", None)
     total = trainer.run_config.num_epochs * (_updates_per_epoch(trainer) or 0)
-    return limit if limit is not None and limit < total else None
+    return limit if isinstance(limit, int) and limit < total else None
 
 
 def _bounded_product(trainer: TrainerLike, value: Operation, limit: int) -> Number | None:

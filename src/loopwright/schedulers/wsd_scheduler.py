@@ -7,7 +7,7 @@ before a decay, WSD-S from the state after it. WSDCheckpointCallback saves and l
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -199,6 +199,11 @@ class WSDLrScheduler(StatefulSchedulerBase):
             decay = int((end - start) * self.decay_phase_ratio)
             info = {"period_start": start, "period_end": end, "decay_steps": decay, "pre_decay_step": end - decay}
             self.checkpoint_decay_info.append(info)
+
+    @lru_cache(maxsize=0)  # noqa: B019 - nothing is kept; tests written for pytorch-accelerated clear the cache
+    def _get_checkpoint_info(self, num_updates: int) -> tuple[int, int]:
+        period = self.get_phase_info(num_updates + 1)
+        return period["period_end"] - period["period_start"], num_updates - period["period_start"]
 
     def _is_warming_up(self, num_updates: int) -> bool:
         return not self.is_continuation_from_checkpoint and num_updates < self.num_warmup_steps

@@ -34,11 +34,13 @@ def check_step_mode(trainer: Trainer, step_mode: str) -> None:
 
 def prepare(run: TrainingRun) -> None:
     """Prepare everything; the loaders are ours afterwards, even if an overridden hook prepared them."""
-    trainer, given = run.trainer, (run.train_loader, run.eval_loader)
+    trainer, given, before = run.trainer, (run.train_loader, run.eval_loader), run.engine
     forget_precision()
     trainer._prepare_model_optimizer_and_dataloaders()
     if run.engine.accelerator is not run.accelerator:  # an override has made its own
         run.engine = Engine(run.accelerator, run.settings.reduction)
+    elif run.engine is before:  # an override has prepared nothing
+        run.start_engine()
     engine = run.engine
     engine.follow(trainer.model, trainer.optimizer)
     run.train_loader = without_preparation(run.train_loader, given[0])
