@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from loopwright.callbacks import CallbackHandler, MoveModulesToDeviceCallback, StopTrainingError, TrainerCallback
 from loopwright.checkpoint.hidden_state import HiddenState
+from loopwright.engine.buffers import put
 from loopwright.engine.seeding import preserved_generators
 from loopwright.engine.sharding import local, split_like
 from loopwright.errors import ConfigError
@@ -113,6 +114,8 @@ def _undone(trainer: Trainer) -> Iterator[None]:
     try:
         yield
     finally:
+        if trainer._current_run is not before:
+            trainer._current_run.checkpoints.samplers.put_back(before.engine.device)
         before.engine = trainer._current_run.engine
         before.losses.follow(before.engine)
         for name in set(vars(trainer)) - set(attributes):
@@ -146,6 +149,7 @@ class _Ramp(TrainerCallback):
         self._best = math.inf
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        trainer._current_run.checkpoints.samplers.keep()
         self._set(trainer, 0)
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
@@ -275,12 +279,7 @@ def _kept_module(module: nn.Module) -> Callable[[], None]:
                 current.grad = None
         for name, value in buffers.items():
             buffer = module._buffers.get(name)
-            if value is None or buffer is None:
-                module._buffers[name] = value
-            elif buffer.shape == value.shape and buffer.dtype == value.dtype:
-                _fill(buffer, value)
-            else:
-                module._buffers[name] = value.to(buffer.device)
+            module._buffers[name] = put(buffer, value if value is None or buffer is None else value.to(buffer.device))
 
     return put_back
 

@@ -15,7 +15,13 @@ from torch.nn.functional import relu
 
 import toys
 from loopwright import Checkpointing, Trainer
-from loopwright.callbacks import EarlyStoppingCallback, KeepStateCallback, ModelEmaCallback, TrainerCallback
+from loopwright.callbacks import (
+    EarlyStoppingCallback,
+    KeepStateCallback,
+    ModelEmaCallback,
+    SaveBestModelCallback,
+    TrainerCallback,
+)
 from loopwright.checkpoint import ResumableState
 from loopwright.checkpoint.hidden_state import changed_modules, describe_modules
 from loopwright.cli.exit_codes import failure_of
@@ -350,3 +356,72 @@ def test_a_hook_and_a_callback_that_is_used_again_are_rules_too(tmp_path):
     for name, cls, update in (*2 * [("hook", StopsInAHook, 5)], ("hook", other, 7), *2 * [("same", Trainer, 5)]):
         trainer = fit(tmp_path / name, made(lambda: nn.Linear(4, 1)), [same] if name == "same" else [], cls=cls)
         assert trainer.progress.update == update
+
+
+class Bank(nn.Module):
+    """Keeps the mean of every batch in a buffer, which grows; `first` is its length at the start."""
+
+    def __init__(self, first=0):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.register_buffer("bank", None if first is None else torch.zeros(first))
+
+    def forward(self, inputs):
+        if self.training:
+            bank = torch.zeros(0) if self.bank is None else self.bank
+            self.bank = torch.cat([bank, inputs.detach().mean().reshape(1)])
+        return self.layer(inputs) + (0 if self.bank is None else self.bank.sum())
+
+
+class BankLoss(Bank):
+    def forward(self, outputs, targets):
+        return super().forward(torch.cat([outputs, targets, targets, targets], dim=1)).square().mean()
+
+
+class LoadsItself(Bank):
+    def _load_from_state_dict(self, state, prefix, *args):
+        self.bank = torch.zeros(len(state[f"{prefix}bank"]))
+        super()._load_from_state_dict(state, prefix, *args)
+
+
+class LoadsAll(nn.Sequential):
+    def load_state_dict(self, state, *args, **kwargs):
+        self[0].bank = torch.zeros(len(state["0.bank"]))
+        return super().load_state_dict(state, *args, **kwargs)
+
+
+@pytest.mark.parametrize("make", [Bank, partial(Bank, None), partial(Bank, 2), LoadsItself, lambda: LoadsAll(Bank())])
+def test_a_buffer_that_grew_in_training_resumes_with_its_shape(make, tmp_path):
+    whole = fit(None, made(make), loss=BankLoss())
+    fit(tmp_path, made(make), [toys.stop_at(3)], loss=BankLoss())
+    resumed = fit(tmp_path, made(make, seed=5), loss=BankLoss(), require_exact=True)
+    toys.assert_same_weights(resumed, whole)
+    toys.assert_same_weights(resumed.loss_func, whole.loss_func)
+    assert len(resumed.loss_func.bank) == 8
+
+
+def test_a_model_built_with_another_buffer_is_refused_and_unchanged(tmp_path):
+    fit(tmp_path, made(partial(Bank, 2)), [toys.stop_at(3)])
+    model = made(partial(Bank, 3), seed=5)
+    before = toys.state_of(model)
+    with pytest.raises(CheckpointError, match=r"bank: \(5,\) saved, \(3,\) in the model"):
+        fit(tmp_path, model)
+    toys.assert_same(toys.state_of(model), before)
+
+
+def test_best_models_averages_and_a_loop_of_ones_own_have_buffers_that_grow(tmp_path):
+    average = partial(ModelEmaCallback, evaluate_during_training=False, save_path=tmp_path / "ema.pt", update_every=3)
+    best = SaveBestModelCallback(tmp_path / "best.pt", watch_metric="train_loss_epoch", greater_is_better=True)
+    trainer = fit(tmp_path / "run", made(Bank), [average(), best, toys.stop_at(7)])
+    assert len(trainer.model.bank) == 4, "the first epoch was the best"
+    fit(tmp_path / "run", made(Bank, seed=5), [again := average()])
+    assert len(again.ema_model.module.bank) == 6
+    for update in (1, 2):
+        model, policy = Bank(), Checkpointing(tmp_path / "own", keep_best=None)
+        with ResumableState(policy, model) as state:
+            state.restore()
+            model(torch.ones(2, 4))
+            state.save(update, {}, wait=True)
+        assert len(model.bank) == update
+    with pytest.raises(CheckpointError, match="is from another model"):
+        ResumableState(policy, Bank(4)).restore()

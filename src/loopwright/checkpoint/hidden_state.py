@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Sampler
 
 from loopwright.checkpoint.encoding import encode
 from loopwright.checkpoint.fingerprint import Change
@@ -217,6 +218,35 @@ class HiddenState:
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError):
             return False  # there is another object than in the saved run
         return True
+
+
+class SamplerState(HiddenState):
+    """State of samplers, and of samplers inside them: their `state_dict`, or else their attributes without `data`."""
+
+    def _look(self) -> None:
+        data, found = self._roots.get("data"), [root for root in self._roots.items() if root[0] != "data"]
+        self._entries, self._owned = {}, set()
+        for path, part in found:  # which grows
+            if id(part) in self._owned:
+                continue
+            self._owned.add(id(part))
+            is_stateful = hasattr(part, "load_state_dict")
+            held = {"state_dict": part.state_dict()} if is_stateful else getattr(part, "__dict__", {})
+            for name, value in held.items():
+                is_plain_type = type(value) in _EXACT or isinstance(value, (*_CONTAINERS,))
+                if value is not data and (is_plain_type or not hasattr(value, "__getitem__")):  # not a dataset
+                    self._entries[f"{path}.{name}"] = held, name
+                inner = enumerate(value[:1000] if type(value) is list else [value])  # a longer one is of numbers
+                found += [(f"{path}.{name}.{i}", one) for i, one in inner if isinstance(one, Sampler)]
+        self._owners = dict(found)
+
+    def _put(self, key: str, saved: Any, device: torch.device) -> bool:
+        path, _, name = key.rpartition(".")
+        if name != "state_dict":
+            return super()._put(key, saved, device)
+        if is_there := hasattr(self._owners.get(path), "load_state_dict"):
+            self._owners[path].load_state_dict(copy.deepcopy(saved))
+        return is_there
 
 
 class _Digest(Pickler):

@@ -30,7 +30,7 @@ from loopwright.checkpoint.saver import Captured, Saver
 from loopwright.checkpoint.state_by_name import load_optimizer_state, optimizer_state, parameter_names
 from loopwright.checkpoint.store import Checkpoint, find_newest, read, refusing_damage
 from loopwright.engine.seeding import generator_states, restore_generator_states
-from loopwright.engine.sharding import load_weights, whole_state
+from loopwright.engine.sharding import buffer_shapes, load_weights, whole_state
 from loopwright.errors import CheckpointError, ConfigError, ConfigTypeError
 from loopwright.run_folder import Lease
 
@@ -83,7 +83,7 @@ class ResumableState:
         self._model = model
         self._lease = lease
         self._parts = parts
-        self._tree = describe_modules(model=model, **parts)
+        self._tree, self._buffers = describe_modules(model=model, **parts), buffer_shapes(model)
         self._hidden = HiddenState(model=model, **parts)
         self._run_id = uuid.uuid4().hex[:12]
         self._fingerprint: dict[str, Any] = {}
@@ -196,6 +196,7 @@ class ResumableState:
             },
             "generators": generator_states(self._device()),
             "modules": self._tree,
+            "buffers": self._buffers,
             "hidden": hidden,
             "lost": lost,
             "values": dict(values),
@@ -218,8 +219,10 @@ class ResumableState:
                 f"{path} is from another loop: it holds {_listed(state['classes'])}, and this loop has "
                 f"{_listed(self._classes())}. Pass the same parts to resume it."
             )
+        built = state.get("buffers", {})  # older states have none
+        fixed = [name for name, shape in buffer_shapes(self._model).items() if built.get(name, shape) != shape]
         try:
-            load_weights(self._model, {**checkpoint.model, **state["model_extra"]})
+            load_weights(self._model, {**checkpoint.model, **state["model_extra"]}, fixed=fixed)
         except RuntimeError as error:
             raise CheckpointError(f"{path} is from another model. {' '.join(str(error).split())}") from None
         hidden = state.get("hidden", {})  # older states have none

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import nn
 
 from loopwright.checkpoint import tensor_shards as shards
 from loopwright.checkpoint.files import HashedFile
@@ -20,7 +18,7 @@ from loopwright.checkpoint.store import MODEL, SHARDED_FORMAT, read_table, verif
 from loopwright.checkpoint.tensor_file import check_header, dtype_of, write_data, write_header
 from loopwright.engine.nested import map_tensors
 from loopwright.engine.processes import gather_objects
-from loopwright.engine.sharding import load_weights, split_like, whole
+from loopwright.engine.sharding import split_like, whole
 from loopwright.errors import CheckpointError
 
 
@@ -71,11 +69,6 @@ def _write(
 def with_state(state: Any) -> Any:
     """Return a stand-in for a model or an optimizer with this state."""
     return SimpleNamespace(state_dict=lambda: state)
-
-
-def split_model(model: nn.Module) -> Any:
-    """Return a stand-in for a split model that loads this process's part of whole weights."""
-    return SimpleNamespace(state_dict=model.state_dict, load_state_dict=partial(load_weights, model))
 
 
 def split_optimizer(optimizer: torch.optim.Optimizer) -> Any:

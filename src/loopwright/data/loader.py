@@ -114,6 +114,7 @@ class Loader(ABC):
     Attributes:
         skipped: the ids skipped so far, each with the epoch of the first time and the error. It is state of the run: a
             resumed one sets it before it reads windows. Ids of earlier epochs are not retried.
+        own_samplers: samplers that keep their own order from epoch to epoch, by class: their state is state of the run.
     """
 
     guarantee: Guarantee
@@ -124,6 +125,7 @@ class Loader(ABC):
         self.source = source
         self.seed, self.share, self.device, self._even_tail, self.limit, self.bad_samples = options
         self.skipped: reading.Skipped = {}
+        self.own_samplers: dict[str, Any] = {}
         self._direct_epoch = 0
         self._purpose = "eval-fetch" if self._even_tail else "fetch"
 
@@ -209,6 +211,11 @@ class OrderedLoader(Loader):
         self.drop_last = source.drop_last
         self.num_workers = source.num_workers
         self.guarantee = RANDOM_ACCESS if self._find_plan() is not None else OWN_SAMPLER
+        self._drawn = self.batch_sampler if self.batch_size is None else self.sampler
+        classes = [type(part) for part in parts_of(self._drawn) if part is not None]
+        is_of_torch = all(kind.__module__.partition(".")[0] == "torch" for kind in classes)
+        if self.guarantee is OWN_SAMPLER and not self._even_tail and not is_of_torch:
+            self.own_samplers[classes[0].__name__] = self._drawn
         self._fetches_here = source.num_workers == 0
         self._pins = source.pin_memory and torch.cuda.is_available()
         has_quick_collate = self._fetches_here and source.collate_fn is default_collate
@@ -297,7 +304,7 @@ class OrderedLoader(Loader):
             return None
         if type(sampler) is SequentialSampler:
             return Sequential(len(sampler))
-        if isinstance(sampler, LengthGroupedSampler):
+        if type(sampler) is LengthGroupedSampler:
             return sampler.plan(self.seed, self.batch_size)
         if type(sampler) is RandomSampler and not sampler.replacement:
             size = len(sampler.data_source)
@@ -316,9 +323,9 @@ class OrderedLoader(Loader):
     def _global_micro_batches(self, epoch: int, position: int) -> Iterator[tuple[int, list[int]]]:
         """Yield (position, ids) of every micro-batch of the epoch from a position, within the limit."""
         limit = self._global_limit()
+        stream = keyed_stream(self._drawn, self.seed, epoch, self.device, keeps_own=bool(self.own_samplers))
         if self.batch_size is None:
             start = 0
-            stream = keyed_stream(self.batch_sampler, self.seed, epoch, self.device)
             for ids in itertools.islice(stream, limit):
                 if start >= position:
                     yield start, list(ids)
@@ -328,7 +335,7 @@ class OrderedLoader(Loader):
         if plan is not None:
             batches = plan_batches(plan, epoch, position, self.batch_size)
         else:
-            ids_from = itertools.islice(keyed_stream(self.sampler, self.seed, epoch, self.device), position, None)
+            ids_from = itertools.islice(stream, position, None)
             batches = iter(lambda: list(itertools.islice(ids_from, self.batch_size)), [])
         if limit is not None:
             batches = itertools.islice(batches, max(limit - position // self.batch_size, 0))

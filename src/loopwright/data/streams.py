@@ -15,10 +15,10 @@ from loopwright.keys import key
 _STREAM_CHUNK = 1024
 
 
-def keyed_stream(source: Any, seed: int, epoch: int, device: torch.device) -> Iterator[Any]:
-    """Iterate a sampler under separate generators seeded by the epoch, independent of other draws."""
+def keyed_stream(source: Any, seed: int, epoch: int, device: torch.device, keeps_own: bool) -> Iterator[Any]:
+    """Iterate a sampler under global generators seeded by the epoch; with `keeps_own` its own ones are left alone."""
     set_epoch_of(epoch, *parts_of(source))
-    own = OwnGenerators(source, epoch)
+    own = OwnGenerators(None if keeps_own else source, epoch)
     states: dict[str, Any] | None = None
     items: Iterator[Any] | None = None
     while True:
@@ -29,6 +29,9 @@ def keyed_stream(source: Any, seed: int, epoch: int, device: torch.device) -> It
             else:
                 restore_generator_states(states, device)
             chunk = list(itertools.islice(items, _STREAM_CHUNK))
+            if states is None and not chunk and keeps_own:
+                items = iter(source)  # restored at the end of an epoch, it had nothing left of that one
+                chunk = list(itertools.islice(items, _STREAM_CHUNK))
             states = generator_states(device)
         yield from chunk
         if len(chunk) < _STREAM_CHUNK:

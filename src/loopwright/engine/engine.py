@@ -38,7 +38,8 @@ def create_accelerator(
     # Under torchrun without an accelerator, accelerate needs this: it would join the process group, and still treat
     # each process as the only one.
     on_cpu = "LOCAL_RANK" in os.environ and not torch.accelerator.is_available()
-    if on_cpu and PartialState._shared_state.get("num_processes") == 1:  # a library asked first, without it
+    is_alone = PartialState._shared_state.get("num_processes") == 1
+    if on_cpu and is_alone and processes.is_distributed():  # a library asked first, without it
         PartialState._reset_state()
         forget_precision()
     patience = InitProcessGroupKwargs(init_method=processes.joining_method(), timeout=processes.collective_timeout())

@@ -10,14 +10,16 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from loopwright.engine.buffers import put
 from loopwright.errors import ConfigError
 
 _ORIGIN = "_loopwright_sharding"  # in a sharded model's __dict__
@@ -388,21 +390,35 @@ def whole_state(module: nn.Module) -> dict[str, Any]:
     return {**dict(module.named_buffers()), **module.state_dict()}
 
 
-def load_weights(module: nn.Module, weights: Mapping[str, Any], strict: bool = True) -> None:
-    """Load weights that may be whole where the module's own are split, or the reverse; also non-persistent buffers."""
-    own, parts = module.state_dict(), dict(module.named_modules())
-    # Also those that are None so far.
-    buffers = {f"{path}.{name}" if path else name for path, part in parts.items() for name in part._buffers}
-    for name in weights.keys() & buffers - own.keys():
+def buffer_shapes(module: Any) -> dict[str, list[int] | None]:
+    """Return the shapes of all buffers by name; None for those that are None so far."""
+    return {
+        f"{path}.{name}" if path else name: None if each is None or is_lazy(each) else list(each.shape)
+        for path, part in (module.named_modules() if isinstance(module, nn.Module) else ())
+        for name, each in part._buffers.items()  # the public iterator leaves out those that are None
+    }
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, Any], strict: bool = True, fixed: Iterable[str] = ()) -> None:
+    """Load weights that may be whole where the module's own are split, or the reverse; also non-persistent buffers.
+
+    Buffers take the saved shapes, unless they are `fixed`; the module's own loading code comes first.
+    """
+    own, parts, shapes = module.state_dict(), dict(module.named_modules()), buffer_shapes(module)
+    buffers = weights.keys() & shapes.keys()
+    fitting = [name for name in buffers & own.keys() if is_lazy(own[name]) or own[name].shape == weights[name].shape]
+    if changed := buffers.difference(fitting, fixed):
+        with suppress(RuntimeError):
+            module.load_state_dict(dict(weights), strict=strict)
+    for name in changed:
         path, _, last = name.rpartition(".")
-        now, new = parts[path]._buffers[last], weights[name]
-        new = new.to(getattr(now, "device", None) or next((each.device for each in module.parameters()), None))
-        if now is not None and new.shape == now.shape and new.dtype == now.dtype:
-            new = now.detach().copy_(new)
-        parts[path]._buffers[last] = new
-    weights = {name: value for name, value in weights.items() if name in own or name not in buffers}
-    fitting = {name: split_like(value, own[name]) if name in own else value for name, value in weights.items()}
-    module.load_state_dict(fitting, strict=strict)
+        now, new = parts[path]._buffers[last], weights[name]  # not public while it is None
+        device = getattr(now, "device", None) or next((each.device for each in module.parameters()), None)
+        parts[path]._buffers[last] = put(now, new.detach().clone().to(device))
+    own = module.state_dict()
+    weights = {name: value for name, value in weights.items() if name in own or name not in shapes}
+    split = {name: split_like(value, own[name]) if name in own else value for name, value in weights.items()}
+    module.load_state_dict(split, strict=strict)
 
 
 def mesh_of(model: Any) -> Any:

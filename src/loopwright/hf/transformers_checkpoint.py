@@ -61,7 +61,7 @@ def read_foreign(folder: Path, run: TrainingRun, state: dict[str, Any]) -> Check
         raise CheckpointError(f"{folder} is transformers': continue it without fsdp; our checkpoints resume with fsdp")
     with store.refusing_damage(folder):
         saved, weights = TrainerState.load_from_json(folder / STATE_FILE), read_weights(folder, model)
-        check_shapes(str(folder), model.state_dict(), weights)
+        check_shapes(str(folder), model.state_dict(), weights, resized=())
         files = {name: read_file(folder / name) for name, is_needed in needed.items() if is_needed}
         schedule, state["scaler"] = files["scheduler.pt"], files.get("scaler.pt")
         _check_names(folder / "scheduler.pt", schedule, state["scheduler"])

@@ -158,7 +158,10 @@ def _plan_shapes(run: TrainingRun) -> Any:
     loader = run.train_loader
     if not isinstance(loader, Loader):
         return None
+    samplers = run.checkpoints.samplers
+    samplers.keep()
     first = loader.first_batch()
+    samplers.put_back(run.engine.device)
     if getattr(loader.collate_fn, "bucket_lengths", None):
         return PlannedShapes(loader.collate_fn, first)
     try:

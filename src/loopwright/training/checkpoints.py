@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -17,17 +18,17 @@ from loopwright.callbacks.extra_state import warn_of_unsaved
 from loopwright.checkpoint import Checkpoint, read
 from loopwright.checkpoint import sharded_checkpoint as sharded
 from loopwright.checkpoint.fingerprint import Change, fingerprint, tier
-from loopwright.checkpoint.hidden_state import HiddenState, changed_modules, describe_modules
+from loopwright.checkpoint.hidden_state import HiddenState, SamplerState, changed_modules, describe_modules
 from loopwright.checkpoint.saver import Captured, Saver
 from loopwright.checkpoint.state_by_name import fitted_state, optimizer_state, parameter_names
 from loopwright.checkpoint.store import Label, check_savable, commit, set_aside_newer, take_snapshot
 from loopwright.data.loader import REPLAYED
 from loopwright.engine.processes import gather_objects, world_process_zero_only
 from loopwright.engine.seeding import generator_states, restore_generator_states
-from loopwright.engine.sharding import is_sharded, local, mesh_of, reshard
+from loopwright.engine.sharding import buffer_shapes, is_sharded, load_weights, local, mesh_of, reshard
 from loopwright.errors import CheckpointError, ConfigError
 from loopwright.failpoints import failpoint
-from loopwright.progress import StopReason, rule_of
+from loopwright.progress import TRAINED, StopReason, rule_of
 from loopwright.run_folder import LeaseError
 from loopwright.training.hyper_parameters import as_json, hyper_parameters
 from loopwright.training.model_files import check_class, check_shapes
@@ -47,7 +48,9 @@ class RunCheckpoints:
         is_changed: the run continues with other settings or other data.
         changes: what the user has changed since the resumed checkpoint.
         modules: how model and loss function are built; see `describe_modules`.
+        buffers: the shapes of the model's buffers as it is built.
         hidden: their state outside `state_dict`.
+        samplers: the state of the user's own samplers; `epoch_samplers` is an epoch, and that state at its start.
         ended: why the resumed run had ended, if it stays so.
     """
 
@@ -62,7 +65,10 @@ class RunCheckpoints:
         self.is_changed = False
         self.changes: list[Change] = []
         self.modules: dict[str, list[str]] = {}
+        self.buffers: dict[str, list[int] | None] = {}
         self.hidden = HiddenState()
+        self.samplers = SamplerState()
+        self.epoch_samplers: tuple[int, dict[str, Any]] = (-1, {})
         self.ended: StopReason | None = None
         self._has_loaded_model = False
         self.run = run
@@ -98,7 +104,8 @@ class RunCheckpoints:
         run.boundary.rules = {id(each): rule_of(each) for each in run.boundary.deciders()}
         modules = {"model": run.bare_model(), "loss_func": run.trainer.loss_func}
         self.modules, self.hidden = describe_modules(**modules), HiddenState(**modules)
-        names = parameter_names(**modules)
+        self.samplers = SamplerState(data=run.train_loader.dataset, **run.train_loader.own_samplers)
+        self.buffers, names = buffer_shapes(run.bare_model()), parameter_names(**modules)
         self.initial = hyper_parameters(run.bare_optimizer(), run.trainer.scheduler, names)
 
     def start(self) -> None:
@@ -169,6 +176,7 @@ class RunCheckpoints:
             "generators": generator_states(engine.device),
             "num_processes": engine.num_processes,
             "modules": self.modules,
+            "buffers": self.buffers,
             "hidden": hidden,
             "model_extra": extra,
             "record": {**run.logbook.record.state_dict(), "spent": run.logbook.seconds_spent()},
@@ -198,7 +206,20 @@ class RunCheckpoints:
             "skipped_in_a_row": run.logbook.skipped_in_a_row,
             "parts": asdict(run.memory.parts),
             "skipped_samples": dict(loader.agree_on_skipped()) if skips else {},
+            "samplers": self.sampler_state(),
         }
+
+    def sampler_state(self, begins_epoch: bool = False) -> dict[str, Any]:
+        """Return the state of the samplers; within an epoch that of its start, since a resume draws its ids again."""
+        progress = self.run.progress
+        is_between = self.epoch_samplers[0] != progress.epoch or progress.stage >= TRAINED
+        if begins_epoch or (is_between and self.run.train_loader is not None):
+            saved, lost, _ = self.samplers.changed()
+            if lost:
+                reason = f"{_listed(lost)} has changed and cannot be saved. Give the sampler a state_dict"
+                self.lower_tier(progress.update, reason, "T3")
+            self.epoch_samplers = progress.epoch, copy.deepcopy(saved)
+        return self.epoch_samplers[1]
 
     def read(self, path: str | Path) -> Checkpoint:
         """Return the contents of a checkpoint; of a sharded model this process's part."""
@@ -217,8 +238,12 @@ class RunCheckpoints:
         """
         trainer, engine, state = self.run.trainer, self.run.engine, checkpoint.state
         model, optimizer = self.run.bare_model(), self.run.bare_optimizer()
-        weights = {**checkpoint.model, **state["model_extra"]}
-        check_shapes("the checkpoint", model.state_dict(), weights)
+        weights, built = {**checkpoint.model, **state["model_extra"]}, state.get("buffers", {})
+        # By the saved run, and not by the user; a model that was used before may have any shapes.
+        resized = [
+            name for name, shape in self.buffers.items() if self.initial is None or built.get(name, ...) == shape
+        ]
+        check_shapes("the checkpoint", model.state_dict(), weights, resized)
         if path is not None:
             self._check_modules(path, state)
         check_class("optimizer", state["optimizer_class"], optimizer, "pass an optimizer of the same class")
@@ -226,10 +251,10 @@ class RunCheckpoints:
             check_class("scheduler", state["scheduler_class"], trainer.scheduler, "pass the same create_scheduler_fn")
         names = parameter_names(model=model, loss_func=trainer.loss_func)
         fitted = fitted_state(optimizer, state["optimizer"], names)
-        model.load_state_dict(weights)
+        load_weights(model, weights)
         self._restore_hidden(state, path)
         if state["loss_func"] and isinstance(trainer.loss_func, nn.Module):
-            trainer.loss_func.load_state_dict(state["loss_func"])
+            load_weights(trainer.loss_func, state["loss_func"])
         optimizer.load_state_dict(fitted)
         if state["scheduler"] is not None and trainer.scheduler is not None:
             trainer.scheduler.load_state_dict(state["scheduler"])
@@ -247,6 +272,9 @@ class RunCheckpoints:
         own = by_rank[self.run.engine.rank if is_same and len(by_rank) > 1 else 0]
         missing = self.hidden.restore({**hidden.get("common", {}), **own}, self.run.engine.device)
         missing += [*hidden.get("lost", ()), *([] if is_same else own)]
+        samplers = {} if path is None else state["run"].get("samplers", {})
+        of_samplers = self.samplers.restore(samplers, self.run.engine.device)
+        missing += of_samplers
         missing = sorted({name for names in gather_objects(missing) for name in names})
         if not missing:
             return
@@ -256,16 +284,17 @@ class RunCheckpoints:
             raise CheckpointError(f"{path} cannot be resumed bit-exactly, and require_exact is set. {text}.")
         self.run.trainer.notify("resume.left_out", text)
         if path is not None:
-            self.metadata["tier"], self.is_changed = max(self.metadata["tier"], "T2"), True
+            tier = "T3" if of_samplers else "T2"
+            self.metadata["tier"], self.is_changed = max(self.metadata["tier"], tier), True
 
-    def lower_tier(self, update: int | None, reason: str) -> None:
+    def lower_tier(self, update: int | None, reason: str, tier: str = "T2") -> None:
         """Report once that the run is no longer exact, and record it; what is saved from here on says so too."""
-        if not self.run.is_running or self.metadata["tier"] >= "T2":
+        if not self.run.is_running or self.metadata["tier"] >= tier:
             return
-        self.metadata |= {"tier": "T2", "tier_reason": reason}
-        guarantee = f"T2 from here on: {reason}"
-        self.run.trainer.notify("resume.guarantee", f"Resume guarantee {guarantee}", tier="T2", guarantee=guarantee)
-        self.run.logbook.record.write("tier", update=update, tier="T2", reason=reason)
+        self.metadata |= {"tier": tier, "tier_reason": reason}
+        guarantee = f"{tier} from here on: {reason}"
+        self.run.trainer.notify("resume.guarantee", f"Resume guarantee {guarantee}", tier=tier, guarantee=guarantee)
+        self.run.logbook.record.write("tier", update=update, tier=tier, reason=reason)
 
     def _check_modules(self, path: Path, state: dict[str, Any]) -> None:
         """Raise a CheckpointError if the model is built differently, unless that is allowed; report the differences."""

@@ -195,7 +195,8 @@ class Logbook:
     def _report_nonfinite(self, update: int, index: int) -> list[int] | None:
         """Record the samples of an update, the index-th of its epoch, that is not finite; return their ids if known."""
         run = self.run
-        batches = run.train_loader.samples_of(run.progress.epoch, index)
+        is_pure = not run.checkpoints.samplers.changed()[0]  # else the sampler would change if it drew the ids again
+        batches = run.train_loader.samples_of(run.progress.epoch, index) if is_pure else None
         listed = [{"position": position, "samples": ids} for position, ids in batches or []]
         self.record.keep("nan_batch.json", {"update": update, "epoch": run.epoch, "micro_batches": listed})
         return None if batches is None else [index for _, ids in batches for index in ids]

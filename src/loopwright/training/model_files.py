@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import warnings
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,10 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from loopwright.checkpoint import store
 from loopwright.checkpoint.state_by_name import untied
-from loopwright.checkpoint.whole_weights import gathered, split_model, split_optimizer, with_state, write_gathered
+from loopwright.checkpoint.whole_weights import gathered, split_optimizer, with_state, write_gathered
 from loopwright.engine import sharding
 from loopwright.engine.processes import local_process_zero_only, world_process_zero_only
-from loopwright.engine.sharding import is_sharded, reshard
+from loopwright.engine.sharding import buffer_shapes, is_sharded, load_weights, reshard
 from loopwright.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -70,14 +70,48 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Read what `save_checkpoint` wrote, into the model and, where the file has them, optimizer and scheduler.
 
-    A scheduler's state is left alone while the trainer has no scheduler: one exists only during `train`.
+    A scheduler's state is left alone while the trainer has no scheduler: one exists only during `train`. A file that is
+    missing, damaged, or of another model raises a CheckpointError, and nothing is changed.
     """
-    model, optimizer = trainer._current_run.bare_model(), trainer._current_run.bare_optimizer()
+    run, path, scheduler = trainer._current_run, checkpoint_path, trainer.scheduler
+    model, optimizer, built = run.bare_model(), run.bare_optimizer(), run.checkpoints.buffers
+    resized = [name for name, shape in buffer_shapes(model).items() if built.get(name, shape) != shape]  # by the run
     if is_sharded(model):
         reshard(model)
-        model = split_model(model)
         optimizer = None if optimizer is None else split_optimizer(optimizer)
-    return load_model_file(checkpoint_path, model, optimizer, trainer.scheduler, load_optimizer, load_scheduler)
+    if not Path(path).exists():
+        raise CheckpointError(f"there is no checkpoint file {path}")
+    if Path(path).is_dir():
+        raise CheckpointError(
+            f"{path} is a folder, not a checkpoint file. Resume a training state with train(resume_from=...), or "
+            "read it with load_training_state."
+        )
+    if Path(path).suffix == ".safetensors":
+        checkpoint: dict[str, Any] = {"model_state_dict": read_file(path)}
+        current, found = model.state_dict(), checkpoint["model_state_dict"]
+        _, tied = untied(current)
+        expected = {name: value for name, value in current.items() if name not in tied or name in found}
+        check_shapes(str(path), expected, found, resized)
+        load_weights(model, found, strict=False)
+        return checkpoint
+    checkpoint = read_file(path)
+    if not isinstance(checkpoint, dict) or "model_state_dict" not in checkpoint:
+        found = ", ".join(map(str, checkpoint))[:200] if isinstance(checkpoint, dict) else type(checkpoint).__name__
+        raise CheckpointError(f"{path} was not written by save_checkpoint: it has no model_state_dict, but {found}")
+    restores_optimizer = load_optimizer and "optimizer_state_dict" in checkpoint
+    if restores_optimizer and optimizer is None:
+        raise ConfigError(
+            f"{path} holds optimizer state but the trainer has no optimizer. Pass one, or load_optimizer=False."
+        )
+    check_shapes(str(path), model.state_dict(), checkpoint["model_state_dict"], resized)
+    if restores_optimizer:
+        _check_groups(str(path), optimizer, checkpoint["optimizer_state_dict"])
+    load_weights(model, checkpoint["model_state_dict"])
+    if restores_optimizer:
+        optimizer.load_state_dict(checkpoint["optimizer_state_dict"])
+    if load_scheduler and "scheduler_state_dict" in checkpoint and scheduler is not None:
+        scheduler.load_state_dict(checkpoint["scheduler_state_dict"])
+    return checkpoint
 
 
 def whole_model(trainer: Trainer) -> Any:
@@ -98,7 +132,7 @@ def save_model_file(path: str | Path, model: nn.Module, optimizer: Any, schedule
     """Write the documented checkpoint file: a dict by torch.save, or weights alone for a .safetensors path.
 
     The state of a scheduler that cannot be saved is left out, with a warning. If anything else cannot be saved so that
-    `load_model_file` reads it, a CheckpointError is raised and nothing is written.
+    `load_checkpoint` reads it, a CheckpointError is raised and nothing is written.
     """
     state: dict[str, Any] = {"model_state_dict": model.state_dict()}
     if Path(path).suffix == ".safetensors":
@@ -144,48 +178,6 @@ def _write_readable(path: str | Path, state: dict[str, Any]) -> None:
     store.write_file(path, write)
 
 
-def load_model_file(
-    path: str | Path, model: nn.Module, optimizer: Any, scheduler: Any, load_optimizer: bool, load_scheduler: bool
-) -> dict[str, Any]:
-    """Read what `save_model_file` wrote into model, optimizer and scheduler, and return the dict.
-
-    A file that is missing, damaged, or of another model raises a CheckpointError, and nothing is changed.
-    """
-    if not Path(path).exists():
-        raise CheckpointError(f"there is no checkpoint file {path}")
-    if Path(path).is_dir():
-        raise CheckpointError(
-            f"{path} is a folder, not a checkpoint file. Resume a training state with train(resume_from=...), or "
-            "read it with load_training_state."
-        )
-    if Path(path).suffix == ".safetensors":
-        checkpoint: dict[str, Any] = {"model_state_dict": read_file(path)}
-        current, found = model.state_dict(), checkpoint["model_state_dict"]
-        _, tied = untied(current)
-        expected = {name: value for name, value in current.items() if name not in tied or name in found}
-        check_shapes(str(path), expected, found)
-        model.load_state_dict(found, strict=False)
-        return checkpoint
-    checkpoint = read_file(path)
-    if not isinstance(checkpoint, dict) or "model_state_dict" not in checkpoint:
-        found = ", ".join(map(str, checkpoint))[:200] if isinstance(checkpoint, dict) else type(checkpoint).__name__
-        raise CheckpointError(f"{path} was not written by save_checkpoint: it has no model_state_dict, but {found}")
-    restores_optimizer = load_optimizer and "optimizer_state_dict" in checkpoint
-    if restores_optimizer and optimizer is None:
-        raise ConfigError(
-            f"{path} holds optimizer state but the trainer has no optimizer. Pass one, or load_optimizer=False."
-        )
-    check_shapes(str(path), model.state_dict(), checkpoint["model_state_dict"])
-    if restores_optimizer:
-        _check_groups(str(path), optimizer, checkpoint["optimizer_state_dict"])
-    model.load_state_dict(checkpoint["model_state_dict"])
-    if restores_optimizer:
-        optimizer.load_state_dict(checkpoint["optimizer_state_dict"])
-    if load_scheduler and "scheduler_state_dict" in checkpoint and scheduler is not None:
-        scheduler.load_state_dict(checkpoint["scheduler_state_dict"])
-    return checkpoint
-
-
 def read_file(path: str | Path) -> Any:
     """Return the content of a .safetensors file, or of one that `torch.save` wrote; no code from it is run."""
     try:
@@ -218,8 +210,8 @@ def check_class(what: str, saved: str, current: Any, fix: str) -> None:
         )
 
 
-def check_shapes(source: str, current: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Raise a CheckpointError for weights of other names or shapes than the model's, before any of them is copied."""
+def check_shapes(source: str, current: Mapping[str, Any], saved: Mapping[str, Any], resized: Container[str]) -> None:
+    """Raise a CheckpointError for weights of other names or shapes than the model's, unless they are `resized`."""
     found = {name: tuple(getattr(value, "shape", ())) for name, value in saved.items()}
     here = {
         # A lazy parameter takes any shape.
@@ -229,7 +221,7 @@ def check_shapes(source: str, current: Mapping[str, Any], saved: Mapping[str, An
     differences = [
         f"{name}: {found.get(name, 'absent')} saved, {here.get(name, 'absent')} in the model"
         for name in sorted(here.keys() | found.keys())
-        if name not in here or name not in found or here[name] != found[name]
+        if here.get(name) != found.get(name) and (name not in resized or name not in found)
     ]
     if differences:
         more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""

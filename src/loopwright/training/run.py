@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 _CARRIED = (
     *("settings", "engine", "accelerator", "progress", "losses", "seed", "first_epoch", "run_id"),
     *("memory.parts.train", "checkpoints.metadata", "checkpoints.initial"),
-    *("checkpoints.modules", "checkpoints.hidden"),
+    *("checkpoints.modules", "checkpoints.buffers", "checkpoints.hidden", "checkpoints.epoch_samplers"),
     *("logbook.record", "logbook.speed", "logbook.stopwatch", "logbook.num_graphed_updates"),
 )
 
@@ -273,6 +273,7 @@ class TrainingRun:
         self.trainer.training_run_end()
         self.trainer.call_event("on_training_run_end")
         self.boundary.serve_stop()
+        self.checkpoints.sampler_state()
 
     def stop(self, error: StopTrainingError) -> None:
         """Stop the run early: report why, drop the unfinished update, call the event."""
@@ -313,6 +314,7 @@ class TrainingRun:
         done = -(-self.progress.batch // self.settings.gradient_accumulation_steps)
         self.logbook.first_update_of_epoch = self.progress.update - done + 1
         self.epoch_is_whole = False
+        self.checkpoints.sampler_state(begins_epoch=True)
         self.boundary.plan_agreement()
         if self.progress.batch == 0:
             self.losses = EpochLosses(self.engine)
