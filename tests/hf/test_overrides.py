@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -266,3 +267,31 @@ def test_the_accelerator_takes_attributes(tmp_path):
     trainer = made(tmp_path, model=bert())
     trainer.accelerator.even_batches = False
     assert trainer.accelerator.even_batches is False
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_what_a_library_keeps_on_its_trainer_is_state_of_the_run(steps, tmp_path):
+    """trl counts tokens, buffers generated batches, and collects metrics until they are logged."""
+
+    class Buffering(Trainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self._metrics, self._step, self._buffered, self.unsaved = {"train": defaultdict(list)}, 0, None, object()
+
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            self._buffered = inputs if self._step % 3 == 0 else self._buffered
+            self._step += 1
+            self._metrics["train"]["seen"].append(self._step)
+            return super().training_step(model, self._buffered, num_items_in_batch)
+
+        def log(self, logs, start_time=None):
+            super().log({**logs, "seen": sum(self._metrics["train"].pop("seen", []))}, start_time)
+
+    options = {"kind": Buffering, "save_strategy": "steps", "save_steps": 1, "logging_steps": 2}
+    whole = fit(tmp_path, **options)
+    resumed = fit(tmp_path, resume=tmp_path / f"checkpoint-{steps}", **options)
+    assert same(whole, resumed) and resumed._step == 5
+    assert type(resumed._metrics["train"]) is defaultdict and resumed._metrics == whole._metrics
+    assert [entry["seen"] for entry in resumed.state.log_history] == [
+        entry["seen"] for entry in whole.state.log_history
+    ]

@@ -25,7 +25,10 @@ TOKENS = [{"input_ids": torch.arange(3, 9), "labels": index % 3} for index in ra
 HF_CONTRACT = {
     *("_gen_kwargs", "_get_collator_with_removed_columns", "_get_eval_sampler", "_get_train_sampler", "_save"),
     *("_get_output_dir", "_hp_search_setup", "_report_to_hp_search"),
-    *("_evaluate", "_get_learning_rate", "_load_callback_state"),
+    *("_evaluate", "_finish_current_push", "_get_dataloader", "_get_learning_rate", "_get_num_items_in_batch"),
+    *("_inner_training_loop", "_issue_warnings_after_load", "_load_best_model", "_load_callback_state"),
+    *("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_push_from_checkpoint", "_save_checkpoint"),
+    *("_set_signature_columns_if_needed", "_signature_columns"),
     *("_move_model_to_device", "_prepare_input", "_prepare_inputs", "_remove_unused_columns", "_train_batch_size"),
 }
 

@@ -174,10 +174,10 @@ SAVED = {
     "large tensor": (sets(x=lambda: torch.zeros(70_000)), lambda self, x: self.x.data.add_(0.25)[0].item()),
     "two names": (shares, lambda self, x: self.x.append(1) or len(self.y)),
     "new, deleted and of the class": (sets(x=int), late_twin),
+    "defaultdict": (sets(x=lambda: defaultdict(list)), counts(lambda x: x[len(x)].append(1))),
 }  # fmt: skip
 LOST = {
     "object": (sets(x=Meter), lambda self, x: setattr(self.x, "value", self.x.value + 1) or self.x.value),
-    "defaultdict": (sets(x=lambda: defaultdict(list)), counts(lambda x: x[len(x)].append(1))),
     "objects": (sets(x=lambda: [Meter()]), lambda self, x: setattr(self.x[0], "value", 2.0) or 1.0),
     "iterator": (sets(x=lambda: iter(range(99))), lambda self, x: next(self.x)),
 }  # fmt: skip

@@ -8,13 +8,13 @@ import io
 import itertools
 import json
 import logging
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from marshal import dumps
 from pickle import Pickler
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -94,6 +94,13 @@ def changed_modules(
     return changes
 
 
+class Attributes(NamedTuple):
+    """An object whose plain attributes are state, but for those of some names."""
+
+    owner: Any
+    without: Container[str]
+
+
 class HiddenState:
     """State of modules outside their `state_dict`: attributes, non-persistent buffers, which parameters are frozen.
 
@@ -169,11 +176,16 @@ class HiddenState:
                 self._owned.add(id(config))
                 self._owners[f"{path}.config"] = config
                 self._entries |= {f"{path}.config.{name}": (vars(config), name) for name in vars(config)}
+        for path, root in self._roots.items():
+            if isinstance(root, Attributes):
+                held, self._owners[path] = vars(root.owner), root.owner
+                names = [name for name in held if name not in root.without and _is_exact(_plain_dicts(held[name]))]
+                self._entries |= {f"{path}.{name}": (held, name) for name in names}
         self._owned.discard(0)
 
     def _value(self, key: str) -> Any:
         holder, name = self._entries[key]
-        return _frozen(holder) if name == _FROZEN else holder[name]
+        return _frozen(holder) if name == _FROZEN else _plain_dicts(holder[name])
 
     def _digest(self, key: str) -> Any:
         """Return a digest of a value: bit by bit, and whatever the identity of the objects."""
@@ -285,6 +297,13 @@ def _is_exact(value: Any) -> bool:
         children = value if not isinstance(value, Mapping) else [*value, *value.values()]
         return all(map(_is_exact, children))
     return type(value) in _EXACT
+
+
+def _plain_dicts(value: Any) -> Any:
+    """Return a value with plain dicts in place of defaultdicts, which take their entries back on a resume."""
+    if type(value) not in (dict, defaultdict):
+        return value
+    return {name: _plain_dicts(each) for name, each in value.items()}
 
 
 def _memory(tensor: Tensor) -> int:

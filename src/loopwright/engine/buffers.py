@@ -113,6 +113,11 @@ def put(now: Any, saved: Any) -> Any:
             raise TypeError("the state is of another object")
         STATES[type(now)][1](now, saved["state"])
         return now
+    if isinstance(now, dict) and type(saved) is dict and type(now) in (dict, defaultdict):
+        entries = {name: put(now.get(name), value) for name, value in saved.items()}
+        now.clear()
+        now.update(entries)
+        return now
     if now is saved or type(now) is not type(saved):
         return saved
     if isinstance(saved, (Tensor, np.ndarray)) and (now.shape, now.dtype) == (saved.shape, saved.dtype):

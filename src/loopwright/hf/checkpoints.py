@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from loopwright.checkpoint import Checkpoint, store
+from loopwright.checkpoint.hidden_state import Attributes
 from loopwright.checkpoint.saver import Captured
 from loopwright.engine.processes import world_process_zero_only
 from loopwright.errors import CheckpointError, ConfigError
@@ -50,6 +51,11 @@ class HfCheckpoints(RunCheckpoints):
         if args.save_only_model:
             self.metadata |= {"tier": "T3", "guarantee": "save_only_model: a checkpoint holds the model alone"}
             self.metadata["model_only"] = True
+
+    def state_holders(self) -> dict[str, Attributes]:
+        """Return the owner: libraries keep counters and buffered batches in attributes of their trainers."""
+        owner = owner_of(self.run)
+        return {"trainer": Attributes(owner, owner.core.own_names)}
 
     def read(self, path: str | Path) -> Checkpoint:
         if not is_foreign(Path(path)):

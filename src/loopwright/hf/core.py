@@ -47,6 +47,7 @@ class Core(CoreTrainer):
         self.owner = owner
         self.hf_run = HfRun(owner)
         self._evaluation_step: EvaluationStep | None = None
+        self.own_names: set[str] = set()  # attributes of the owner that its own class sets
         self._is_ready = False
         self._loss_call: LossCall | None = None
         self.accelerator_view = AcceleratorView(self)  # one object: what users set on it stays

@@ -86,6 +86,7 @@ class Trainer(PrivateNames):
             preprocess_logits_for_metrics: called with (logits, labels) before predictions are stored.
             tokenizer: old name of `processing_class`.
         """
+        of_subclass = set(vars(self))
         self.args: TrainingArguments = settled_arguments(args)
         self.model_init = model_init
         self.compute_loss_func = compute_loss_func
@@ -130,6 +131,7 @@ class Trainer(PrivateNames):
                 self.init_hf_repo()
         if self.args.should_save:
             Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
+        self.core.own_names = {*dir(Trainer), *vars(self)} - of_subclass
         self.call_event("on_init_end")
 
     def uses_default(self, method: str) -> bool:

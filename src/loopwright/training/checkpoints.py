@@ -18,7 +18,13 @@ from loopwright.callbacks.extra_state import warn_of_unsaved
 from loopwright.checkpoint import Checkpoint, read
 from loopwright.checkpoint import sharded_checkpoint as sharded
 from loopwright.checkpoint.fingerprint import Change, fingerprint, tier
-from loopwright.checkpoint.hidden_state import HiddenState, SamplerState, changed_modules, describe_modules
+from loopwright.checkpoint.hidden_state import (
+    Attributes,
+    HiddenState,
+    SamplerState,
+    changed_modules,
+    describe_modules,
+)
 from loopwright.checkpoint.saver import Captured, Saver
 from loopwright.checkpoint.state_by_name import fitted_state, optimizer_state, parameter_names
 from loopwright.checkpoint.store import Label, check_savable, commit, set_aside_newer, take_snapshot
@@ -103,10 +109,14 @@ class RunCheckpoints:
         )
         run.boundary.rules = {id(each): rule_of(each) for each in run.boundary.deciders()}
         modules = {"model": run.bare_model(), "loss_func": run.trainer.loss_func}
-        self.modules, self.hidden = describe_modules(**modules), HiddenState(**modules)
+        self.modules, self.hidden = describe_modules(**modules), HiddenState(**modules, **self.state_holders())
         self.samplers = SamplerState(data=run.train_loader.dataset, **run.train_loader.own_samplers)
         self.buffers, names = buffer_shapes(run.bare_model()), parameter_names(**modules)
         self.initial = hyper_parameters(run.bare_optimizer(), run.trainer.scheduler, names)
+
+    def state_holders(self) -> dict[str, Attributes]:
+        """Return further objects by name whose attributes are state of the run."""
+        return {}
 
     def start(self) -> None:
         run, engine, policy = self.run, self.run.engine, self.run.settings.checkpoints
