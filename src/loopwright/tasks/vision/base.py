@@ -14,6 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from loopwright.errors import DataError, InputError
 from loopwright.run_folder import RunFolder
 from loopwright.sources import DataPlan, Role
@@ -165,13 +167,13 @@ class VisionTask(Task):
         elif is_training and job.args.augmentation != "none":
             transform = self.train_transform(job)
         features = self.to_features(job, is_labelled)
-        full_size = None if is_training else self.full_size_features(transform, features, is_labelled)
-        if full_size is not None:
-            features, transform = full_size, as_transform(None)
+        keep = None if is_training else self.kept_at_full_size()
+        if keep is not None:
+            features, transform = FullSizeFeatures(transform, features, keep), as_transform(None)
         return ImageDataset(rows, self.load_scene(job, is_labelled), transform, features)
 
-    def full_size_features(self, transform: Transform, features: Features, is_labelled: bool) -> Features | None:
-        """Return features of untransformed scenes, if a task evaluates at the size of the files."""
+    def kept_at_full_size(self) -> Callable[[Scene], dict[str, Any]] | None:
+        """Return a function from a scene to features to keep, if a task evaluates at the size of the files."""
         return None
 
     def inputs_for(self, job: Job, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,25 +220,22 @@ class VisionTask(Task):
     def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
         from loopwright.data.images import UnreadableSampleError
 
-        try:
-            yield from self._predict_and_draw(job, rows)
-        except UnreadableSampleError as error:
-            raise InputError("data.image", str(error), fix="give only images that can be opened") from error
-
-    def _predict_and_draw(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
         folder = None if job.args.overlays is None else Path(job.args.overlays)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         taken: set[str] = set()
-        for index, prediction in enumerate(super().predict_rows(job, rows)):
-            row = rows[index]
-            shown = self.describe_row(row)
-            shown |= {name: value for name, value in prediction.items() if not name.startswith("_")}
-            if folder is not None:
-                path = folder / f"{_name_of(row, index, taken)}.png"
-                self.save_overlay(job, row, prediction, path)
-                shown["overlay"] = str(path)
-            yield shown
+        try:
+            for index, prediction in enumerate(super().predict_rows(job, rows)):
+                row = rows[index]
+                shown = self.describe_row(row)
+                shown |= {name: value for name, value in prediction.items() if not name.startswith("_")}
+                if folder is not None:
+                    path = folder / f"{_name_of(row, index, taken)}.png"
+                    self.save_overlay(job, row, prediction, path)
+                    shown["overlay"] = str(path)
+                yield shown
+        except UnreadableSampleError as error:
+            raise InputError("data.image", str(error), fix="give only images that can be opened") from error
 
     def save_overlay(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any], path: Path) -> None:
         from loopwright.data.pictures import encode, sheet
@@ -270,6 +269,19 @@ class ImageFeatures:
 
     def __call__(self, scene: Any, row: Mapping[str, Any]) -> dict[str, Any]:
         return self.features(scene, {})
+
+
+@dataclass(frozen=True)
+class FullSizeFeatures:
+    """Makes features of a scene at the model's input size, and keeps its original size and annotations."""
+
+    transform: Transform
+    features: Features
+    keep: Callable[[Scene], dict[str, Any]]
+
+    def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
+        features = self.features(self.transform(scene, np.random.default_rng(0)), row)
+        return {**features, "full_size": scene.size, **self.keep(scene)}
 
 
 def load_image(row: Mapping[str, Any]) -> Scene:

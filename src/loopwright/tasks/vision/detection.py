@@ -92,16 +92,14 @@ class DetectionTask(VisionTask):
     def load_scene(self, job: Job, is_labelled: bool) -> Callable[[Mapping[str, Any]], Scene]:
         from loopwright.data.images import load_scene
 
-        if not is_labelled:
-            return super().load_scene(job, is_labelled)
-        return partial(load_scene, with_masks=self.has_masks)
+        return partial(load_scene, with_masks=self.has_masks) if is_labelled else super().load_scene(job, is_labelled)
 
     def to_features(self, job: Job, is_labelled: bool) -> Features:
         form = self.form(job)
         return ObjectFeatures(form.mean, form.std, is_labelled, self.has_masks)
 
-    def full_size_features(self, transform: Transform, features: Features, is_labelled: bool) -> Features:
-        return FullSizeObjects(transform, features, is_labelled)
+    def kept_at_full_size(self) -> Callable[[Scene], dict[str, Any]]:
+        return results.reference_of
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         from loopwright.models import SmallModel
@@ -260,22 +258,6 @@ class ObjectFeatures:
         if self.has_masks:
             labels["masks"] = torch.from_numpy(np.array(kept.masks, dtype=np.float32).reshape(-1, height, width))
         return {**features, "labels": labels}
-
-
-@dataclass(frozen=True)
-class FullSizeObjects:
-    """Makes features of an untransformed scene, and keeps its objects as in the file."""
-
-    transform: Callable[[Any, Any], Any]
-    features: Features
-    is_labelled: bool
-
-    def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
-        features = self.features(self.transform(scene, np.random.default_rng(0)), row)
-        features["full_size"] = scene.size
-        if self.is_labelled:
-            features["reference"] = results.objects_of(scene)
-        return features
 
 
 def forward_parameters(model: Any) -> Mapping[str, inspect.Parameter]:

@@ -89,9 +89,8 @@ def form_of(processor: Any) -> ImageForm:
     elif height is None or width is None:
         height = width = size.get("shortest_edge") or size.get("longest_edge") or _USUAL_SIDE
         share = getattr(processor, "crop_pct", 1.0) if height < _LEAST_WHOLE_SIDE else None
-    is_normalized = getattr(processor, "do_normalize", True)
     mean, std = (tuple(map(float, getattr(processor, name))) for name in ("image_mean", "image_std"))
-    if not is_normalized:
+    if not getattr(processor, "do_normalize", True):
         mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
     return ImageForm(height, width, mean, std, share)  # type: ignore[arg-type]
 

@@ -34,9 +34,7 @@ class FirstBatchPicture(TrainerCallback):
         self._path = path
         self._is_done = False
 
-    def on_train_step_end(
-        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
-    ) -> None:
+    def on_train_step_end(self, trainer: TrainerLike, batch: Any = None, *args: Any, **kwargs: Any) -> None:
         if self._is_done:
             return
         self._is_done = True

@@ -94,13 +94,15 @@ def masks_of_queries(outputs: Any, size: tuple[int, int], threshold: float, most
     return results
 
 
-def objects_of(scene: Scene) -> Found:
-    assert scene.boxes is not None and scene.classes is not None, "the scene has objects"
+def reference_of(scene: Scene) -> dict[str, Found]:
+    """Return the objects of a scene as its "reference", masks as run lengths; empty if none are known."""
+    if scene.boxes is None:
+        return {}
     objects: Found = {"boxes": scene.boxes, "classes": scene.classes}
     objects["crowd"] = np.zeros(len(scene.boxes), dtype=bool) if scene.crowd is None else scene.crowd
     if scene.masks is not None:
         objects["masks"] = [run_lengths(mask) for mask in scene.masks]
-    return objects
+    return {"reference": objects}
 
 
 def seen_objects(labels: Mapping[str, Any], size: tuple[int, int]) -> Found:

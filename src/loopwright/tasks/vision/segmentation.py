@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -126,9 +127,7 @@ class SemanticSegmentation(VisionTask):
         return segmentation_eval((form.height, form.width))
 
     def load_scene(self, job: Job, is_labelled: bool) -> Callable[[Mapping[str, Any]], Scene]:
-        if not is_labelled:
-            return super().load_scene(job, is_labelled)
-        return _reader(job)
+        return _reader(job) if is_labelled else super().load_scene(job, is_labelled)
 
     def to_features(self, job: Job, is_labelled: bool) -> Features:
         features = super().to_features(job, is_labelled)
@@ -137,8 +136,8 @@ class SemanticSegmentation(VisionTask):
         is_of_images = "dice" in job.args.loss
         return MaskFeatures(features, job.args.ignore_index, is_of_images, _numbers_of(job.args.class_weights))
 
-    def full_size_features(self, transform: Transform, features: Features, is_labelled: bool) -> Features:
-        return FullSizeFeatures(transform, features)
+    def kept_at_full_size(self) -> Callable[[Scene], dict[str, Any]]:
+        return _full_mask
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         from loopwright.models import SmallModel
@@ -254,7 +253,7 @@ class SemanticSegmentation(VisionTask):
 
         written = super().illustrate(job, run, worst)
         names = list(job.label_names)
-        matrix = confusion(pairs_in(run.evaluation / "predictions.jsonl", names), len(names))
+        matrix = confusion(run.evaluation / "predictions.jsonl", names)
         written.append(run.evaluation / "classes.json")
         metric = _create_metric(job)
         metric.load_state_dict({"num_samples": 1, "totals": matrix.tolist()})
@@ -306,24 +305,13 @@ class MaskFeatures:
         return {**self.features(scene, row), "num_items": num_items}
 
 
-@dataclass(frozen=True)
-class FullSizeFeatures:
-    """Makes features of a scene at the model's input size, and keeps its original mask or size."""
-
-    transform: Transform
-    features: Features
-
-    def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
-        features = self.features(self.transform(scene, np.random.default_rng(0)), row)
-        features["full_size"] = scene.size
-        if scene.semantic is not None:
-            features["full_mask"] = _as_bytes(scene.semantic)
-        return features
-
-
-def _as_bytes(classes: NDArray[np.int32]) -> ClassMap:
-    """Return the same numbers as bytes if they fit: batches of whole masks are large."""
-    return classes.astype(np.uint8) if classes.size and classes.min() >= 0 and classes.max() < 256 else classes
+def _full_mask(scene: Scene) -> dict[str, ClassMap]:
+    """Return the mask of a scene, if it has one; as bytes if they fit: batches of whole masks are large."""
+    classes = scene.semantic
+    if classes is None:
+        return {}
+    are_bytes = classes.size and classes.min() >= 0 and classes.max() < 256
+    return {"full_mask": classes.astype(np.uint8) if are_bytes else classes}
 
 
 @dataclass(frozen=True)
@@ -375,30 +363,24 @@ def count_pairs(reference: ClassMap, prediction: ClassMap, ignore_index: int) ->
 
 def image_iou(pairs: Pairs) -> float | None:
     """Return the mean IoU of the true or predicted classes of an image; None if all pixels are ignored."""
-    sizes: dict[int, int] = {}
-    right: dict[int, int] = {}
+    sizes: Counter[int] = Counter()
+    right: Counter[int] = Counter()
     for true, predicted, count in pairs:
-        for number in {true, predicted}:
-            sizes[number] = sizes.get(number, 0) + count
+        sizes.update(dict.fromkeys({true, predicted}, count))
         if true == predicted:
             right[true] = count
-    return sum(right.get(number, 0) / size for number, size in sizes.items()) / len(sizes) if sizes else None
+    return sum(right[number] / size for number, size in sizes.items()) / len(sizes) if sizes else None
 
 
-def confusion(pairs: Iterator[Pairs] | Sequence[Pairs], num_classes: int) -> NDArray[np.int64]:
-    """Return the confusion matrix over all images: a row per true class, a column per predicted one."""
-    matrix = np.zeros((num_classes, num_classes), dtype=np.int64)
-    for of_image in pairs:
-        for true, predicted, count in of_image:
-            matrix[true, predicted] += count
-    return matrix
-
-
-def pairs_in(predictions: Path, names: Sequence[str]) -> Iterator[Pairs]:
+def confusion(predictions: Path, names: Sequence[str]) -> NDArray[np.int64]:
+    """Return the confusion matrix of a predictions file: a row per true class, a column per predicted one."""
     numbers = {name: number for number, name in enumerate(names)}
+    matrix = np.zeros((len(names), len(names)), dtype=np.int64)
     for sample in read_json_lines(predictions):
-        pixels = sample["pixels"]
-        yield [(numbers[true], numbers[each], n) for true, row in pixels.items() for each, n in row.items()]
+        for true, row in sample["pixels"].items():
+            for predicted, count in row.items():
+                matrix[numbers[true], numbers[predicted]] += count
+    return matrix
 
 
 def _create_metric(job: Job) -> Any:
