@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -102,7 +101,8 @@ class MetricScorer(Scorer):
 
     def __init__(self, make: Any, directions: Mapping[str, bool], *, drops_columns: bool = False) -> None:
         self._make = make
-        self._metric: Any = self._wrapped()
+        self._plain: Metric = make()
+        self._metric: Any = _resampled(self._plain)
         self._groups: dict[int, Any] = defaultdict(make)  # of a metric without a bootstrap
         self._drops_columns = drops_columns
         self._keeper: RowKeeper | None = None
@@ -111,17 +111,16 @@ class MetricScorer(Scorer):
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if not samples:
             return []
-        metric: Metric = self._metric.metric if isinstance(self._metric, Bootstrap) else self._metric
-        columns = {name: [sample[name.removesuffix("s")] for sample in samples] for name in metric.columns}
-        groups = groups_of(samples)
+        columns = {name: [sample[name.removesuffix("s")] for sample in samples] for name in self._plain.columns}
+        groups, positions = groups_of(samples), [sample["position"] for sample in samples]
         if isinstance(self._metric, Bootstrap):
-            self._metric.add_batch(positions=[sample["position"] for sample in samples], groups=groups, **columns)
+            self._metric.add_batch(positions=positions, groups=groups, **columns)
         else:
             self._metric.add_batch(**columns)
             for index, group in enumerate(groups or ()):
                 self._groups[group].add_batch(**{name: values[index : index + 1] for name, values in columns.items()})
         if self._keeper is not None:
-            self._keeper.add(columns, [sample["position"] for sample in samples], groups or ())
+            self._keeper.add(columns, positions, groups or ())
         if not self._drops_columns:
             return samples
         dropped = {name.removesuffix("s") for name in columns} - {"position"}
@@ -136,11 +135,10 @@ class MetricScorer(Scorer):
         return Intervals(self._metric.own_interval(0.95, self._groups or None))
 
     def tokens(self) -> dict[str, str]:
-        metric: Metric = self._metric.metric if isinstance(self._metric, Bootstrap) else self._metric
-        return metric.tokens
+        return self._plain.tokens
 
     def keep_rows(self) -> list[RowKeeper]:
-        self._keeper = RowKeeper(self._metric.metric if isinstance(self._metric, Bootstrap) else self._metric)
+        self._keeper = RowKeeper(self._plain)
         return [self._keeper]
 
     def state_dict(self) -> dict[str, Any]:
@@ -148,15 +146,11 @@ class MetricScorer(Scorer):
         return {"metric": self._metric.state_dict(), "groups": groups}
 
     def merge_state(self, state: Mapping[str, Any]) -> None:
-        triples = [(self._metric, self._wrapped(), state["metric"])]
+        triples = [(self._metric, _resampled(self._make()), state["metric"])]
         triples += [(self._groups[number], self._make(), saved) for number, saved in state["groups"]]
         for metric, other, saved in triples:
             other.load_state_dict(saved)
             metric.merge(other)
-
-    def _wrapped(self) -> Any:
-        metric: Metric = self._make()
-        return Bootstrap(metric) if metric.counting_parts else metric
 
 
 class CalibrationScorer(MetricScorer):
@@ -352,9 +346,7 @@ class PredictionFile:
             self._file = aside.open("x", encoding="utf-8")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if self._file is None or self._path is None:
             return
         self._file.close()
@@ -363,6 +355,10 @@ class PredictionFile:
             aside.replace(self._path)
         else:
             aside.unlink(missing_ok=True)
+
+
+def _resampled(metric: Metric) -> Any:
+    return Bootstrap(metric) if metric.counting_parts else metric
 
 
 def groups_of(samples: Sequence[Mapping[str, Any]]) -> list[int] | None:

@@ -66,7 +66,8 @@ def best_answers(windows: Sequence[Mapping[str, Any]], rules: AnswerRules) -> tu
     scores: dict[tuple[int, int], float] = {}
     for window in windows:
         for score, start, end in window["spans"]:
-            place = _without_blanks(context, start, end)
+            text = context[start:end]
+            place = start + len(text) - len(text.lstrip()), end - (len(text) - len(text.rstrip()))
             if math.isfinite(score) and place[0] < place[1]:
                 scores[place] = max(score, scores.get(place, -math.inf))
     best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))[: rules.n_best]
@@ -74,11 +75,12 @@ def best_answers(windows: Sequence[Mapping[str, Any]], rules: AnswerRules) -> tu
     null_score = min(filter(math.isfinite, null_scores), default=-math.inf)
     if not best:
         return [], _NO_SPAN
-    logits = [score for _, score in best]
-    shares = _softmax([*logits, null_score] if rules.may_be_unanswered else logits)
+    logits = [score for _, score in best] + ([null_score] if rules.may_be_unanswered else [])
+    weights = [math.exp(logit - max(logits)) for logit in logits]
+    total = sum(weights)
     answers = [
-        {"text": context[start:end], "score": round(share, 6), "start": start, "end": end}
-        for ((start, end), _), share in zip(best, shares, strict=False)
+        {"text": context[start:end], "score": round(weight / total, 6), "start": start, "end": end}
+        for ((start, end), _), weight in zip(best, weights, strict=False)
     ]
     return answers, null_score - logits[0]
 
@@ -152,15 +154,3 @@ class AnswerScorer(MetricScorer):
     def _score(self, rows: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         assert self._rules is not None, "windows come with rules"
         return super().add([scored_row(windows, self._rules) for windows in rows])
-
-
-def _without_blanks(context: str, start: int, end: int) -> tuple[int, int]:
-    text = context[start:end]
-    return start + len(text) - len(text.lstrip()), end - (len(text) - len(text.rstrip()))
-
-
-def _softmax(logits: Sequence[float]) -> list[float]:
-    largest = max(logits)
-    weights = [math.exp(logit - largest) for logit in logits]
-    total = sum(weights)
-    return [weight / total for weight in weights]

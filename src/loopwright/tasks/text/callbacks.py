@@ -11,7 +11,8 @@ from loopwright.engine.memory import forget_frames, is_out_of_memory, release_me
 from loopwright.protocols import TrainerLike
 from loopwright.run_folder import RunFolder, write_atomically
 from loopwright.tasks.base import Job
-from loopwright.tasks.text.samples import FIRST_BATCH, SAMPLES, add_samples, describe_batch, read, rewrite
+from loopwright.tasks.scoring import write_lines
+from loopwright.tasks.text.samples import FIRST_BATCH, SAMPLES, add_samples, describe_batch, read
 
 
 class FirstBatchText(TrainerCallback):
@@ -46,7 +47,8 @@ class SamplesAtEvaluations(TrainerCallback):
         if self._job.training.process_index == 0 and self._path.exists():
             done = trainer.progress.update
             lines = read(self._path)  # samples of the best model, written at the end of a run, have no update
-            rewrite(self._path, [line for line in lines if isinstance(line["update"], int) and line["update"] <= done])
+            kept = [line for line in lines if isinstance(line["update"], int) and line["update"] <= done]
+            write_lines(self._path, kept)
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         if self._job.training.process_index != 0:

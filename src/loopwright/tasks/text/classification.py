@@ -146,9 +146,7 @@ class TextClassification(Task):
 
     def create_scorer(self, job: Job) -> scoring.Scorer:
         kind, num_labels, glue = _labels(job.plan).kind, len(_labels(job.plan).names), job.args.glue
-        directions = {name: True for name in _result_names(kind, glue)}
-        if "mse" in directions:
-            directions["mse"] = False
+        directions = {name: name != "mse" for name in _result_names(kind, glue)}
         scorer = scoring.MetricScorer(lambda: _create_metric(kind, num_labels, glue), directions)
         return scoring.JointScorer(
             [scorer, *([] if kind == "float" else [scoring.CalibrationScorer()]), scoring.LossInterval()]

@@ -170,8 +170,11 @@ class SentenceEmbedding(Task):
         texts = (each for row in data.each_row("train") for each in _pair(row))
         loaded = text.load_or_build(origin, AUTO_CLASS, texts)
         tokenizer = loaded.tokenizer
-        if origin.path is not None:
-            _freeze_pooler(loaded)
+        if origin.path is not None:  # the mean does not use the pooler, and a part without gradients must not train
+            for name, parameter in loaded.model.named_parameters():
+                if name.startswith("pooler."):
+                    parameter.requires_grad_(False)
+            loaded.new = [name for name in loaded.new if not name.startswith("pooler.")]
 
         def count(row: Mapping[str, Any]) -> int:
             return max(map(len, tokenizer(list(_pair(row)))["input_ids"]))
@@ -357,14 +360,6 @@ class WordVectors:
 
     def _places(self, given: str) -> list[int]:
         return [_key(word.encode()) % _WORD_DIMENSIONS for word in tokenize(given)]
-
-
-def _freeze_pooler(loaded: text.Loaded) -> None:
-    """Freeze the pooler: the mean does not use it, and a part without gradients must not be trained."""
-    for name, parameter in loaded.model.named_parameters():
-        if name.startswith("pooler."):
-            parameter.requires_grad_(False)
-    loaded.new = [name for name in loaded.new if not name.startswith("pooler.")]
 
 
 def _pooled(model: Any, inputs: Mapping[str, Any]) -> Any:

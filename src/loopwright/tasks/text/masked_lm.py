@@ -207,7 +207,10 @@ class BlockDataset:
 
     def __init__(self, tokenizer: Any, stream: language.TokenStream, size: int) -> None:
         self._ids = stream.ids
-        self._before, self._after = _around(tokenizer)
+        plain, whole = tokenizer("a", add_special_tokens=False)["input_ids"], tokenizer("a")["input_ids"]
+        start = next(index for index in range(len(whole)) if whole[index : index + len(plain)] == plain)
+        self._before = np.array(whole[:start], np.int64)
+        self._after = np.array(whole[start + len(plain) :], np.int64)
         self._size = size - len(self._before) - len(self._after)
         self._special = np.array(tokenizer.all_special_ids, np.int64)
         self.rows = language.BlockRows(tokenizer, self._ids, self._size)
@@ -289,13 +292,6 @@ def _check_mask_token(path: str, tokenizer: Any) -> None:
 def _encoder(tokenizer: Any) -> language.RowEncoder:
     end = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
     return language.RowEncoder(tokenizer, end, counts_bytes=False)
-
-
-def _around(tokenizer: Any) -> tuple[language.Numbers, language.Numbers]:
-    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a")["input_ids"]
-    start = next(index for index in range(len(whole)) if whole[index : index + len(plain)] == plain)
-    return np.array(whole[:start], np.int64), np.array(whole[start + len(plain) :], np.int64)
 
 
 def _counter(tokenizer: Any) -> Any:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loopwright.metrics import Bootstrap, Intervals, MeanLoss, similarity_rows
 from loopwright.metrics import load as load_metric
@@ -95,7 +94,10 @@ class PoolScorer(Scorer):
         scored = []
         for start, rows in similarity_rows(first, second):
             places = np.arange(start, start + len(rows))
-            self._remove_rivals(rows, keys, places)
+            # Partners that are as right as the row's own are no rivals.
+            same = (keys[places, None] == keys[None, :]).any(axis=-1)
+            same[np.arange(len(rows)), places] = False
+            rows[same] = -np.inf
             positions = [sample["position"] for sample in samples[start : start + len(rows)]]
             groups = groups_of(samples[start : start + len(rows)])
             self._metric.add_batch(positions=positions, groups=groups, predictions=rows, references=places)
@@ -103,7 +105,9 @@ class PoolScorer(Scorer):
                 self._keeper.add({"predictions": rows, "references": places}, positions, groups or ())
             right = rows[np.arange(len(rows)), places]
             ranks = rows.shape[1] - (rows < right[:, None]).sum(axis=1)
-            losses = _log_sum(rows / self._temperature) - right / self._temperature
+            logits = rows / self._temperature
+            largest = logits.max(axis=1)
+            losses = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1)) - right / self._temperature
             counts = np.ones(len(rows), dtype=np.int64)
             self._loss.add_batch(positions=positions, groups=groups, sums=losses, counts=counts)
             rows[np.arange(len(rows)), places] = -np.inf
@@ -114,15 +118,3 @@ class PoolScorer(Scorer):
                 shown |= {"rank": int(rank), "similarity": round(float(similarity), 6), "loss": float(loss)}
                 scored.append({**shown, "nearest_other": round(float(rival), 6) if np.isfinite(rival) else None})
         return scored
-
-    @staticmethod
-    def _remove_rivals(rows: NDArray[Any], keys: NDArray[Any], places: NDArray[Any]) -> None:
-        """Set partners that are as right as the row's own to minus infinity."""
-        same = (keys[places, None] == keys[None, :]).any(axis=-1)
-        same[np.arange(len(rows)), places] = False
-        rows[same] = -np.inf
-
-
-def _log_sum(values: NDArray[Any]) -> NDArray[Any]:
-    largest = values.max(axis=1)
-    return np.asarray(largest + np.log(np.exp(values - largest[:, None]).sum(axis=1)))

@@ -18,7 +18,7 @@ from loopwright.sources import DataPlan, Role
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
-from loopwright.tasks.scoring import BaselineScores, JointScorer, LossInterval, Scorer, score_baselines
+from loopwright.tasks.scoring import BaselineScores, JointScorer, LossInterval, Scorer, samples_of, score_baselines
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text import question_features as features
 from loopwright.tasks.text.answers import AnswerRules, AnswerScorer, WindowCollector, predicted_row
@@ -139,10 +139,19 @@ class QuestionAnswering(Task):
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new, kind)
 
     def _look_at_data(self, data: RunData, args: Any, tokenizer: Any, config: Any) -> list[str]:
-        notes = []
-        _check_answered(data)
+        notes, rows = [], data.rows("train")
+        if not any(features.answers_of(rows[index]) for index in range(len(rows))):
+            raise InputError(
+                "data.answers",
+                f"none of the {len(rows):,} questions of the training data has an answer",
+                saw=[f"answers are read from {data.plan.columns.get('answers')!r}"],
+                fix="--answers_column with the column that has them, or rows with answers",
+            )
         if args.version_2_with_negative is None:
-            args.version_2_with_negative = _has_unanswered(data)
+            splits = [data.rows(split) for split in ("train", "validation") if data.has(split)]
+            args.version_2_with_negative = any(
+                not features.answers_of(split[index]) for split in splits for index in range(len(split))
+            )
             if args.version_2_with_negative:
                 notes.append("some questions have no answer: scored as SQuAD 2 (--version_2_with_negative)")
         limit = text.longest_allowed(tokenizer, config)
@@ -150,7 +159,7 @@ class QuestionAnswering(Task):
         lengths = text.choose_length(
             args.max_length,
             lambda row: len(tokenizer(row["question"].strip(), row["context"])["input_ids"]),
-            data.rows("train"),
+            rows,
             usual if args.max_length is None else limit,
         )
         is_chosen = args.max_length is None
@@ -218,21 +227,18 @@ class QuestionAnswering(Task):
         if job.args.answer_by == "generation":
             num_tokens = (batch["labels"] != text.IGNORED).sum(-1)
             means = text.token_losses(outputs.logits, batch["labels"]).sum(-1) / num_tokens
-            samples = _generate(job, job.model, batch)
-            lists = [each.tolist() for each in (batch["position"], means, num_tokens)]
-            columns = zip(batch["reference"], *lists, strict=True)
-            return [
-                {
-                    "position": position,
-                    "prediction": sample["answer"],
-                    "reference": reference,
-                    "loss": loss,
-                    "num_target_tokens": number,
-                    **({"no_answer_score": 0.0} if job.args.version_2_with_negative else {}),
-                    **({"n_best": sample["n_best"]} if "n_best" in sample else {}),
-                }
-                for sample, (reference, position, loss, number) in zip(samples, columns, strict=True)
-            ]
+            generated = _generate(job, job.model, batch)
+            samples = samples_of(
+                position=batch["position"],
+                prediction=[each["answer"] for each in generated],
+                reference=batch["reference"],
+                loss=means,
+                num_target_tokens=num_tokens,
+            )
+            for sample, each in zip(samples, generated, strict=True):
+                sample |= {"no_answer_score": 0.0} if job.args.version_2_with_negative else {}
+                sample |= {"n_best": each["n_best"]} if "n_best" in each else {}
+            return samples
         windows, losses = _windows(job.args, batch, outputs), _losses(batch, outputs).tolist()
         for window, reference, loss in zip(windows, batch["reference"], losses, strict=True):
             window |= {"reference": reference, "loss": loss}
@@ -368,27 +374,6 @@ def _check_rows(rows: Rows, *, is_labelled: bool, is_unanswered_allowed: bool) -
             saw=[place(index) for index in bare[:3]],
             fix="--version_2_with_negative with a new run, or remove these rows",
         )
-
-
-def _has_unanswered(data: RunData) -> bool:
-    for split in ("train", "validation"):
-        if data.has(split):
-            rows = data.rows(split)
-            if any(not features.answers_of(rows[index]) for index in range(len(rows))):
-                return True
-    return False
-
-
-def _check_answered(data: RunData) -> None:
-    rows = data.rows("train")
-    if any(features.answers_of(rows[index]) for index in range(len(rows))):
-        return
-    raise InputError(
-        "data.answers",
-        f"none of the {len(rows):,} questions of the training data has an answer",
-        saw=[f"answers are read from {data.plan.columns.get('answers')!r}"],
-        fix="--answers_column with the column that has them, or rows with answers",
-    )
 
 
 def _flat_texts(data: RunData) -> Iterator[str]:

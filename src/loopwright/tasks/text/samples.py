@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from loopwright.run_folder import write_atomically
 from loopwright.run_folder.files import read_json_lines
 from loopwright.tasks.base import Job
+from loopwright.tasks.scoring import write_lines
 
 FIRST_BATCH: Final = "train_batch0.txt"
 SAMPLES: Final = "samples.jsonl"
@@ -22,17 +21,12 @@ def add_samples(path: Path, update: int | None, samples: Sequence[Mapping[str, A
     """Add samples of an evaluation to a file, replacing those of the same update; a no-op without samples."""
     if samples:
         others = [line for line in read(path) if line["update"] != update]
-        rewrite(path, [*others, {"update": update, "samples": list(samples)}])
+        write_lines(path, [*others, {"update": update, "samples": list(samples)}])
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Return the samples of each evaluation, skipping lines that cannot be parsed."""
     return [line for line in read_json_lines(path) if "update" in line]
-
-
-def rewrite(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
 def describe_batch(job: Job, batch: Mapping[str, Any]) -> str:

@@ -102,7 +102,10 @@ class TokenClassification(Task):
             tokenizer = text.train_tokenizer(sentences, lowercase=False)
             loaded = text.small_encoder(AUTO_CLASS, tokenizer, **changes)
         else:
-            tokenizer = _load_tokenizer(origin.path)
+            tokenizer = text.load_tokenizer(origin.path)
+            text.check_fast(tokenizer, origin.path)
+            if _lacks_blanks(tokenizer):  # put a space before words, as in running text
+                tokenizer = text.load_tokenizer(origin.path, add_prefix_space=True)
             before = text.load_config(origin.path)
             loaded = text.load_model(origin, AUTO_CLASS, **changes)
             if not origin.is_run:
@@ -168,14 +171,8 @@ class TokenClassification(Task):
         if not _has_entities(job.label_names):
             return dict(sample)
         words = [] if row is None else row["tokens"]
-        spans = {
-            name: [
-                {"label": label, "text": " ".join(words[start:end]), "start": start, "end": end}
-                for label, start, end in entities(sample[column])
-            ]
-            for name, column in (("entities", "prediction"), ("expected", "reference"))
-        }
-        return {**sample, **spans}
+        columns = {"entities": "prediction", "expected": "reference"}
+        return {**sample, **{name: _spans(words, sample[column]) for name, column in columns.items()}}
 
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
         names = job.label_names
@@ -218,7 +215,14 @@ class TokenClassification(Task):
                 found[number][0].extend([*part["tags"], *[_nothing(names)] * missing])
                 found[number][1].extend([*part["scores"], *[0.0] * missing])
             for words, (tags, shares) in zip(sentences, found, strict=True):
-                yield _prediction(words, tags, shares, _has_entities(names))
+                if not _has_entities(names):
+                    yield {"tags": tags, "scores": [round(share, 6) for share in shares], "tokens": words}
+                    continue
+                spans = _spans(words, tags)
+                for span in spans:
+                    start, end = span["start"], span["end"]
+                    span["score"] = round(sum(shares[start:end]) / (end - start), 6)
+                yield {"entities": spans, "tags": tags, "tokens": words}
 
 
 class Encoder:
@@ -296,13 +300,6 @@ def _inner_labels(names: Sequence[str]) -> list[int]:
     return [
         places.get(f"I-{name[2:]}", number) if name.startswith("B-") else number for number, name in enumerate(names)
     ]
-
-
-def _load_tokenizer(path: str) -> Any:
-    """Return a model's tokenizer, set to put a space before words as in running text; refuse a slow one."""
-    tokenizer = text.load_tokenizer(path)
-    text.check_fast(tokenizer, path)
-    return text.load_tokenizer(path, add_prefix_space=True) if _lacks_blanks(tokenizer) else tokenizer
 
 
 def _lacks_blanks(tokenizer: Any) -> bool:
@@ -424,17 +421,8 @@ def _pieces(words: list[str], encode: Encoder, num_tokens: int) -> Iterator[list
         yield piece
 
 
-def _prediction(words: list[str], tags: list[str], shares: list[float], has_entities: bool) -> dict[str, Any]:
-    if not has_entities:
-        return {"tags": tags, "scores": [round(share, 6) for share in shares], "tokens": words}
-    found = [
-        {
-            "label": label,
-            "text": " ".join(words[start:end]),
-            "start": start,
-            "end": end,
-            "score": round(sum(shares[start:end]) / (end - start), 6),
-        }
+def _spans(words: Sequence[str], tags: Sequence[str]) -> list[dict[str, Any]]:
+    return [
+        {"label": label, "text": " ".join(words[start:end]), "start": start, "end": end}
         for label, start, end in entities(tags)
     ]
-    return {"entities": found, "tags": tags, "tokens": words}
