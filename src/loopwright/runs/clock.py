@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 _LOGS_LOOKED_AT = 16
 
@@ -80,13 +80,7 @@ class TimeSpent:
     save: float = 0.0
 
     def text(self, total: float) -> str:
-        named = {
-            "start": self.start,
-            "train": self.train,
-            "data-wait": self.wait,
-            "eval": self.evaluation,
-            "save": self.save,
-        }
+        named = dict(zip(("start", "train", "data-wait", "eval", "save"), astuple(self), strict=True))
         named["other"] = total - sum(named.values())
         shares = {name: 100 * seconds / total for name, seconds in named.items() if total > 0}
         return " · ".join(f"{name} {share:.0f} %" for name, share in shares.items() if share >= 0.5)
@@ -124,7 +118,8 @@ class Pace:
         return 0.0 if self._ended_at is None else time.monotonic() - self._ended_at
 
     def seconds_left(self, update: int) -> float | None:
-        per_update = self._update_seconds()
+        (first, began), (last, ended) = self._trained[0], self._trained[-1]
+        per_update = (ended - began) / (last - first) if last > first else self.length.update_seconds
         if per_update is None:
             return None
         evaluations, since = self._evaluations[-_LOGS_LOOKED_AT:], self._evaluating_since
@@ -132,7 +127,3 @@ class Pace:
         now_evaluating = 0.0 if since is None else max(known - (time.monotonic() - since), 0.0)
         rest = max(self.length.updates - update, 0) * per_update
         return rest + now_evaluating + self.length.evaluations_after(update) * known
-
-    def _update_seconds(self) -> float | None:
-        (first, began), (last, ended) = self._trained[0], self._trained[-1]
-        return (ended - began) / (last - first) if last > first else self.length.update_seconds

@@ -95,7 +95,9 @@ def _difference(root: Path, git_dir: Path, common: Path, commit: str, own: Path)
     # A relative entry of PATH would let a repository bring its own git.
     path = os.pathsep.join(each for each in os.get_exec_path() if os.path.isabs(each))
     git, objects = shutil.which("git", path=path), common.absolute() / "objects"
-    if git is None or _borrows(objects):
+    entries = (entry for pattern in ("*", "pack/*", "info/*") for entry in objects.glob(pattern))
+    borrows = objects.is_symlink() or any(entry.is_symlink() or entry.name == "alternates" for entry in entries)
+    if git is None or borrows:
         return None
     (own / "config").write_text(_CONFIG + ("[extensions]\nobjectFormat = sha256\n" if len(commit) == 64 else ""))
     (own / "HEAD").write_text(f"{commit}\n")
@@ -112,12 +114,6 @@ def _difference(root: Path, git_dir: Path, common: Path, commit: str, own: Path)
     if names is None or _OUTSIDE.search(names):
         return None
     return _output([*start, *_DIFF], root, environment, _MOST_BYTES)
-
-
-def _borrows(objects: Path) -> bool:
-    """Whether some of the objects are those of another repository."""
-    entries = (path for pattern in ("*", "pack/*", "info/*") for path in objects.glob(pattern))
-    return objects.is_symlink() or any(path.is_symlink() or path.name == "alternates" for path in entries)
 
 
 def _copy_index(git_dir: Path, own: Path, num_bytes: int) -> None:

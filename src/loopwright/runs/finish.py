@@ -147,9 +147,7 @@ class CountBatches(TrainerCallback):
     def __init__(self, waiting: Waiting) -> None:
         self._waiting = waiting
 
-    def on_eval_step_end(
-        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int = 0, **kwargs: Any
-    ) -> None:
+    def on_eval_step_end(self, trainer: TrainerLike, *args: Any, step: int = 0, **kwargs: Any) -> None:
         self._waiting.to(step + 1, len(trainer.eval_loader))
 
 

@@ -104,10 +104,8 @@ def _several(count: float, noun: str) -> str:
 def _how_to_open(job: Job) -> list[str]:
     kind = type(job.model)
     if isinstance(job.model, SmallModel):
-        text, code = (
-            "A small net of loopwright",
-            ["from loopwright import models", "", 'model = models.load("FOLDER")'],
-        )
+        text = "A small net of loopwright"
+        code = ["from loopwright import models", "", 'model = models.load("FOLDER")']
     elif hasattr(kind, "from_pretrained"):
         text = "A model of transformers"
         is_text = hasattr(job.processor, "convert_tokens_to_ids")
@@ -121,16 +119,9 @@ def _how_to_open(job: Job) -> list[str]:
     else:
         text = "Your own module: model.safetensors holds its weights, your code creates it"
         code = ["from safetensors.torch import load_file", "", 'weights = load_file("FOLDER/model.safetensors")']
+    lines = [f"{text}; FOLDER is the folder of this file.", "", "```python", *code, "```"]
     notes = job.task.model_card_lines(job)
-    return [
-        f"{text}; FOLDER is the folder of this file.",
-        "",
-        "```python",
-        *code,
-        "```",
-        *([""] if notes else []),
-        *notes,
-    ]
+    return [*lines, "", *notes] if notes else lines
 
 
 def _table(split: str, result: Mapping[str, Any], prefix: str, baselines: Any) -> list[str]:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import time
-from pathlib import Path
 from typing import Any
 
 from loopwright.run_folder import Lease, RunFolder
@@ -47,7 +46,10 @@ class Ownership:
         lease = Lease(folder.path, yields=True, phase=phase)
         lease.acquire()
         if self._folder is None:  # the first phase
-            _forget_stop(folder.path / STOP)
+            # A request to stop since a supervisor or launcher began holds after a restart too.
+            with contextlib.suppress(FileNotFoundError):
+                if (folder.path / STOP).stat().st_mtime < float(os.environ.get(BEGUN_VARIABLE, "inf")):
+                    (folder.path / STOP).unlink()
             for leftover in (*folder.path.glob(".new-*"), *folder.path.glob(f"{TRIALS}*")):
                 shutil.rmtree(leftover, ignore_errors=True)
         self._folder, self._lease = folder, lease
@@ -80,10 +82,3 @@ class Ownership:
     def release(self) -> None:
         if self._lease is not None:
             self._lease.release()
-
-
-def _forget_stop(file: Path) -> None:
-    """Remove a request to stop an earlier run; one since a supervisor or launcher began holds after a restart too."""
-    with contextlib.suppress(FileNotFoundError):
-        if file.stat().st_mtime < float(os.environ.get(BEGUN_VARIABLE, "inf")):
-            file.unlink()

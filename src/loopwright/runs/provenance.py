@@ -35,14 +35,13 @@ def data_facts(plan: DataPlan) -> dict[str, Any]:
 def run_facts(run: RunJob) -> dict[str, Any]:
     job, length = run.job, run.length
     parameters = list(job.model.parameters())
-    trained = [one for one in parameters if one.requires_grad]
     return {
         "task": run.task.name,
         "data": data_facts(job.plan),
         "model": {
             "name": run.args.model,
             "parameters": sum(one.numel() for one in parameters),
-            "trained": sum(one.numel() for one in trained),
+            "trained": sum(one.numel() for one in parameters if one.requires_grad),
         },
         "updates": length.updates,
         "epochs": length.epochs,

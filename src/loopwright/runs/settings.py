@@ -237,19 +237,13 @@ def create_parser(task: Task) -> TaskParser:
 
 def settle(
     task: Task,
-    given: Sequence[str] | Mapping[str, Any] = (),
-    config: str | Path | None = None,
+    given: Sequence[str] | Mapping[str, Any] = (),  # the flags of a command line, or values by name
+    config: str | Path | None = None,  # a YAML or JSON file that `given` overrides, such as a run's config.yaml
     *,
-    base: Mapping[str, Any] | None = None,
+    base: Mapping[str, Any] | None = None,  # values by name that a command line overrides
     has_module: bool = False,
 ) -> Settings:
-    """Return the settings that a call asks for.
-
-    Args:
-        given: the flags of a command line, or values by name.
-        config: a YAML or JSON file of settings that `given` overrides, such as a run's config.yaml.
-        base: values by name that a command line overrides.
-    """
+    """Return the settings that a call asks for."""
     parser = create_parser(task)
     is_named = isinstance(given, Mapping)
     line = [*(["--config", str(config)] if config is not None else []), *([] if is_named else given)]

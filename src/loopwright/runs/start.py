@@ -47,17 +47,11 @@ def start(
     screen: Screen,
     command: Sequence[str] | None = None,
     *,
-    known: DataPlan | None = None,
-    word: str | None = None,
-    previous: Ownership | None = None,
+    known: DataPlan | None = None,  # the plan of data already read
+    word: str | None = None,  # becomes a part of the run id
+    previous: Ownership | None = None,  # of the run with the seed before; a request to stop it now is for this one
 ) -> Outcome:
-    """Train in a new run folder.
-
-    Args:
-        known: the plan of data already read.
-        word: becomes a part of the run id.
-        previous: of the run before this one, with another seed; a request to stop it then is for this one.
-    """
+    """Train in a new run folder."""
     task = get_task(settings.args.task)
     folder = settings.training.output_dir if settings.is_given("output_dir") else None
     if folder is not None:

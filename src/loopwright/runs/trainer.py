@@ -61,16 +61,7 @@ class HeedStop(TrainerCallback):
 
 
 class TaskTrainer(Trainer):
-    """Trains and evaluates the model of a job; without an optimizer it only evaluates.
-
-    Attributes:
-        intervals: (low, high) of the metrics of the last evaluation, and why some have none.
-        tokens: the tokens of its metrics for which the script of the texts decides.
-        examples: the worst and the suspected samples of the last `evaluate_fully`.
-        rows: the scores of each row of the last `evaluate_fully`, by metric.
-        on_record: called with each record of metrics.jsonl as it is written.
-        look_at_first_batch: called once with the next training micro-batch, then reset.
-    """
+    """Trains and evaluates the model of a job; without an optimizer it only evaluates."""
 
     def __init__(
         self,
@@ -83,13 +74,15 @@ class TaskTrainer(Trainer):
     ) -> None:
         self.job = job
         self._evaluates_training = job.args.eval_on_train and not is_rehearsal
-        self.intervals = Intervals()
-        self.tokens: dict[str, str] = {}
-        self.examples = Examples()
-        self.rows: dict[str, RowScores] = {}
+        self.intervals = Intervals()  # (low, high) of the metrics of the last evaluation, and why some have none
+        self.tokens: dict[str, str] = {}  # of its metrics for which the script of the texts decides
+        self.examples = Examples()  # the worst and the suspected samples of the last `evaluate_fully`
+        self.rows: dict[str, RowScores] = {}  # the scores of each row of the last `evaluate_fully`, by metric
         self._keepers: list[RowKeeper] = []
         self.first_samples: list[dict[str, Any]] = []
+        # Called once with the next training micro-batch, then reset.
         self.look_at_first_batch: Callable[[Any], None] | None = None
+        # Called with each record of metrics.jsonl as it is written.
         self.on_record: Callable[[dict[str, Any]], None] | None = None
         self._report = report
         self._prefix = "eval_"

@@ -113,9 +113,7 @@ class _Stopwatch(TrainerCallback):
         self.batches = []
         self.lap(trainer.device)
 
-    def on_eval_step_end(
-        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int = 0, **kwargs: Any
-    ) -> None:
+    def on_eval_step_end(self, trainer: TrainerLike, *args: Any, step: int = 0, **kwargs: Any) -> None:
         self.batches += [0.0] * (step + 1 - len(self.batches))
         self.batches[step] += self.lap(trainer.device)
 

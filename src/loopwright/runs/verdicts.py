@@ -21,22 +21,17 @@ ROWS, BASELINE_ROWS = "rows.npz", "baselines.npz"
 
 
 def verdict_of(
-    directions: Mapping[str, bool],
+    directions: Mapping[str, bool],  # whether higher is better, by metric
     metrics: Mapping[str, float],
     rows: Mapping[str, RowScores],
     baselines: Mapping[str, Mapping[str, float]],
-    baseline_rows: Mapping[str, RowScores],
-    num_picked: int,
-    prefix: str = "",
+    baseline_rows: Mapping[str, RowScores],  # by the name of a baseline, a colon, and the metric
+    num_picked: int,  # the number of evaluations of which this one is the best
+    prefix: str = "",  # of the metrics of the baselines: "test_" for a verdict on the test data
 ) -> dict[str, Any]:
     """Return the verdict against the strongest baseline.
 
-    Args:
-        directions: whether higher is better, by metric. The first decides; the others are for the case that no
-            baseline has it: a constant prediction has no correlation.
-        baseline_rows: by the name of a baseline, a colon, and the metric.
-        num_picked: the number of evaluations of which this one is the best.
-        prefix: of the metrics of the baselines: "test_" for a verdict on the test data.
+    The first of the `directions` decides that some baseline has: a constant prediction has no correlation.
     """
     verdict: dict[str, Any] = {"kind": None, "evaluations": num_picked, "split": prefix.rstrip("_") or "validation"}
     name = next((name for name in directions if any(prefix + name in each for each in baselines.values())), None)

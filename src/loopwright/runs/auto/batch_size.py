@@ -77,11 +77,6 @@ def _accumulate(settings: Settings, batch: int, effective: int, num_processes: i
     settings.sources[_ACCUMULATION] = "auto"
 
 
-def _candidates(effective: int, num_samples: int) -> list[int]:
-    powers = [2**power for power in range(effective.bit_length()) if effective % 2**power == 0]
-    return [rows for rows in powers if rows <= num_samples] or [1]
-
-
 @dataclass(frozen=True)
 class _Need:
     num_bytes: int  # peak use on a GPU; activations kept by the forward pass on the host
@@ -92,7 +87,8 @@ def _largest(run: RunJob, effective: int) -> int:
     """Return the largest micro-batch that fits, and print it; raise MemoryLimitError if one sample does not fit."""
     job, screen = run.job, run.screen
     started, best, needed, reason = time.monotonic(), 0, _Need(0, 0), ""
-    candidates = _candidates(effective, len(job.train_dataset))
+    powers = [2**power for power in range(effective.bit_length()) if effective % 2**power == 0]
+    candidates = [rows for rows in powers if rows <= len(job.train_dataset)] or [1]
     with screen.waiting("finding a batch size", len(candidates)) as waiting:
         for rows in candidates:
             device = TaskTrainer(job).device
@@ -141,9 +137,7 @@ class _FirstForward(TrainerCallback):
             self._is_first = False
             self._stack.enter_context(self._saved.counting())
 
-    def on_train_step_end(
-        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
-    ) -> None:
+    def on_train_step_end(self, trainer: TrainerLike, *args: Any, **kwargs: Any) -> None:
         self._stack.close()
 
 

@@ -30,13 +30,9 @@ class EvalTable:
         seconds: float,
         *,
         is_best: bool,
-        columns: int | None = None,
+        columns: int | None = None,  # of the terminal; None omits nothing, and repeats the header now and then
     ) -> tuple[list[str], list[str]]:
-        """Return the lines of an evaluation for the screen, and the untruncated ones; the header comes first if due.
-
-        Args:
-            columns: the width of the terminal; None omits nothing, and repeats the header now and then.
-        """
+        """Return the lines of an evaluation for the screen, and the untruncated ones; the header comes first if due."""
         names = list(in_order(metrics, self._decisive))
         cells = {"update": f"{update:,}", "epoch": f"{epoch:.2f}"}
         cells |= {name: metric_text(metrics[name], intervals.get(name)) for name in names}

@@ -76,9 +76,7 @@ class ReportProgress(TrainerCallback):
         self._pace.begin_evaluation()
         self._evaluated = (0, _num_batches(trainer.eval_loader))
 
-    def on_eval_step_end(
-        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int = 0, **kwargs: Any
-    ) -> None:
+    def on_eval_step_end(self, trainer: TrainerLike, *args: Any, step: int = 0, **kwargs: Any) -> None:
         if self._line is not None and self._evaluated is not None:
             self._evaluated = (step + 1, self._evaluated[1])
             self._line.nudge()

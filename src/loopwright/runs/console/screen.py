@@ -8,7 +8,6 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
 from loopwright.config.safe_text import visible
@@ -162,9 +161,7 @@ class Waiting:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self.close(is_over=kind is None)
 
     def to(self, done: int, total: int | None = None) -> None:

@@ -93,8 +93,11 @@ def print_time(length: RunLength, screen: Screen) -> None:
 def print_saved(run: RunFolder, seconds: float, screen: Screen) -> str:
     """Print and return the point from which an interrupted run can resume."""
     screen.close_line()
-    name = name_of(run)
-    newest = _newest_saved(run)
+    name, found = name_of(run), []
+    for folder in checkpoint_folders(run.checkpoints):
+        with contextlib.suppress(CheckpointError):
+            found.append((update_of(read_manifest(folder)), folder.name))
+    newest = max(found, default=None)  # which may be newer than status.json
     if newest is None:
         text = f"nothing was saved yet   start again with: lw resume {name}"
     elif newest[0] == run.status.get("update"):
@@ -103,15 +106,6 @@ def print_saved(run: RunFolder, seconds: float, screen: Screen) -> str:
         text = f"not saved again: the last state is checkpoints/{newest[1]}   continue with: lw resume {name}"
     screen.print(text)
     return text
-
-
-def _newest_saved(run: RunFolder) -> tuple[int, str] | None:
-    """Return update and name of the newest checkpoint, which may be newer than status.json; None without one."""
-    found = []
-    for folder in checkpoint_folders(run.checkpoints):
-        with contextlib.suppress(CheckpointError):
-            found.append((update_of(read_manifest(folder)), folder.name))
-    return max(found, default=None)
 
 
 def print_notice(run: RunJob, kind: str, text: str, **fields: Any) -> None:
