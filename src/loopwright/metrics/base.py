@@ -464,17 +464,7 @@ def check_same_kind(metric: Metric, other: Any) -> None:
 
 
 def extra_module(module: str, package: str, metric: str, extra: str = "text") -> Any:
-    """Return a module that only some metrics need.
-
-    Args:
-        module: the dotted name to import.
-        package: its name for pip.
-        metric: the metric that needs it, for the error.
-        extra: the extra of loopwright that has the package.
-
-    Raises:
-        InputError: the package is not installed ("install.extra"); its fix is the install command.
-    """
+    """Return a module that a metric needs; raise an InputError if the `extra` with its package is not installed."""
     if find_spec(module.partition(".")[0]) is None:
         needs = f"the metric {metric!r} needs the package {package}"
         raise InputError("install.extra", needs, fix=f"pip install 'loopwright[{extra}]'")

@@ -164,8 +164,7 @@ def poisson_weights(seed: int, positions: Column, replicates: int) -> NDArray[np
     stream = KeyStream(seed, purpose="bootstrap")
     keys = np.asarray([stream.at(position) for position in positions.tolist()], dtype=np.uint64)
     words = random_words(keys, range(-(-replicates // 4)))
-    drawn: NDArray[np.uint8] = _poisson_table()[words.astype("<u8").view("<u2")[:, :replicates]]
-    return drawn
+    return np.asarray(_poisson_table()[words.astype("<u8").view("<u2")[:, :replicates]])
 
 
 def random_words(keys: NDArray[np.uint64], steps: range) -> NDArray[np.uint64]:
@@ -175,8 +174,7 @@ def random_words(keys: NDArray[np.uint64], steps: range) -> NDArray[np.uint64]:
     mixed = keys[:, None] + increments
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    words: NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
-    return words
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
 
 
 @cache

@@ -88,8 +88,7 @@ class SumsPerLabel(CountingMetric):
         return LabelTotals()
 
     def columns_of(self, totals: Counts, other: Any) -> Counts:
-        aligned: Counts = self._state.aligned(totals, other._state)
-        return aligned
+        return np.asarray(self._state.aligned(totals, other._state))
 
 
 class LabelMetric(SumsPerLabel):

@@ -254,19 +254,12 @@ class CocoAP(Metric):
 
 @dataclass(frozen=True)
 class Matches:
-    """The predictions of one class in all images, most confident first, and the references that they meet.
+    """The predictions of one class in all images, most confident first, and the references that they meet."""
 
-    Attributes:
-        images: the image of each prediction.
-        is_hit: whether it is right at each threshold of overlap: (thresholds, predictions).
-        is_counted: whether it counts there: one that meets a crowd does not.
-        num_references: of each image.
-    """
-
-    images: Counts
-    is_hit: NDArray[np.bool_]
-    is_counted: NDArray[np.bool_]
-    num_references: Counts
+    images: Counts  # the image of each prediction
+    is_hit: NDArray[np.bool_]  # whether it is right at each threshold of overlap: (thresholds, predictions)
+    is_counted: NDArray[np.bool_]  # whether it counts there: one that meets a crowd does not
+    num_references: Counts  # of each image
 
     @classmethod
     def of(cls, sides: list[tuple[Objects, Objects]], kind: int, overlaps: Mapping[tuple[int, int], Any]) -> Matches:

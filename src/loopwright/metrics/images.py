@@ -87,7 +87,7 @@ class MeanIoU(base.CountingMetric):
 
     def count(self, columns: base.Columns) -> Counts:
         """Return four numbers per class for each image: pixels right, predicted, referred to, and whether any were."""
-        rows = [_sums_of(matrix).reshape(-1, 3) for matrix in self._matrices(columns)]
+        rows = [np.stack(sums_of_matrix(matrix), axis=-1) for matrix in self._matrices(columns)]
         counted = np.zeros((len(rows), max(map(len, rows), default=0), 4), dtype=np.int64)
         for place, row in zip(counted, rows, strict=True):
             place[: len(row)] = np.column_stack([row, row[:, 2] > 0])
@@ -113,7 +113,7 @@ class MeanIoU(base.CountingMetric):
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per class; call it before `compute`, which resets the metric."""
-        sums = _sums_of(self._state.sums).reshape(-1, 3).tolist()
+        sums = np.stack(sums_of_matrix(self._state.sums), axis=-1).tolist()
         labels = range(len(sums)) if self.options["labels"] is None else self.options["labels"]
         return [
             {
@@ -221,10 +221,6 @@ class ReconstructionError(MeanLoss):
         except ValueError:
             shapes = f"the shape {mean.shape}, images have {image.shape}"
             raise DataError(f"the mean_image of {self.name} has {shapes}") from None
-
-
-def _sums_of(matrix: Counts) -> Counts:
-    return np.stack(sums_of_matrix(matrix), axis=-1).reshape(-1)
 
 
 def _mean_of_some(numerators: Counts, denominators: Counts) -> Numbers:

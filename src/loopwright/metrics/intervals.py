@@ -54,21 +54,13 @@ class Intervals(dict[str, Bounds]):
 
 @dataclass(frozen=True)
 class Resampled:
-    """The sums of an evaluation, and those of its resamplings.
+    """The sums of an evaluation, and those of its resamplings."""
 
-    Attributes:
-        totals: the sums over all rows.
-        replicates: the sums of each resampling, (replicates, sums).
-        num_units: the number of rows, or of groups where rows come in groups, that are drawn independently.
-        is_grouped: whether several rows may share a unit.
-        level: of the interval, between 0 and 1.
-    """
-
-    totals: Counts
-    replicates: Counts
-    num_units: int
-    is_grouped: bool
-    level: float
+    totals: Counts  # over all rows
+    replicates: Counts  # of each resampling: (replicates, sums)
+    num_units: int  # rows, or groups where rows come in groups, that are drawn independently
+    is_grouped: bool  # whether several rows may share a unit
+    level: float  # of the interval, between 0 and 1
 
     def too_few(self, least: int, per_class: Iterable[Any] = ()) -> str:
         """Return how many rows, groups or references of a class an interval would need; empty if there are enough."""

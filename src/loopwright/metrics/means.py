@@ -125,7 +125,6 @@ class MeanLoss(CountingMetric):
         return super().interval(replace(sample, num_units=min(sample.num_units, int(sample.totals[3]))))
 
     def checked(self, columns: Columns) -> dict[str, Column]:
-        """Return the terms of the samples, validated."""
         terms = {name: columns[name] for name in self.terms}
         odd = [name for name, values in terms.items() if len(values) and values.dtype.kind not in "biuf"]
         if odd:
