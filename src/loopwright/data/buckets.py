@@ -135,18 +135,13 @@ def sample_lengths(
     main_input: str = "input_ids",
     *,
     function: Callable[[Any], int] | None = None,
-    cache: Path | None = None,
-    watch: Callable[[Iterable[int]], Iterable[int]] | None = None,
+    cache: Path | None = None,  # a file in an existing folder
+    watch: Callable[[Iterable[int]], Iterable[int]] | None = None,  # shows progress; None is a bar on a terminal
 ) -> npt.NDArray[np.int64]:
     """Return the length of every sample of a dataset, in order.
 
-    It comes from the function, the length column, or the length of the main input. Samples are read at most once, with
-    a progress bar if that takes long.
-
-    Args:
-        cache: a cache file in an existing folder. It is valid if it has one length per sample and ends with their
-            sha256, and some samples that are read again match.
-        watch: wraps an iterable to show progress; None is a bar on a terminal.
+    It comes from the function, the length column, or the length of the main input. Samples are read at most once. The
+    cache is valid if it has one length per sample and ends with their sha256, and some samples read again match.
     """
     size = len(dataset)
     names = getattr(dataset, "column_names", None) or ()

@@ -94,8 +94,9 @@ def mask_tokens(
     """
     is_candidate = ~is_special if is_word_start is None else is_word_start
     is_asked = draws.chances(np.where(is_candidate, recipe.probability, 0.0))
-    if is_word_start is not None:
-        is_asked = _over_words(is_asked, is_word_start) & ~is_special
+    if is_word_start is not None:  # the other tokens of a word follow its first one
+        firsts = np.maximum.accumulate(np.where(is_word_start, np.arange(ids.shape[1]), 0), axis=1)
+        is_asked = np.take_along_axis(is_asked, firsts, axis=1) & ~is_special
     labels = np.where(is_asked, ids, IGNORED)
 
     is_masked = draws.chances(np.full(ids.shape, recipe.mask_share)) & is_asked
@@ -106,12 +107,6 @@ def mask_tokens(
         is_random = draws.chances(np.full(ids.shape, share)) & is_asked & ~is_masked
         masked[is_random] = draws.tokens(recipe.vocabulary_size, is_random)
     return masked, labels
-
-
-def _over_words(is_asked: NDArray[np.bool_], is_word_start: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    places = np.where(is_word_start, np.arange(is_word_start.shape[1]), 0)
-    start: NDArray[np.intp] = np.maximum.accumulate(places, axis=1)
-    return np.take_along_axis(is_asked, start, axis=1)
 
 
 def words_as_offsets(word_ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -150,8 +145,7 @@ def word_starts_from_tokens(ids: NDArray[np.int64], is_special: NDArray[np.bool_
 def _starts(is_new: NDArray[np.bool_], is_special: NDArray[np.bool_]) -> NDArray[np.bool_]:
     after_special = np.ones(is_special.shape, dtype=np.bool_)
     after_special[:, 1:] = is_special[:, :-1]
-    starts: NDArray[np.bool_] = (is_new | after_special) & ~is_special
-    return starts
+    return (is_new | after_special) & ~is_special
 
 
 def _no_words(tokenizer: Any) -> ConfigError:
@@ -220,7 +214,8 @@ class DataCollatorForLanguageModeling(BucketCollator):
         return self._mask(np.asarray(inputs), special_tokens_mask, offset_mapping, "np")
 
     def _collate(self, features: Sequence[Any], kind: str) -> Batch:
-        columns = to_columns([value if _has_names(value) else {"input_ids": value} for value in features])
+        bare = (list, tuple, Tensor, np.ndarray)
+        columns = to_columns([{"input_ids": value} if isinstance(value, bare) else value for value in features])
         take_labels(columns)
         word_ids, offsets = columns.pop("word_ids", None), columns.pop("offset_mapping", None)
         has_mask = "attention_mask" in columns
@@ -323,7 +318,3 @@ class DataCollatorForLanguageModeling(BucketCollator):
                 f"random tokens are drawn from len(tokenizer), and {type(self.tokenizer).__name__} has no length. "
                 "Define __len__, or pass random_replace_prob=0."
             )
-
-
-def _has_names(feature: Any) -> bool:
-    return isinstance(feature, Mapping) or not isinstance(feature, (list, tuple, Tensor, np.ndarray))

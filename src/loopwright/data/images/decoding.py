@@ -133,8 +133,7 @@ def _narrowed(image: PillowImage) -> NDArray[np.uint8]:
     else:
         usual = (1.0, 255.0, float(_LARGEST_OF_16_BITS)) if image.mode == "F" else (255.0, float(_LARGEST_OF_16_BITS))
         limit = next((limit for limit in usual if largest <= limit), largest)
-    narrowed: NDArray[np.uint8] = np.rint(values.clip(0, limit) * (255.0 / limit)).astype(np.uint8)
-    return narrowed
+    return np.rint(values.clip(0, limit) * (255.0 / limit)).astype(np.uint8)
 
 
 def _named(source: Source | PillowImage) -> str:

@@ -140,9 +140,7 @@ def _moved(
 
 
 def _areas(boxes: Boxes) -> NDArray[np.float64]:
-    sides = boxes[:, 2:].astype(np.float64) - boxes[:, :2]
-    areas: NDArray[np.float64] = sides.prod(axis=1)
-    return areas
+    return np.asarray((boxes[:, 2:].astype(np.float64) - boxes[:, :2]).prod(axis=1))
 
 
 def _translation(x: float, y: float) -> Matrix:

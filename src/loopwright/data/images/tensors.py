@@ -40,8 +40,7 @@ def denormalize(
 ) -> NDArray[np.uint8]:
     """Invert `normalize(to_tensor(image))` for display: uint8, (..., height, width, 3)."""
     values = pixels.detach().cpu().float() * torch.tensor(std).view(3, 1, 1) + torch.tensor(mean).view(3, 1, 1)
-    image: NDArray[np.uint8] = values.mul(255).round().clamp(0, 255).byte().movedim(-3, -1).numpy()
-    return image
+    return np.asarray(values.mul(255).round().clamp(0, 255).byte().movedim(-3, -1).numpy())
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,7 @@ def _colors(counts: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     strength = (share**_GAMMA)[:, :, None]
     full = np.where(np.eye(len(counts), dtype=np.bool_)[:, :, None], _RIGHT, _WRONG)
-    colors: npt.NDArray[np.uint8] = np.rint(255 + strength * (full - 255)).astype(np.uint8)
-    return colors
+    return np.asarray(np.rint(255 + strength * (full - 255)).astype(np.uint8))
 
 
 def _squares(colors: npt.NDArray[np.uint8], cell: int) -> npt.NDArray[np.uint8]:

@@ -17,21 +17,17 @@ from loopwright.errors import DataError
 
 def draw_boxes(
     image: ImageLike,
-    boxes: npt.ArrayLike,
+    boxes: npt.ArrayLike,  # x0, y0, x1, y1 of each in pixels of `image`, shape (n, 4)
     names: Sequence[str] | None = None,
-    scores: Sequence[float] | npt.NDArray[Any] | None = None,
-    colors: Sequence[Color] | None = None,
+    scores: Sequence[float] | npt.NDArray[Any] | None = None,  # with two digits; the highest is drawn last
+    colors: Sequence[Color] | None = None,  # one per box; None cycles through the palette
     *,
-    scale: int | None = None,
+    scale: int | None = None,  # the whole factor to enlarge by first; None uses `scale_for`
 ) -> Image:
     """Return the image with boxes, each with its name and score on a label of its color.
 
-    Args:
-        boxes: x0, y0, x1, y1 of each in pixels of `image`, shape (n, 4): from the left edge of its first pixel to the
-            right edge of its last one. Lines are inside the box, clipped to the image.
-        scores: shown after the names, with two digits; the highest is drawn last.
-        colors: one per box; None cycles through the palette.
-        scale: the whole factor to enlarge by first; None uses `scale_for`.
+    A box goes from the left edge of its first pixel to the right edge of its last one. Lines are inside the box,
+    clipped to the image.
     """
     corners = np.asarray(boxes, np.float64).reshape(-1, 4)
     _check_numbers("boxes", len(corners), names=names, scores=scores, colors=colors)
@@ -82,19 +78,13 @@ def draw_masks(
 
 def draw_semantic(
     image: ImageLike,
-    semantic: npt.ArrayLike,
-    colors: Sequence[Color] | None = None,
+    semantic: npt.ArrayLike,  # class ids, shape (H, W)
+    colors: Sequence[Color] | None = None,  # one per class id; None uses `color_of`
     alpha: float = 0.5,
     *,
-    unpainted: Collection[int] = (255,),
+    unpainted: Collection[int] = (255,),  # ids whose pixels stay unchanged, as do those of ids below 0
 ) -> Image:
-    """Return the image, in its own size, with each pixel blended with the color of its class.
-
-    Args:
-        semantic: class ids, shape (H, W).
-        colors: one per class id; None uses `color_of`.
-        unpainted: ids whose pixels stay unchanged: the ignored id, and any background. Ids below 0 always do.
-    """
+    """Return the image, in its own size, with each pixel blended with the color of its class."""
     picture = as_image(image)
     ids = np.asarray(semantic)
     pixels = np.asarray(picture)
@@ -122,8 +112,7 @@ def _edge(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Return the pixels of a mask with a neighbour outside it; the image border counts as inside."""
     padded = np.pad(mask, 1, mode="edge")
     inside = padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
-    edge: npt.NDArray[np.bool_] = mask & ~inside
-    return edge
+    return mask & ~inside
 
 
 def _check_numbers(things: str, num_things: int, **lists: Any) -> None:
