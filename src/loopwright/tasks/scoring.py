@@ -218,17 +218,13 @@ class LossInterval(Scorer):
 
     There is no interval if a sample has no loss, or if the sample losses do not add up to the batch loss: a model's
     loss may have terms that no sample has.
-
-    Args:
-        loss: the key of a sample's loss, a mean over its items.
-        weight: the key of the number of items, possibly fractional; 1 without the key.
     """
 
     directions: Mapping[str, bool] = {}
 
     def __init__(self, loss: str = "loss", weight: str = "num_target_tokens") -> None:
-        self._loss = loss
-        self._weight = weight
+        self._loss = loss  # the key of a sample's loss, a mean over its items
+        self._weight = weight  # the key of the number of items, possibly fractional; 1 without the key
         self._losses = Bootstrap(MeanLoss())
         self._missing = ""  # why there is none
 

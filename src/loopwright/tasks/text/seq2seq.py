@@ -29,6 +29,7 @@ from loopwright.tasks.text import models as text
 
 AUTO_CLASS = "AutoModelForSeq2SeqLM"
 _BASELINE_ROWS = 5_000
+_GENERATION = "generation_config.json"
 # Sampling settings, which transformers refuses to save with do_sample=False.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 # T5's tokens: the first also starts the decoder.
@@ -93,13 +94,18 @@ class SequenceToSequence(Task):
         return score_baselines(job.data, rivals, "source", "target", create, most)
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
+        from transformers import GenerationConfig
+
         if origin.path is None:
             texts = (row[side] for row in data.each_row("train") for side in ("source", "target"))
             tokenizer = train_tokenizer(texts, args.tokenizer_unit, args.vocabulary_size)
             loaded = small_model(tokenizer)
         else:
             tokenizer = text.load_tokenizer(origin.path)
-            loaded = _load_model(origin)
+            loaded = text.load_model(origin, AUTO_CLASS)
+            if origin.is_run and (Path(origin.path) / _GENERATION).is_file():
+                own = pretrained.open_pretrained(GenerationConfig, origin.path, _GENERATION)
+                loaded.model.generation_config = own
         model, notes = loaded.model, []
         text.match_pad_token(model, tokenizer)
         if not origin.is_run:
@@ -258,18 +264,6 @@ def small_model(tokenizer: Any) -> text.Loaded:
         decoder_start_token_id=tokenizer.pad_token_id,
     )
     return text.Loaded(T5ForConditionalGeneration(config))
-
-
-def _load_model(origin: Origin) -> text.Loaded:
-    """Return the model of an origin; a run's model keeps its generation settings."""
-    from transformers import GenerationConfig
-
-    path = str(origin.path)
-    loaded = text.load_model(origin, AUTO_CLASS)
-    file = "generation_config.json"
-    if origin.is_run and (Path(path) / file).is_file():
-        loaded.model.generation_config = pretrained.open_pretrained(GenerationConfig, path, file)
-    return loaded
 
 
 def _check_start(origin: Origin, model: Any) -> None:

@@ -163,8 +163,7 @@ class MaskedImageModeling(VisionTask):
         """Return denormalised images with values from 0 to 1, on the host."""
         form = self.form(job)
         mean, std = (np.asarray(each, np.float32)[:, None, None] for each in (form.mean, form.std))
-        pixels: npt.NDArray[np.float32] = values.detach().float().cpu().numpy() * std + mean
-        return pixels
+        return np.asarray(values.detach().float().cpu().numpy() * std + mean)
 
 
 class Masking:
@@ -265,8 +264,7 @@ def _image_losses(
 
     differences = outputs.reconstruction.float() - batch["pixel_values"].float()
     errors = differences.square() if isinstance(job.model, SmallModel) else differences.abs()
-    means: npt.NDArray[np.float64] = errors.mean(dim=1).double().cpu().numpy().mean(axis=(1, 2), where=masks)
-    return means
+    return np.asarray(errors.mean(dim=1).double().cpu().numpy().mean(axis=(1, 2), where=masks))
 
 
 def _masking(job: Job) -> Masking:

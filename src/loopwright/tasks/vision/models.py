@@ -137,22 +137,15 @@ def load_vision_model(
     plan: DataPlan,
     *,
     auto_class: str,
-    small: str,
-    small_config: Callable[[int], Mapping[str, Any]] = lambda side: {},
-    labels: Sequence[str] | None = None,
-    criterion: Criterion | None = None,
-    **changes: Any,
+    small: str,  # the name of the model in `loopwright.models` to build if none is given
+    small_config: Callable[[int], Mapping[str, Any]] = lambda side: {},  # its arguments, by the side of the images
+    labels: Sequence[str] | None = None,  # the names of the classes; None for a task without
+    criterion: Criterion | None = None,  # the loss of a module that has none: from logits and labels to a mean
+    **changes: Any,  # of the config of a transformers model, besides the labels
 ) -> VisionModel:
     """Return the model of an origin; called once, by a task's `build`.
 
     It writes `image_size`, `workers` and `channels_last` into the settings, if unset.
-
-    Args:
-        small: the name of the model in `loopwright.models` to build if none is given.
-        small_config: from the side of the images to the small model's arguments, besides the labels.
-        labels: the names of the classes; None for a task without.
-        criterion: the loss of a module that has none: from logits and labels to a mean.
-        changes: of the config of a transformers model, besides the labels.
     """
     path = origin.path
     if origin.module is not None or (path is not None and (is_object_name(path) or _holds(path, MODULE_KEY))):

@@ -227,8 +227,7 @@ def overlap(found: Found, reference: Found) -> NDArray[np.float64]:
         sides = [found["masks"], reference["masks"]]
     else:  # COCO has left, top, width, height
         sides = [np.asarray(side["boxes"], np.float64) @ _CORNER_TO_SIZE for side in (found, reference)]
-    ratios: NDArray[np.float64] = mask_tools().iou(*sides, reference["crowd"].astype(int).tolist())
-    return ratios
+    return np.asarray(mask_tools().iou(*sides, reference["crowd"].astype(int).tolist()))
 
 
 def f1_of(counts: Mapping[str, Sequence[int]]) -> float:

@@ -348,8 +348,7 @@ def class_map(logits: Any, size: Sequence[int]) -> ClassMap:
     import torch
 
     classes = enlarged(logits[None], size)[0].argmax(dim=0)
-    found: ClassMap = classes.to(torch.uint8 if logits.shape[0] <= 256 else torch.int32).cpu().numpy()
-    return found
+    return np.asarray(classes.to(torch.uint8 if logits.shape[0] <= 256 else torch.int32).cpu().numpy())
 
 
 def count_pairs(reference: ClassMap, prediction: ClassMap, ignore_index: int) -> Pairs:
