@@ -40,8 +40,8 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "masked-lm": "text.masked_lm:MaskedLanguageModel",
         "image-classification": "vision.classification:ImageClassification",
         "semantic-segmentation": "vision.segmentation:SemanticSegmentation",
-        "object-detection": "vision.boxes:ObjectDetection",
-        "instance-segmentation": "vision.masks:InstanceSegmentation",
+        "object-detection": "vision.detection:ObjectDetection",
+        "instance-segmentation": "vision.detection:InstanceSegmentation",
         "masked-image-modeling": "vision.masked_modeling:MaskedImageModeling",
     }
 )
