@@ -68,7 +68,6 @@ class RowKeeper:
                 self._tables[index] = []
 
     def scores(self) -> dict[str, RowScores]:
-        """Return the scores of the rows, by result."""
         found: dict[str, RowScores] = {}
         places = np.concatenate([np.zeros((2, 0)), *self._places], axis=1)
         for part, names, tables in zip(self._parts, self._names, self._tables, strict=True):

@@ -61,7 +61,6 @@ def create_run(
 
 @contextlib.contextmanager
 def removed_on_error(folder: Path) -> Iterator[None]:
-    """Remove a folder if the block raises."""
     try:
         yield
     except BaseException:

@@ -41,7 +41,6 @@ def config_of(run: RunFolder) -> Path:
 
 
 def digest_of(run: RunFolder) -> str:
-    """Return the sha256 of config.yaml, as run.json has it."""
     return hashlib.sha256(read_bytes(run.config)).hexdigest()
 
 

@@ -80,7 +80,6 @@ def verdict_of_seeds(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | 
 
 
 def save_rows(path: Path, rows: Mapping[str, RowScores]) -> None:
-    """Write row scores by name."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **dict[str, Any](rows))
     write_atomically(path, buffer.getvalue())

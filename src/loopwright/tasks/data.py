@@ -128,10 +128,10 @@ class RowDataset:
 
     Args:
         rows: inputs of `encode`, by number: a split of a plan, or a list.
-        encode: makes the features of a row; called in loader workers.
+        encode: makes the features of a row; called in loader workers. A subclass may define `features` instead.
     """
 
-    def __init__(self, rows: Any, encode: Callable[[Any], dict[str, Any]]) -> None:
+    def __init__(self, rows: Any, encode: Callable[[Any], dict[str, Any]] = dict) -> None:
         self.rows = rows
         self._encode = encode
 
@@ -141,7 +141,11 @@ class RowDataset:
     def __getitem__(self, position: int) -> dict[str, Any]:
         if not 0 <= position < len(self):
             raise IndexError(position)
-        return {**self._encode(self.rows[position]), "position": position}
+        return {**self.features(position), "position": position}
+
+    def features(self, position: int) -> dict[str, Any]:
+        """Return the features of a row, without its position."""
+        return self._encode(self.rows[position])
 
 
 def _tell(waiting: Any, total: int, index: int) -> None:

@@ -263,7 +263,6 @@ def in_order(metrics: Mapping[str, float], decisive: str) -> dict[str, float]:
 def metrics_text(
     metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]], tokens: Mapping[str, str] | None = None
 ) -> str:
-    """Return metrics with their intervals and tokens, as far as they have any."""
     texts = {name: f"{name} {metric_text(value, intervals.get(name))}" for name, value in metrics.items()}
     texts |= {name: f"{texts[name]} ({each})" for name, each in (tokens or {}).items() if name in texts}
     return "  ".join(texts.values())

@@ -208,32 +208,22 @@ def _continued(job: Job, model: Any, batch: Mapping[str, Any], most: int, temper
     return list(tokenizer.batch_decode(generated[:, ids.shape[1] :], skip_special_tokens=True))
 
 
-class BlockDataset:
+class BlockDataset(RowDataset):
     """Blocks of a stream; the target of each token, including the last, is the next one."""
 
     def __init__(self, tokenizer: Any, stream: language.TokenStream, size: int) -> None:
+        super().__init__(language.BlockRows(tokenizer, stream.ids[1:], size))
         self._ids = stream.ids
         self._size = size
         self._num_bytes = np.add.reduceat(stream.sizes[1:].astype(np.int64), np.arange(0, len(self._ids) - 1, size))
-        self.rows = language.BlockRows(tokenizer, self._ids[1:], size)
 
-    def __len__(self) -> int:
-        return len(self._num_bytes)
-
-    def __getitem__(self, position: int) -> dict[str, Any]:
-        if not 0 <= position < len(self):
-            raise IndexError(position)
+    def features(self, position: int) -> dict[str, Any]:
         start = position * self._size
         tokens = self._ids[start : start + self._size + 1].astype(np.int64)
-        return {
-            "input_ids": tokens[:-1],
-            "labels": tokens[1:],
-            "num_bytes": int(self._num_bytes[position]),
-            "position": position,
-        }
+        return {"input_ids": tokens[:-1], "labels": tokens[1:], "num_bytes": int(self._num_bytes[position])}
 
 
-class PackedLines:
+class PackedLines(RowDataset):
     """Separate rows, several packed into one block if they fit."""
 
     def __init__(self, lines: RowDataset, size: int) -> None:
@@ -242,17 +232,14 @@ class PackedLines:
 
         self._packed = PackedDataset(lines, sample_lengths(lines), size)
         self._size = size
-        self.rows = PackedRows(lines.rows, self._packed.groups)
+        super().__init__(PackedRows(lines.rows, self._packed.groups))
 
-    def __len__(self) -> int:
-        return len(self._packed)
-
-    def __getitem__(self, position: int) -> dict[str, Any]:
+    def features(self, position: int) -> dict[str, Any]:
         from loopwright.data.packing import joined
 
         samples = self._packed[position]
         num_bytes = sum(sample["num_bytes"] for sample in samples)
-        return {**joined(samples, self._size, is_shifted=True), "num_bytes": num_bytes, "position": position}
+        return {**joined(samples, self._size, is_shifted=True), "num_bytes": num_bytes}
 
 
 class PackedRows:

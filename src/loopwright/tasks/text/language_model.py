@@ -285,7 +285,6 @@ def choose_block(
 
 
 def small_largest(args: Any) -> int:
-    """Return the largest default block of a model from scratch."""
     return int(args.block_size or (_LONGEST_SMALL_LINE if args.line_by_line else _SMALL_BLOCK))
 
 

@@ -186,23 +186,20 @@ class Masking:
         return masked, labels
 
 
-class MaskedDataset:
+class MaskedDataset(RowDataset):
     """Evaluation samples with their masks, or training samples without."""
 
-    def __init__(self, dataset: Any, masking: Masking | None) -> None:
+    def __init__(self, dataset: RowDataset, masking: Masking | None) -> None:
+        super().__init__(dataset.rows)
         self._dataset = dataset
         self._masking = masking
-        self.rows = dataset.rows
 
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, position: int) -> dict[str, Any]:
-        features: dict[str, Any] = self._dataset[position]
+    def features(self, position: int) -> dict[str, Any]:
+        features = self._dataset[position]
         return features if self._masking is None else self._masking.mask_sample(features, position)
 
 
-class BlockDataset:
+class BlockDataset(RowDataset):
     """Blocks of a stream, each with the tokenizer's special tokens around it."""
 
     def __init__(self, tokenizer: Any, stream: language.TokenStream, size: int) -> None:
@@ -213,18 +210,12 @@ class BlockDataset:
         self._after = np.array(whole[start + len(plain) :], np.int64)
         self._size = size - len(self._before) - len(self._after)
         self._special = np.array(tokenizer.all_special_ids, np.int64)
-        self.rows = language.BlockRows(tokenizer, self._ids, self._size)
+        super().__init__(language.BlockRows(tokenizer, self._ids, self._size))
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, position: int) -> dict[str, Any]:
-        if not 0 <= position < len(self):
-            raise IndexError(position)
+    def features(self, position: int) -> dict[str, Any]:
         start = position * self._size
         ids = np.concatenate([self._before, self._ids[start : start + self._size], self._after]).astype(np.int64)
-        special = np.isin(ids, self._special).astype(np.int64)
-        return {"input_ids": ids, "special_tokens_mask": special, "position": position}
+        return {"input_ids": ids, "special_tokens_mask": np.isin(ids, self._special).astype(np.int64)}
 
 
 class LineEncoder:

@@ -20,16 +20,6 @@ def answers_of(row: Mapping[str, Any]) -> list[str]:
     return [words for words in row["answers"]["text"] if words.strip()]
 
 
-def _placed_answers(row: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return first character and end of each answer of a row, without blank ones."""
-    answers = row["answers"]
-    return [
-        (start, start + len(words))
-        for words, start in zip(answers["text"], answers["answer_start"], strict=True)
-        if words.strip()
-    ]
-
-
 class WindowEncoder:
     """Makes the features of a row, one for each window of its context; used in loader workers."""
 
@@ -54,7 +44,9 @@ class WindowEncoder:
         """
         encoded = self._encode([row])
         names = [name for name in self._tokenizer.model_input_names if name in encoded]
-        answers = _placed_answers(row) if self._is_labelled else []
+        answers = row["answers"] if self._is_labelled else {"text": [], "answer_start": []}
+        pairs = zip(answers["text"], answers["answer_start"], strict=True)
+        answer = next(((start, start + len(words)) for words, start in pairs if words.strip()), None)
         features = []
         for number, ids in enumerate(encoded["input_ids"]):
             offsets = [
@@ -68,9 +60,9 @@ class WindowEncoder:
             feature |= {"offsets": offsets, "null_index": null_index, "context": row["context"]}
             feature |= {"window": number, "num_windows": len(encoded["input_ids"])}
             if self._is_labelled:
-                place = token_span(offsets, *answers[0]) if answers else None
+                place = token_span(offsets, *answer) if answer is not None else None
                 feature |= dict(zip(TARGETS, place or (null_index, null_index), strict=True))
-                feature["reference"] = list(row["answers"]["text"])
+                feature["reference"] = list(answers["text"])
             features.append(feature)
         return features
 
