@@ -15,7 +15,7 @@ from loopwright.errors import InputError
 from loopwright.metrics import load as load_metric
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows
-from loopwright.tasks.data import RunData
+from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.optional_imports import is_object_name
 from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer, score_rows
 from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, VisionArguments, VisionTask
@@ -185,24 +185,21 @@ class Masking:
         return _enlarged(hidden.reshape(self._num_units * self._scale, -1), self._patch)
 
 
-class MaskedImages:
+class MaskedImages(RowDataset):
     """Images with hidden patches: new ones each time in training, otherwise fixed."""
 
     def __init__(self, images: Any, masking: Masking, is_training: bool) -> None:
-        self.rows = images.rows
+        super().__init__(images.rows)
         self._images = images
         self._masking = masking
         self._is_training = is_training
 
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def features(self, position: int) -> dict[str, Any]:
         import torch
 
-        features = self._images[index]
+        features = self._images[position]
         # Loaders seed numpy's generator for each micro-batch.
-        seed = np.random.randint(0, 2**63, dtype=np.int64) if self._is_training else (_EVALUATION_SEED, index)
+        seed = np.random.randint(0, 2**63, dtype=np.int64) if self._is_training else (_EVALUATION_SEED, position)
         hidden = self._masking.draw(np.random.default_rng(seed))
         return {**features, "bool_masked_pos": torch.from_numpy(hidden)}
 
