@@ -13,12 +13,8 @@ from loopwright.errors import InputError
 def freeze(model: Any, what: str) -> int:
     """Freeze a part of a model, and return the number of frozen parameters.
 
-    Args:
-        what: N freezes the embeddings and the lowest N layers; "backbone" everything but the head (or the decoder);
-            anything else is a comma-separated list of patterns of parameter names.
-
-    Raises:
-        InputError: nothing matches, or nothing would be left to train.
+    N freezes the embeddings and the lowest N layers; "backbone" everything but the head (or the decoder); anything else
+    is a comma-separated list of patterns of parameter names. One must match, and something be left to train.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     if what == "backbone":

@@ -120,7 +120,7 @@ class TextClassification(Task):
             return pair[0] if len(pair) == 1 else pair
 
         def target(row: Mapping[str, Any]) -> Any:
-            found = _target(labels, row["label"])
+            found = _target(labels, row)
             return list(map(int, found)) if labels.kind == "multi" else found
 
         create = partial(_create_metric, labels.kind, len(labels.names), job.args.glue)
@@ -141,8 +141,8 @@ class TextClassification(Task):
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
 
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
-        labels = _labels(job.plan) if is_labelled else None
-        return RowDataset(rows, Encoder(job.processor, job.args.max_length, labels))
+        target = partial(_target, _labels(job.plan)) if is_labelled else None
+        return RowDataset(rows, text.Encoder(job.processor, job.args.max_length, _pair, target))
 
     def create_scorer(self, job: Job) -> scoring.Scorer:
         kind, num_labels, glue = _labels(job.plan).kind, len(_labels(job.plan).names), job.args.glue
@@ -202,21 +202,6 @@ class TextClassification(Task):
         return [{"label": names[number], "score": round(share, 6)} for number, share in pairs]
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """Encodes a row in loader workers; `labels` is None for rows without labels."""
-
-    tokenizer: Any
-    max_length: int
-    labels: Labels | None
-
-    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        features = dict(self.tokenizer(*_pair(row), truncation=True, max_length=self.max_length))
-        if self.labels is not None:
-            features["labels"] = _target(self.labels, row["label"])
-        return features
-
-
 def _labels(plan: DataPlan) -> Labels:
     assert plan.labels is not None, "the schema has a label"
     return plan.labels
@@ -226,7 +211,8 @@ def _pair(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (row["text"],) if row.get("text_pair") is None else (row["text"], row["text_pair"])
 
 
-def _target(labels: Labels, label: Any) -> Any:
+def _target(labels: Labels, row: Mapping[str, Any]) -> Any:
+    label = row["label"]
     return [float(number in label) for number in range(len(labels.names))] if labels.kind == "multi" else label
 
 

@@ -387,6 +387,20 @@ def num_targets(batch: Mapping[str, Any]) -> float:
     return float((batch["labels"] != IGNORED).sum())
 
 
+@dataclass(frozen=True)
+class Encoder:
+    """Encodes the texts of a row in loader workers; `target` is None for rows without labels."""
+
+    tokenizer: Any
+    max_length: int
+    texts: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+    target: Callable[[Mapping[str, Any]], Any] | None
+
+    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        features = dict(self.tokenizer(*self.texts(row), truncation=True, max_length=self.max_length))
+        return features if self.target is None else {**features, "labels": self.target(row)}
+
+
 class PadsToBuckets:
     """A collator around a padding one, `_pad`, whose bucket lengths it shares."""
 
@@ -405,7 +419,6 @@ class PadsToBuckets:
         self._pad = with_buckets(self._pad, lengths)
 
     def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        """Return the padded dimension of each value of a batch, by name."""
         dimensions: dict[str, int] = self._pad.padded_dimensions(batch)
         return dimensions
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,8 @@ class MultipleChoice(Task):
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
 
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
-        return RowDataset(rows, Encoder(job.processor, job.args.max_length, is_labelled))
+        target = itemgetter("label") if is_labelled else None
+        return RowDataset(rows, text.Encoder(job.processor, job.args.max_length, _checked_pairs, target))
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         from torch.nn import functional
@@ -145,20 +147,9 @@ class MultipleChoice(Task):
             yield {"choice": found["choice"], "text": rows[index]["choices"][found["choice"]], **found}
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """Encodes a row in loader workers, each text with a choice cut to `max_length` tokens."""
-
-    tokenizer: Any
-    max_length: int
-    is_labelled: bool
-
-    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        _check_row(row, "a row")
-        features = dict(self.tokenizer(*_pairs(row), truncation=True, max_length=self.max_length))
-        if self.is_labelled:
-            features["labels"] = row["label"]
-        return features
+def _checked_pairs(row: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    _check_row(row, "a row")
+    return _pairs(row)
 
 
 def _pairs(row: Mapping[str, Any]) -> tuple[list[str], list[str]]:

@@ -154,7 +154,12 @@ class SemanticSegmentation(VisionTask):
             args.loss = small_loss
         elif args.loss is None:
             args.loss = "ce" if weights else MODEL_LOSS
-        _check_weights(args)
+        if args.class_weights and args.loss in (MODEL_LOSS, "dice"):
+            raise InputError(
+                "args.value",
+                f"--loss {args.loss} does not use --class_weights",
+                fix="--loss ce   or   leave --class_weights out",
+            )
         return job
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -415,15 +420,6 @@ def _counts_by_image(args: Any, data: RunData, split: str) -> Iterator[Sequence[
 
     for row in data.each_row(split):
         yield count_classes(decode_mask(row["mask"]), len(data.plan.label_names), args.ignore_index, args.reduce_labels)
-
-
-def _check_weights(args: Any) -> None:
-    if args.class_weights and args.loss in (MODEL_LOSS, "dice"):
-        raise InputError(
-            "args.value",
-            f"--loss {args.loss} does not use --class_weights",
-            fix="--loss ce   or   leave --class_weights out",
-        )
 
 
 def _numbers_of(weights: Sequence[str]) -> tuple[float, ...] | None:
