@@ -17,17 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopwright.errors import ConfigError, DataError
-from loopwright.metrics.base import (
-    Column,
-    Columns,
-    CountingMetric,
-    Metric,
-    Options,
-    Scores,
-    ShareMetric,
-    as_matrix,
-    ratio,
-)
+from loopwright.metrics import base
 from loopwright.metrics.intervals import Bounds
 from loopwright.metrics.sums import Counts, Totals
 
@@ -35,13 +25,13 @@ AVERAGES = ("binary", "micro", "macro", "weighted", None)
 """How scores of several labels become one: of the positive label, over all decisions, a mean, or none."""
 
 
-class Accuracy(ShareMetric):
+class Accuracy(base.ShareMetric):
     """The share of correct predictions."""
 
     name = "accuracy"
     names = ("accuracy",)
 
-    def hits(self, columns: Columns) -> list[Column]:
+    def hits(self, columns: base.Columns) -> list[base.Column]:
         predictions, references = label_columns(columns)
         return [np.asarray(predictions == references, dtype=np.bool_)]
 
@@ -76,7 +66,7 @@ class LabelTotals(Totals):
         self.places = {label: place for place, label in enumerate(state["labels"])}
 
 
-class SumsPerLabel(CountingMetric):
+class SumsPerLabel(base.CountingMetric):
     """A metric of three sums for each label seen."""
 
     @property
@@ -96,7 +86,7 @@ class LabelMetric(SumsPerLabel):
 
     limits: ClassVar[Bounds] = (0.0, 1.0)
 
-    def update(self, columns: Columns) -> None:
+    def update(self, columns: base.Columns) -> None:
         predicted, referred = self._coded(columns)
         counted = [
             np.bincount(codes, minlength=len(self.labels))
@@ -104,7 +94,7 @@ class LabelMetric(SumsPerLabel):
         ]
         self._state.add(len(predicted), np.stack(counted, axis=-1).reshape(-1))
 
-    def count(self, columns: Columns) -> Counts:
+    def count(self, columns: base.Columns) -> Counts:
         predicted, referred = self._coded(columns)
         samples = np.arange(len(predicted))
         counted = np.zeros((len(predicted), len(self.labels), 3), dtype=np.int64)
@@ -113,7 +103,7 @@ class LabelMetric(SumsPerLabel):
         counted[samples, referred, 2] = 1
         return counted.reshape(len(predicted), -1)
 
-    def score(self, totals: Counts, options: Options) -> Scores:
+    def score(self, totals: Counts, options: base.Options) -> base.Scores:
         return {self.name: self.value(sums_by_kind(totals), options)}
 
     def num_per_class(self, totals: Counts) -> Counts:
@@ -121,10 +111,10 @@ class LabelMetric(SumsPerLabel):
         return np.asarray(referred[predicted + referred > 0])
 
     @abstractmethod
-    def value(self, sums: Counts, options: Options) -> NDArray[np.float64]:
+    def value(self, sums: Counts, options: base.Options) -> NDArray[np.float64]:
         """Return the result for sums of shape (3, ..., labels): right, predicted, referred to."""
 
-    def _coded(self, columns: Columns) -> tuple[Counts, Counts]:
+    def _coded(self, columns: base.Columns) -> tuple[Counts, Counts]:
         """Return the index of each prediction's and each reference's label among the sums."""
         predictions, references = label_columns(columns)
         seen, codes = np.unique(np.concatenate([predictions, references]), return_inverse=True)
@@ -143,11 +133,11 @@ class AveragedMetric(LabelMetric):
     """
 
     has_independent_parts = True
-    defaults: ClassVar[Options] = MappingProxyType(
+    defaults: ClassVar[base.Options] = MappingProxyType(
         {"average": "binary", "pos_label": 1, "labels": None, "zero_division": 0.0}
     )
 
-    def _known(self, options: Options) -> dict[str, Any]:
+    def _known(self, options: base.Options) -> dict[str, Any]:
         if options.get("average") not in AVERAGES:
             names = ", ".join(map(repr, AVERAGES))
             raise ConfigError(f"average={options['average']!r} of {self.name} is not known: use one of {names}")
@@ -162,7 +152,7 @@ class AveragedMetric(LabelMetric):
     def parts(self, right: Counts, predicted: Counts, referred: Counts) -> tuple[Counts, Counts]:
         """Return the numerator and the denominator of the ratio."""
 
-    def result(self, options: Options) -> dict[str, Any]:
+    def result(self, options: base.Options) -> dict[str, Any]:
         """Return the result of the sums; raise if the average does not fit the labels that occurred."""
         if options["average"] == "binary":
             present, positive = sorted(self.labels, key=str), options["pos_label"]
@@ -179,14 +169,14 @@ class AveragedMetric(LabelMetric):
                 )
         return super().result(options)
 
-    def num_parts(self, totals: Counts) -> Scores:
+    def num_parts(self, totals: Counts) -> base.Scores:
         if self.options["average"] not in ("binary", "micro"):
             return {}
         right, predicted, referred = self._chosen(sums_by_kind(totals), self.options)[0].sum(axis=-1)
         denominator = self.parts(right, predicted, referred)[1]
         return {self.name: (denominator - right if self.micro_f1 else denominator).astype(np.float64)}
 
-    def _chosen(self, sums: Counts, options: Options) -> tuple[Counts, bool]:
+    def _chosen(self, sums: Counts, options: base.Options) -> tuple[Counts, bool]:
         """Return the sums of the labels that count, and whether the options name them."""
         chosen: list[Any] | None = [options["pos_label"]] if options["average"] == "binary" else options["labels"]
         if chosen is None:
@@ -194,19 +184,19 @@ class AveragedMetric(LabelMetric):
         sums = np.concatenate([sums, np.zeros_like(sums[..., :1])], axis=-1)  # of labels that do not occur
         return sums[..., [self._state.places.get(label, len(self.labels)) for label in chosen]], True
 
-    def value(self, sums: Counts, options: Options) -> NDArray[np.float64]:
+    def value(self, sums: Counts, options: base.Options) -> NDArray[np.float64]:
         average = options["average"]
         otherwise = 0.0 if options["zero_division"] == "warn" else float(options["zero_division"])
         sums, is_named = self._chosen(sums, options)
         is_counted = np.asarray(sums[1] + sums[2] > 0) | is_named
         right, predicted, referred = sums.sum(axis=-1) if average == "micro" else sums
-        scores = ratio(*self.parts(right, predicted, referred), otherwise)
+        scores = base.ratio(*self.parts(right, predicted, referred), otherwise)
         if average == "macro":
-            return ratio((scores * is_counted).sum(axis=-1), is_counted.sum(axis=-1), otherwise)
+            return base.ratio((scores * is_counted).sum(axis=-1), is_counted.sum(axis=-1), otherwise)
         if average == "weighted":
             # A plain mean if none of the labels has a reference.
             weights = np.where(referred.sum(axis=-1, keepdims=True) > 0, referred, 1)
-            return ratio((scores * weights).sum(axis=-1), weights.sum(axis=-1), otherwise)
+            return base.ratio((scores * weights).sum(axis=-1), weights.sum(axis=-1), otherwise)
         return scores[..., 0] if average == "binary" else scores
 
 
@@ -249,16 +239,16 @@ class MatthewsCorrelation(LabelMetric):
         counts = super().num_per_class(totals)
         return counts if len(counts) > 1 else np.zeros(1, dtype=np.int64)
 
-    def value(self, sums: Counts, options: Options) -> NDArray[np.float64]:
+    def value(self, sums: Counts, options: base.Options) -> NDArray[np.float64]:
         right, predicted, referred = sums
         # As doubles, which hold the squares of up to 9e7 samples exactly, and products of such squares nearly.
         samples = referred.sum(axis=-1).astype(np.float64)
         covariance = right.sum(axis=-1) * samples - (predicted * referred).sum(axis=-1)
         first, second = (samples**2 - np.square(each).sum(axis=-1) for each in (predicted, referred))
-        return ratio(covariance, np.sqrt(first * second), 0.0)
+        return base.ratio(covariance, np.sqrt(first * second), 0.0)
 
 
-class MultiLabel(CountingMetric):
+class MultiLabel(base.CountingMetric):
     """F1 over all decisions and averaged over the labels, and the share of samples with all labels right.
 
     Predictions and references have one row per sample and one column per label, of 0 and 1. With the option
@@ -269,11 +259,11 @@ class MultiLabel(CountingMetric):
     name = "multilabel"
     limits = (0.0, 1.0)
     micro_f1 = "f1_micro"
-    forms: ClassVar = {"predictions": as_matrix, "references": as_matrix}
+    forms: ClassVar = {"predictions": base.as_matrix, "references": base.as_matrix}
     options_apply_early = True
-    defaults: ClassVar[Options] = MappingProxyType({"threshold": None, "labels": None})
+    defaults: ClassVar[base.Options] = MappingProxyType({"threshold": None, "labels": None})
 
-    def count(self, columns: Columns) -> Counts:
+    def count(self, columns: base.Columns) -> Counts:
         """Return whether all labels are right, 1, and three counts per label: right, predicted, referred to."""
         predicted, referred = columns["predictions"], columns["references"]
         if not len(predicted):
@@ -297,16 +287,16 @@ class MultiLabel(CountingMetric):
         is_right = (predicted == referred).all(axis=1)
         return np.column_stack([is_right, np.ones_like(is_right), per_label]).astype(np.int64)
 
-    def score(self, totals: Counts, options: Options) -> Scores:
+    def score(self, totals: Counts, options: base.Options) -> base.Scores:
         """Return the scores; a label without predictions and references has an F1 of 0."""
         right, predicted, referred = sums_by_kind(totals[..., 2:])
         return {
-            "f1_micro": ratio(2 * right.sum(axis=-1), (predicted + referred).sum(axis=-1), 0.0),
-            "f1_macro": ratio(2 * right, predicted + referred, 0.0).mean(axis=-1),
-            "subset_accuracy": ratio(totals[..., 0], totals[..., 1], np.nan),
+            "f1_micro": base.ratio(2 * right.sum(axis=-1), (predicted + referred).sum(axis=-1), 0.0),
+            "f1_macro": base.ratio(2 * right, predicted + referred, 0.0).mean(axis=-1),
+            "subset_accuracy": base.ratio(totals[..., 0], totals[..., 1], np.nan),
         }
 
-    def num_parts(self, totals: Counts) -> Scores:
+    def num_parts(self, totals: Counts) -> base.Scores:
         right, predicted, referred = sums_by_kind(totals[..., 2:].astype(np.float64)).sum(axis=-1)
         return {"f1_micro": predicted + referred - right, "subset_accuracy": totals[..., 1].astype(np.float64)}
 
@@ -333,7 +323,7 @@ class PairCounts(Counter[tuple[Any, Any]]):
         self.update({(reference, prediction): count for reference, prediction, count in state["counts"]})
 
 
-class ConfusionMatrix(Metric):
+class ConfusionMatrix(base.Metric):
     """How often each label was predicted for each label, and the most frequent confusions.
 
     The result has the `labels` and the counts in `confusion_matrix`: a row for each reference, a column for each
@@ -342,17 +332,17 @@ class ConfusionMatrix(Metric):
     """
 
     name = "confusion_matrix"
-    defaults: ClassVar[Options] = MappingProxyType({"labels": None})
+    defaults: ClassVar[base.Options] = MappingProxyType({"labels": None})
 
     def create_state(self) -> PairCounts:
         return PairCounts()
 
-    def update(self, columns: Columns) -> None:
+    def update(self, columns: base.Columns) -> None:
         predictions, references = label_columns(columns)
         check_same_type(self.name, next(iter(self._state), ()), predictions[:1].tolist())
         self._state.update(zip(references.tolist(), predictions.tolist(), strict=True))
 
-    def result(self, options: Options) -> dict[str, Any]:
+    def result(self, options: base.Options) -> dict[str, Any]:
         labels = self._labels(options["labels"])
         places = {label: place for place, label in enumerate(labels)}
         matrix = [[0] * len(labels) for _ in labels]
@@ -389,7 +379,7 @@ class ConfusionMatrix(Metric):
         return labels
 
 
-def label_columns(columns: Columns) -> tuple[Column, Column]:
+def label_columns(columns: base.Columns) -> tuple[base.Column, base.Column]:
     """Return predictions and references as integers, or as texts."""
     predictions, references = (_label_array(name, columns[name]) for name in ("predictions", "references"))
     if len(predictions) and predictions.dtype != references.dtype:
@@ -400,7 +390,7 @@ def label_columns(columns: Columns) -> tuple[Column, Column]:
     return predictions, references
 
 
-def _label_array(name: str, values: Column) -> Column:
+def _label_array(name: str, values: base.Column) -> base.Column:
     if values.dtype.kind in "biu":
         return values.astype(np.int64)
     if values.dtype.kind == "f":

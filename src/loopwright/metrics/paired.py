@@ -80,12 +80,10 @@ class RowKeeper:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rows, for a merge on another process."""
         states = [part.state_dict() if isinstance(part, CountingMetric) else {} for part in self._parts]
         return {"places": self._places, "names": self._names, "tables": self._tables, "parts": states}
 
     def merge(self, state: Mapping[str, Any]) -> None:
-        """Add the rows of another process."""
         self._places += state["places"]
         for index, part in enumerate(self._parts):
             self._names[index] = self._names[index] or state["names"][index]
@@ -211,7 +209,6 @@ def _table_of(part: Metric, arrays: Columns) -> tuple[list[str], NDArray[Any]]:
 
 
 def _pseudo_values(part: Metric, names: Sequence[str], table: NDArray[Any]) -> list[Numbers]:
-    """Return the scores of the rows for each result."""
     number = len(table)
     if isinstance(part, CountingMetric):
         if number < LEAST_ROWS_OF_OTHERS and not isinstance(part, _MEANS):

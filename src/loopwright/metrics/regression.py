@@ -42,7 +42,6 @@ class MeanError(Metric):
         return {self.name: self._state.sums[0].mean(self.num_samples)}
 
     def own_interval(self, level: float, groups: Mapping[int, Any] | None = None) -> dict[str, Bounds | str]:
-        """Return Hall's interval of the mean."""
         number = self.num_samples
         first, second, third = (each.mean(number) for each in self._state.sums)
         num_units = number if groups is None else len(groups)
