@@ -94,7 +94,15 @@ class RunJob:
         return self.folder.path
 
     def build(self, origin: Origin | None = None) -> None:
-        _check_followed(self.training)
+        training = self.training
+        resolve_trackers(training.report_to)
+        check_graphs(training.step_mode, training.device)
+        if training.optim.startswith("schedule_free"):
+            raise ConfigError(f"optim={training.optim!r} has its own weights for evaluation: it is for loopwright.hf")
+        for name, (values, instead) in NOT_FOLLOWED.items():
+            if getattr(training, name) not in values:
+                what = f"{name}={getattr(training, name)!r} is not supported by the tasks: {instead}"
+                raise ConfigError(what, flag=name)
         prepare_torch(self.settings)
         origin = given_origin(self.task, self.settings) if origin is None else origin
         with self.data.watched(self.screen, "preparing the rows"):
@@ -284,18 +292,6 @@ class RunJob:
         if args.profile is not None:
             found.append(ProfileCallback(args.profile, self.path / "profile"))
         return [*found, *self.task.callbacks(self.job, self.folder)]
-
-
-def _check_followed(training: Any) -> None:
-    """Refuse settings without effect, and trackers and graphs that are unavailable."""
-    resolve_trackers(training.report_to)
-    check_graphs(training.step_mode, training.device)
-    if training.optim.startswith("schedule_free"):
-        raise ConfigError(f"optim={training.optim!r} has weights of its own for evaluation: it is for loopwright.hf")
-    for name, (values, instead) in NOT_FOLLOWED.items():
-        if getattr(training, name) not in values:
-            what = f"{name}={getattr(training, name)!r} is not supported by the tasks: {instead}"
-            raise ConfigError(what, flag=name)
 
 
 def prepare_torch(settings: Settings) -> None:

@@ -155,7 +155,11 @@ class TaskTrainer(Trainer):
             self._scorer = self.job.task.create_scorer(self.job)
             for state in (mine, *others):
                 self._scorer.merge_state(state)
-        self.rows = self._gathered_rows()
+        for keeper in self._keepers if self.num_processes > 1 else ():
+            for rank, state in enumerate(gather_objects(keeper.state_dict())):
+                if rank != run_of(self).engine.rank:
+                    keeper.merge(state)
+        self.rows = {name: rows for keeper in reversed(self._keepers) for name, rows in keeper.scores().items()}
         self.intervals = self._scorer.intervals()
         self.tokens = self._scorer.tokens()
         metrics = self._scorer.compute()
@@ -165,14 +169,6 @@ class TaskTrainer(Trainer):
             for name, (low, high) in self.intervals.items():
                 self.run_history.update_metric(f"eval_{name}_low", low)
                 self.run_history.update_metric(f"eval_{name}_high", high)
-
-    def _gathered_rows(self) -> dict[str, RowScores]:
-        for keeper in self._keepers if self.num_processes > 1 else ():
-            states = gather_objects(keeper.state_dict())
-            for rank, state in enumerate(states):
-                if rank != run_of(self).engine.rank:
-                    keeper.merge(state)
-        return {name: rows for keeper in reversed(self._keepers) for name, rows in keeper.scores().items()}
 
     def training_run_epoch_end(self) -> None:
         super().training_run_epoch_end()
