@@ -182,12 +182,9 @@ class RunJob:
         asked = self.training.metric_for_best_model if settings.is_given("metric_for_best_model") else None
         name = next(iter(directions)) if asked is None else asked.removeprefix("eval_")
         if name not in directions:
-            raise InputError(
-                "args.metric",
-                f"--metric_for_best_model {asked}: the evaluation has no such metric",
-                saw=[f"it has {', '.join(directions)}"],
-                fix=f"--metric_for_best_model {next(iter(directions))}",
-            )
+            what = f"--metric_for_best_model {asked}: the evaluation has no such metric"
+            fix = f"--metric_for_best_model {next(iter(directions))}"
+            raise InputError("args.metric", what, saw=[f"it has {', '.join(directions)}"], fix=fix)
         is_more_better = directions[name]
         if settings.is_given("greater_is_better") and self.training.greater_is_better is not None:
             is_more_better = self.training.greater_is_better

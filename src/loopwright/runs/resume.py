@@ -30,11 +30,9 @@ def resume_run(
 ) -> Outcome:
     """Resume a run in its folder; `changes` override its settings, `module` is the model it was given in Python."""
     if is_half_made(folder.path):
-        raise InputError(
-            "run.unknown",
-            f"{folder.path} has half a run, whose creation was interrupted: there is nothing to resume",
-            fix="give the command that started it again; it removes what is left of it",
-        )
+        what = f"{folder.path} has half a run, whose creation was interrupted: there is nothing to resume"
+        fix = "give the command that started it again; it removes what is left of it"
+        raise InputError("run.unknown", what, fix=fix)
     with Ownership() as owner:
         owner.take(folder, "start")
         return _resume(folder, changes, screen, module, owner)

@@ -87,11 +87,9 @@ class Seeds:
         self._previous = Ownership()
         self.seeds = [settings.training.seed + offset for offset in range(settings.args.seeds)]
         if len(self.seeds) > 1 and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
-            raise InputError(
-                "args.value",
-                f"--seeds {len(self.seeds)}: only a single run can be resumed after a restart of its processes",
-                fix="leave out --max-restarts   or   train with one --seed after the other",
-            )
+            what = f"--seeds {len(self.seeds)}: only a single run can be resumed after a restart of its processes"
+            fix = "leave out --max-restarts   or   train with one --seed after the other"
+            raise InputError("args.value", what, fix=fix)
         if settings.is_given("output_dir"):
             for seed in self.seeds:
                 folder = with_seed(settings, seed).training.output_dir

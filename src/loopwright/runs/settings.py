@@ -324,12 +324,8 @@ def _settle_length(parser: TaskParser, task: Task, args: Any, training: Any, sou
     in_file = [name for name in lengths if parser.sources[name] == "file" and sources[name] in ("flag", "file")]
     for name in by_flag if is_flag else [] if by_flag else in_file:
         flag = "--epochs" if name == "num_train_epochs" else f"--{name}"
-        raise InputError(
-            "args.value",
-            f"--time {args.time} and {flag} {getattr(training, name):g}: both set the length of the run",
-            fix=f"leave out {flag}   or   leave out --time",
-            flag=flag,
-        )
+        what = f"--time {args.time} and {flag} {getattr(training, name):g}: both set the length of the run"
+        raise InputError("args.value", what, fix=f"leave out {flag}   or   leave out --time", flag=flag)
     if by_flag:
         args.time, sources["time"] = None, "flag"
     for name in LENGTHS if is_flag or by_flag else ():
@@ -348,19 +344,13 @@ def check_trackers(report_to: Sequence[str] | None) -> None:
             continue
         if name not in PACKAGES:
             near = get_close_matches(name, (*PACKAGES, "all"), n=1)
-            raise InputError(
-                "args.value",
-                f"--report_to {name}: there is no such tracker",
-                saw=[f"known trackers: {', '.join(PACKAGES)}, all, none"],
-                fix=f"--report_to {near[0] if near else next(iter(PACKAGES))}",
-            )
+            what = f"--report_to {name}: there is no such tracker"
+            fix = f"--report_to {near[0] if near else next(iter(PACKAGES))}"
+            raise InputError("args.value", what, saw=[f"known trackers: {', '.join(PACKAGES)}, all, none"], fix=fix)
         if not is_installed(name):
             package = PACKAGES[name][0]
-            raise InputError(
-                "install.extra",
-                f"--report_to {name} needs the package {package}, which is not installed",
-                fix=f"pip install {package}   or   --report_to none",
-            )
+            what = f"--report_to {name} needs the package {package}, which is not installed"
+            raise InputError("install.extra", what, fix=f"pip install {package}   or   --report_to none")
 
 
 def task_of(config: str | Path) -> str | None:

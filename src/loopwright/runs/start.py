@@ -86,11 +86,8 @@ def check_files(task: Task, settings: Settings, screen: Screen, known: DataPlan 
     if settings.args.model is not None:
         task.find_model(settings.args.model)
     if all(getattr(settings.args, name) is None for name in DATA_FLAGS):
-        raise InputError(
-            "data.file",
-            "there is no data: neither --data nor --train_file is given",
-            fix=f"--data FILE   or   lw demo {task.name}",
-        )
+        what = "there is no data: neither --data nor --train_file is given"
+        raise InputError("data.file", what, fix=f"--data FILE   or   lw demo {task.name}")
     check_foreign(settings, *(getattr(settings.args, name) for name in DATA_FLAGS))
     screen.print(f"loopwright {package_version()} · {task.name}")
     print_left_out(settings, screen)
@@ -149,12 +146,8 @@ def demo_settings(
     from loopwright.demos import find_minilm, write_demo
 
     if variant is not None and variant not in task.demo_variants:
-        raise InputError(
-            "args.value",
-            f"the demo of {task.name} has no variant {variant!r}",
-            saw=[f"its variants: {', '.join(task.demo_variants) or 'none'}"],
-            fix=f"lw demo {task.name}",
-        )
+        what, fix = f"the demo of {task.name} has no variant {variant!r}", f"lw demo {task.name}"
+        raise InputError("args.value", what, saw=[f"its variants: {', '.join(task.demo_variants) or 'none'}"], fix=fix)
     folder = runs_root() / "demo-data" / (task.name if variant is None else f"{task.name}-{variant}")
     write_demo(task.name, folder, variant=variant)
     flags = {"data": folder, **task.demo, **({} if variant is None else task.demo_variants[variant])}

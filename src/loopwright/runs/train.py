@@ -191,11 +191,8 @@ def _heed_stop(run: RunJob) -> None:
 def _check_not_auto(run: RunJob) -> None:
     for name in run.args.auto:
         value = f"{getattr(run.training, name):g}"
-        raise InputError(
-            "args.value",
-            f"--{name} auto: the run began with {value}",
-            fix=f"--{name} NUMBER   or   leave it out to keep {value}",
-        )
+        what = f"--{name} auto: the run began with {value}"
+        raise InputError("args.value", what, fix=f"--{name} NUMBER   or   leave it out to keep {value}")
 
 
 @contextlib.contextmanager

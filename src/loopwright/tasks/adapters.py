@@ -82,12 +82,9 @@ def _lowest(base: Any, count: int) -> list[Any]:
     stacks = stacks or [module for module in base.modules() if isinstance(module, nn.Sequential)]
     layers = max(stacks, key=lambda stack: sum(p.numel() for p in stack.parameters()), default=None)
     if layers is None or count > len(layers):
-        raise InputError(
-            "args.value",
-            f"--freeze {count} is more layers than the model has",
-            saw=[f"it has {0 if layers is None else len(layers)}"],
-            fix=f"--freeze {max(0, (0 if layers is None else len(layers)) - 1)}",
-        )
+        what = f"--freeze {count} is more layers than the model has"
+        fix = f"--freeze {max(0, (0 if layers is None else len(layers)) - 1)}"
+        raise InputError("args.value", what, saw=[f"it has {0 if layers is None else len(layers)}"], fix=fix)
     return [parameter for layer in layers[:count] for parameter in layer.parameters()]
 
 
@@ -111,12 +108,8 @@ def set_dropout(model: Any, share: float) -> None:
         if hasattr(config, "__dict__"):  # a user's module may have a dict or something else of that name
             configs[id(config)] = config
     if not is_found:
-        raise InputError(
-            "args.value",
-            f"--dropout {share} has no effect: the model has no dropout",
-            saw=[f"it is a {type(model).__name__}"],
-            fix="leave --dropout out",
-        )
+        what, fix = f"--dropout {share} has no effect: the model has no dropout", "leave --dropout out"
+        raise InputError("args.value", what, saw=[f"it is a {type(model).__name__}"], fix=fix)
     for config in configs.values():
         for name in _dropouts(config):
             setattr(config, name, share)

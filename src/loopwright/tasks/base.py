@@ -135,11 +135,8 @@ class Task(ABC):
         """Check that the required packages are installed."""
         for module, extra in self.needs.items():
             if find_spec(module) is None:
-                raise InputError(
-                    "install.extra",
-                    f"{self.name} needs the package {module}, which is not installed",
-                    fix=f"pip install 'loopwright[{extra}]'",
-                )
+                what = f"{self.name} needs the package {module}, which is not installed"
+                raise InputError("install.extra", what, fix=f"pip install 'loopwright[{extra}]'")
 
     def preflight(self, args: Any, say: Callable[[Any], None] | None = None) -> DataPlan:
         """Open and check the data files, and return the run's data plan; does not import torch."""

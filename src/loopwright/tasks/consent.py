@@ -68,12 +68,9 @@ def check_foreign(settings: Any, *names: Any, files: Sequence[DataFile] = (), li
         paths = {path: os.path.realpath(path) for path in (os.path.join(place, name) for name in (*folders, *others))}
         found += [f"{path} is a link to {to}" for path, to in paths.items() if not to.startswith(root + os.sep)]
     if found:
-        raise InputError(
-            "run.trust",
-            f"{found[0]}, and {settings.foreign.path} is not a run that you created here",
-            fix="look into the folder; if you trust the run, add --trust_run (in Python: trust_run=True)",
-            flag="--trust_run",
-        )
+        what = f"{found[0]}, and {settings.foreign.path} is not a run that you created here"
+        fix = "look into the folder; if you trust the run, add --trust_run (in Python: trust_run=True)"
+        raise InputError("run.trust", what, fix=fix, flag="--trust_run")
 
 
 def check_code(name: str, flag: str, args: Any) -> None:

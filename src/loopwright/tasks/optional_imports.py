@@ -41,10 +41,7 @@ def import_object(name: str, flag: str, args: Any) -> Any:
         sys.path.remove(here)
     if not hasattr(module, attribute):
         near = difflib.get_close_matches(attribute, dir(module), n=1)
-        raise InputError(
-            "args.value",
-            f"--{flag} {name}: {module_name} has no {attribute}",
-            saw=[f"it is {module.__file__}"],
-            fix=f"--{flag} {module_name}:{near[0]}" if near else f"--{flag} with a name that the module defines",
-        )
+        what = f"--{flag} {name}: {module_name} has no {attribute}"
+        fix = f"--{flag} {module_name}:{near[0]}" if near else f"--{flag} with a name that the module defines"
+        raise InputError("args.value", what, saw=[f"it is {module.__file__}"], fix=fix)
     return getattr(module, attribute)

@@ -90,12 +90,8 @@ def get_task(name: str) -> Task:
     if name not in offered:
         names = task_names()
         near = get_close_matches(name, names, n=1, cutoff=0.3)
-        raise InputError(
-            "args.task",
-            f"{name!r} is not a task",
-            saw=[f"the tasks are {', '.join(names)}"],
-            fix=f"did you mean {near[0]}?" if near else "lw tasks describes each of them",
-        )
+        what, fix = f"{name!r} is not a task", f"did you mean {near[0]}?" if near else "lw tasks describes each of them"
+        raise InputError("args.task", what, saw=[f"the tasks are {', '.join(names)}"], fix=fix)
     return _load(name, offered[name])
 
 

@@ -42,11 +42,8 @@ def choose_batch(run: RunJob) -> None:
         _accumulate(settings, training.train_batch_size, effective, num_processes)
         return
     if num_processes > 1:
-        raise InputError(
-            "args.value",
-            f"--batch auto is for one process, and there are {num_processes}",
-            fix="find it on one GPU, and give --batch NUMBER here",
-        )
+        what = f"--batch auto is for one process, and there are {num_processes}"
+        raise InputError("args.value", what, fix="find it on one GPU, and give --batch NUMBER here")
     if settings.is_given(_ACCUMULATION) and args.effective_batch is not None:
         raise InputError(
             "args.value",
@@ -68,11 +65,9 @@ def _accumulate(settings: Settings, batch: int, effective: int, num_processes: i
     accumulation, rest = divmod(effective, batch * num_processes)
     if rest or not accumulation:
         each = f" on {num_processes} processes" if num_processes > 1 else ""
-        raise InputError(
-            "args.value",
-            f"an update of {effective} samples cannot be made of micro-batches of {batch}{each}",
-            fix=f"--effective_batch {batch * num_processes * max(1, round(effective / (batch * num_processes)))}",
-        )
+        what = f"an update of {effective} samples cannot be made of micro-batches of {batch}{each}"
+        fix = f"--effective_batch {batch * num_processes * max(1, round(effective / (batch * num_processes)))}"
+        raise InputError("args.value", what, fix=fix)
     settings.training.gradient_accumulation_steps = accumulation
     settings.sources[_ACCUMULATION] = "auto"
 

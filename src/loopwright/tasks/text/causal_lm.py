@@ -286,11 +286,8 @@ class PromptEncoder:
         ids = self.tokenizer(row["text"], add_special_tokens=False, verbose=False)["input_ids"]
         ids = [*([] if self.start is None else [self.start]), *ids][-self.room :]
         if not ids:
-            raise InputError(
-                "args.value",
-                "there is no text to continue, and the tokenizer has no start token",
-                fix="give a text of at least one word",
-            )
+            what = "there is no text to continue, and the tokenizer has no start token"
+            raise InputError("args.value", what, fix="give a text of at least one word")
         return {"input_ids": ids, "text": row["text"]}
 
 

@@ -124,12 +124,9 @@ class SentenceEmbedding(Task):
     def preflight(self, args: Any, say: Any = None) -> DataPlan:
         plan = super().preflight(args, say)
         if plan.label_range is not None and plan.label_range[0] == plan.label_range[1]:
-            raise InputError(
-                "data.one_class",
-                f"all scores are {plan.label_range[0]:g}: there is nothing to learn",
-                saw=[f"column {plan.columns['score']!r}"],
-                fix="--objective negatives if all pairs belong together, or --score_column with another column",
-            )
+            what = f"all scores are {plan.label_range[0]:g}: there is nothing to learn"
+            fix = "--objective negatives if all pairs belong together, or --score_column with another column"
+            raise InputError("data.one_class", what, saw=[f"column {plan.columns['score']!r}"], fix=fix)
         return plan
 
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
@@ -162,11 +159,8 @@ class SentenceEmbedding(Task):
             self._settle(data.plan, args, training)
             notes.append(_objective_note(args))
         if origin.path is not None and text.load_config(origin.path).is_encoder_decoder:
-            raise InputError(
-                "model.task",
-                f"{origin.path} is an encoder-decoder, not an encoder",
-                fix="--model with an encoder, such as a BERT",
-            )
+            what = f"{origin.path} is an encoder-decoder, not an encoder"
+            raise InputError("model.task", what, fix="--model with an encoder, such as a BERT")
         texts = (each for row in data.each_row("train") for each in _pair(row))
         loaded = text.load_or_build(origin, AUTO_CLASS, texts)
         tokenizer = loaded.tokenizer
@@ -202,12 +196,9 @@ class SentenceEmbedding(Task):
         if args.highest_score is None:
             args.highest_score = max(1.0, highest) if args.lowest_score in (0.0, -1.0) else highest
         if args.lowest_score >= args.highest_score:
-            raise InputError(
-                "args.value",
-                f"--lowest_score {args.lowest_score:g} is not below --highest_score {args.highest_score:g}",
-                saw=[f"scores are from {lowest:g} to {highest:g}"],
-                fix=f"--lowest_score {lowest:g} --highest_score {highest:g}",
-            )
+            what = f"--lowest_score {args.lowest_score:g} is not below --highest_score {args.highest_score:g}"
+            fix = f"--lowest_score {lowest:g} --highest_score {highest:g}"
+            raise InputError("args.value", what, saw=[f"scores are from {lowest:g} to {highest:g}"], fix=fix)
 
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         has_score = is_labelled and job.args.objective == "scores"

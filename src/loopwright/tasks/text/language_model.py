@@ -165,11 +165,8 @@ def read_stream(rows: Rows, encode: RowEncoder, start: int | None = None) -> Tok
             ids.append(row_ids.astype(np.int32))
             sizes.append(row_sizes.astype(np.int32))
     if not has_text:
-        raise InputError(
-            "data.empty",
-            f"there is no text in {num_rows} row{'s' if num_rows != 1 else ''}: all are blank",
-            fix="give rows with text, or name another column: --text_column",
-        )
+        what = f"there is no text in {num_rows} row{'s' if num_rows != 1 else ''}: all are blank"
+        raise InputError("data.empty", what, fix="give rows with text, or name another column: --text_column")
     return TokenStream(np.concatenate(ids), np.concatenate(sizes))
 
 

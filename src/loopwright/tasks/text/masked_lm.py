@@ -242,20 +242,14 @@ class PromptEncoder:
         mask = self.tokenizer.mask_token
         given = row["text"].replace(_WRITTEN_MASK, mask)
         if mask not in given:
-            raise InputError(
-                "args.value",
-                f"the text has no {_WRITTEN_MASK} to fill",
-                saw=[repr(given[:80])],
-                fix=f"put {_WRITTEN_MASK} in place of a word: 'the {_WRITTEN_MASK} of Python'",
-            )
+            what = f"the text has no {_WRITTEN_MASK} to fill"
+            fix = f"put {_WRITTEN_MASK} in place of a word: 'the {_WRITTEN_MASK} of Python'"
+            raise InputError("args.value", what, saw=[repr(given[:80])], fix=fix)
         ids = self.tokenizer(given, verbose=False)["input_ids"]
         if len(ids) > self.size:
-            raise InputError(
-                "model.length",
-                f"a text of {len(ids)} tokens is longer than the blocks that the model was trained on",
-                saw=[repr(given[:80]), f"blocks have {self.size} tokens"],
-                fix="give only the sentences around the mask",
-            )
+            what = f"a text of {len(ids)} tokens is longer than the blocks that the model was trained on"
+            fix = "give only the sentences around the mask"
+            raise InputError("model.length", what, saw=[repr(given[:80]), f"blocks have {self.size} tokens"], fix=fix)
         return {"input_ids": ids, "text": given}
 
 

@@ -78,12 +78,9 @@ class MultipleChoice(Task):
         groups = [each.split("\t") for each in texts] if any("\t" in each for each in texts) else [list(texts)]
         for group in groups:
             if len(group) < 3:
-                raise InputError(
-                    "args.value",
-                    f"the model chooses among texts: it needs at least 2 choices, got {max(0, len(group) - 1)}",
-                    saw=[repr(each)[:80] for each in group],
-                    fix='give a text and its choices: "text" "choice" "choice", or one line with tabs between them',
-                )
+                what = f"the model chooses among texts: it needs at least 2 choices, got {max(0, len(group) - 1)}"
+                fix = 'give a text and its choices: "text" "choice" "choice", or one line with tabs between them'
+                raise InputError("args.value", what, saw=[repr(each)[:80] for each in group], fix=fix)
         return [{"context": context, "choices": choices} for context, *choices in groups]
 
     def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
@@ -160,12 +157,9 @@ def _pairs(row: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 def _check_row(row: Mapping[str, Any], place: str) -> None:
     count, label = len(row["choices"]), row.get("label")
     if count < 2:
-        raise InputError(
-            "data.value",
-            f"{place} has {count} choice{'' if count == 1 else 's'}: at least two are needed",
-            saw=[repr(row["choices"])[:120]],
-            fix="give each row at least two choices, or remove it",
-        )
+        what = f"{place} has {count} choice{'' if count == 1 else 's'}: at least two are needed"
+        fix = "give each row at least two choices, or remove it"
+        raise InputError("data.value", what, saw=[repr(row["choices"])[:120]], fix=fix)
     if label is not None and label >= count:
         raise InputError(
             "data.value",

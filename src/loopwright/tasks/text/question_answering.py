@@ -123,11 +123,8 @@ class QuestionAnswering(Task):
         if args.answer_by is None:
             args.answer_by = _way_of_answering(origin)
         if args.answer_by == "generation" and origin.path is None:
-            raise InputError(
-                "args.value",
-                "--answer_by generation needs an encoder-decoder model, and there is no --model",
-                fix="--model with a folder of a T5 or BART   or   --answer_by span",
-            )
+            what = "--answer_by generation needs an encoder-decoder model, and there is no --model"
+            raise InputError("args.value", what, fix="--model with a folder of a T5 or BART   or   --answer_by span")
         auto_class = SPAN_CLASS if args.answer_by == "span" else GENERATION_CLASS
         loaded = text.load_or_build(origin, auto_class, _flat_texts(data))
         tokenizer = loaded.tokenizer
@@ -368,12 +365,9 @@ def _check_rows(rows: Rows, *, is_labelled: bool, is_unanswered_allowed: bool) -
     bare = [index for index in range(len(rows)) if not features.answers_of(rows[index])]
     if bare:
         place = getattr(rows, "place", lambda index: f"row {index}")
-        raise InputError(
-            "data.answers",
-            f"{len(bare):,} of {len(rows):,} questions have no answer, but each must have one",
-            saw=[place(index) for index in bare[:3]],
-            fix="--version_2_with_negative with a new run, or remove these rows",
-        )
+        what = f"{len(bare):,} of {len(rows):,} questions have no answer, but each must have one"
+        fix = "--version_2_with_negative with a new run, or remove these rows"
+        raise InputError("data.answers", what, saw=[place(index) for index in bare[:3]], fix=fix)
 
 
 def _flat_texts(data: RunData) -> Iterator[str]:

@@ -193,12 +193,8 @@ class SequenceToSequence(Task):
         column = str(plan.columns["source"])
         found = row["source"] if "source" in row else value_at(dict(row), column)
         if not isinstance(found, str):
-            raise InputError(
-                "data.column",
-                f"a row to predict has no text as its {column!r}",
-                saw=[f"it has {', '.join(row) or 'nothing'}"],
-                fix=f"give rows with 'source' or {column!r}",
-            )
+            what, fix = f"a row to predict has no text as its {column!r}", f"give rows with 'source' or {column!r}"
+            raise InputError("data.column", what, saw=[f"it has {', '.join(row) or 'nothing'}"], fix=fix)
         return {"source": found}
 
 
@@ -269,12 +265,9 @@ def small_model(tokenizer: Any) -> text.Loaded:
 def _check_start(origin: Origin, model: Any) -> None:
     starts = (getattr(model.config, "decoder_start_token_id", None), model.generation_config.decoder_start_token_id)
     if all(start is None for start in starts):
-        raise InputError(
-            "model.folder",
-            f"{origin.path}: its config.json has no start token for the decoder",
-            saw=["decoder_start_token_id is not set"],
-            fix='set "decoder_start_token_id" in its config.json',
-        )
+        what = f"{origin.path}: its config.json has no start token for the decoder"
+        fix = 'set "decoder_start_token_id" in its config.json'
+        raise InputError("model.folder", what, saw=["decoder_start_token_id is not set"], fix=fix)
 
 
 def _choose_lengths(args: Any, tokenizer: Any, config: Any, rows: Any) -> list[str]:

@@ -393,12 +393,8 @@ def _tags_of_words(
 def _words(row: Mapping[str, Any]) -> list[str]:
     given = row.get("tokens", row.get("text"))
     if given is None:
-        raise InputError(
-            "data.missing",
-            "a row to predict has no words",
-            saw=[f"it has {', '.join(map(repr, row)) or 'nothing'}"],
-            fix='{"tokens": ["Ada", "Lovelace"]}   or   {"text": "Ada Lovelace"}',
-        )
+        what, fix = "a row to predict has no words", '{"tokens": ["Ada", "Lovelace"]}   or   {"text": "Ada Lovelace"}'
+        raise InputError("data.missing", what, saw=[f"it has {', '.join(map(repr, row)) or 'nothing'}"], fix=fix)
     try:
         return as_tokens(given)
     except UnusableValueError as error:

@@ -101,12 +101,9 @@ class Translation(SequenceToSequence):
         if not hasattr(tokenizer, "src_lang"):
             return
         if args.source_lang is None or args.target_lang is None:
-            raise InputError(
-                "args.value",
-                "the model is multilingual: name the languages to read and to write",
-                saw=[f"its tokenizer is a {type(tokenizer).__name__}"],
-                fix="--source_lang en_XX --target_lang ro_RO",
-            )
+            what = "the model is multilingual: name the languages to read and to write"
+            fix = "--source_lang en_XX --target_lang ro_RO"
+            raise InputError("args.value", what, saw=[f"its tokenizer is a {type(tokenizer).__name__}"], fix=fix)
         first = {language: _language_token(tokenizer, language) for language in (args.source_lang, args.target_lang)}
         tokenizer.src_lang, tokenizer.tgt_lang = args.source_lang, args.target_lang
         model.generation_config.forced_bos_token_id = first[args.target_lang]

@@ -322,12 +322,8 @@ def _images_at(text: str) -> list[str]:
         raise InputError("data.file", f"{text} does not exist", fix="give the path of an image or of a folder of them")
     found = [str((path / name).absolute()) for name in list_images(path)[0] if (path / name).is_file()]
     if not found:
-        raise InputError(
-            "data.folder",
-            f"{text} contains no images",
-            saw=[f"looked for {', '.join(IMAGE_ENDINGS)}"],
-            fix="give a folder with images",
-        )
+        what, saw = f"{text} contains no images", [f"looked for {', '.join(IMAGE_ENDINGS)}"]
+        raise InputError("data.folder", what, saw=saw, fix="give a folder with images")
     return found
 
 

@@ -328,12 +328,9 @@ def check_detector(model: Any, processor: Any, has_masks: bool) -> None:
     inner = getattr(model, "module", model)
     kinds = "Mask2Former, MaskFormer and EoMT" if has_masks else "DETR and its family"
     parts = "boxes, scores, classes and masks" if has_masks else "boxes, scores and classes"
-    raise InputError(
-        "model.task",
-        f"{type(inner).__name__} has no known way to return the objects that it finds",
-        saw=[f"transformers models for this task: {kinds}"],
-        fix=f"give a module a method decode(outputs, threshold, max_detections) that returns {parts} of each image",
-    )
+    what = f"{type(inner).__name__} has no known way to return the objects that it finds"
+    fix = f"give a module a method decode(outputs, threshold, max_detections) that returns {parts} of each image"
+    raise InputError("model.task", what, saw=[f"transformers models for this task: {kinds}"], fix=fix)
 
 
 def in_square(processor: Any, side: int) -> Any:

@@ -230,11 +230,9 @@ def _patch_size(model: Any, args: Any) -> int:
     own = config.get("patch_size") if isinstance(config, Mapping) else getattr(config, "patch_size", None)
     patch = own if isinstance(own, int) else args.patch_size
     if patch is None or args.image_size % patch:
-        raise InputError(
-            "args.value",
-            f"images of {args.image_size} pixels cannot be cut into patches of {patch}",
-            fix="--patch_size with the side of the model's patches" if patch is None else "another --image_size",
-        )
+        what = f"images of {args.image_size} pixels cannot be cut into patches of {patch}"
+        fix = "--patch_size with the side of the model's patches" if patch is None else "another --image_size"
+        raise InputError("args.value", what, fix=fix)
     return int(patch)
 
 
@@ -244,12 +242,9 @@ def _unit(args: Any) -> int:
         fitting = [size for size in range(patch, max(patch, side // _MOST_UNITS) + 1, patch) if side % size == 0]
         return int(fitting[-1])
     if unit % patch or side % unit:
-        raise InputError(
-            "args.value",
-            f"--mask_patch_size {unit}: such squares do not consist of whole patches, or do not tile the image",
-            saw=[f"patches of {patch} pixels, images of {side}"],
-            fix=f"--mask_patch_size {patch}",
-        )
+        what = f"--mask_patch_size {unit}: such squares do not consist of whole patches, or do not tile the image"
+        fix = f"--mask_patch_size {patch}"
+        raise InputError("args.value", what, saw=[f"patches of {patch} pixels, images of {side}"], fix=fix)
     return int(unit)
 
 

@@ -155,11 +155,8 @@ class SemanticSegmentation(VisionTask):
         elif args.loss is None:
             args.loss = "ce" if weights else MODEL_LOSS
         if args.class_weights and args.loss in (MODEL_LOSS, "dice"):
-            raise InputError(
-                "args.value",
-                f"--loss {args.loss} does not use --class_weights",
-                fix="--loss ce   or   leave --class_weights out",
-            )
+            what = f"--loss {args.loss} does not use --class_weights"
+            raise InputError("args.value", what, fix="--loss ce   or   leave --class_weights out")
         return job
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
