@@ -62,14 +62,11 @@ class Bucketed:
         stop = min(start + count, self.size)
         if start >= stop:
             return np.empty(0, np.int64)
-        window = self._window()
+        num_batches = self.size // self.batch_size
+        window = self.batch_size * max(1, min(_WINDOW_BATCHES, num_batches // _FEWEST_WINDOWS))
         first = start - start % window
         parts = [self._window_ids(epoch, begin, window) for begin in range(first, stop, window)]
         return np.concatenate(parts)[start - first : stop - first]
-
-    def _window(self) -> int:
-        num_batches = self.size // self.batch_size
-        return self.batch_size * max(1, min(_WINDOW_BATCHES, num_batches // _FEWEST_WINDOWS))
 
     def _window_ids(self, epoch: int, first: int, window: int) -> Ids:
         ids = self.order.ids(epoch, first, window)

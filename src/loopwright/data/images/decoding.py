@@ -56,7 +56,17 @@ def decode_image(source: Source | PillowImage) -> PillowImage:
     """Return an image (a path, the bytes of a file, or an opened Pillow image) as an upright RGB image."""
     image = _read(source)
     try:
-        return _to_rgb(image)
+        if image.mode == "RGB" and "transparency" not in image.info:
+            return image
+        if image.mode in _WIDE_MODES:
+            return pillow().fromarray(_narrowed(image)).convert("RGB")
+        if image.mode in _ALPHA_MODES or "transparency" in image.info:
+            if image.mode in _PREMULTIPLIED:
+                image = image.convert(_PREMULTIPLIED[image.mode])
+            image = image.convert("RGBA")
+            white = pillow().new("RGBA", image.size, (255, 255, 255, 255))
+            return pillow().alpha_composite(white, image).convert("RGB")
+        return image.convert("RGB")
     except (ValueError, OSError) as error:
         raise _unreadable(source, error) from error
 
@@ -108,20 +118,6 @@ def _upright(image: PillowImage) -> PillowImage:
     turned = image.transpose(getattr(pillow().Transpose, name))
     turned.format = image.format
     return turned
-
-
-def _to_rgb(image: PillowImage) -> PillowImage:
-    if image.mode == "RGB" and "transparency" not in image.info:
-        return image
-    if image.mode in _WIDE_MODES:
-        return pillow().fromarray(_narrowed(image)).convert("RGB")
-    if image.mode in _ALPHA_MODES or "transparency" in image.info:
-        if image.mode in _PREMULTIPLIED:
-            image = image.convert(_PREMULTIPLIED[image.mode])
-        image = image.convert("RGBA")
-        white = pillow().new("RGBA", image.size, (255, 255, 255, 255))
-        return pillow().alpha_composite(white, image).convert("RGB")
-    return image.convert("RGB")
 
 
 def _narrowed(image: PillowImage) -> NDArray[np.uint8]:
