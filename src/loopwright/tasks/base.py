@@ -125,11 +125,8 @@ class Task(ABC):
 
     def columns(self, args: Any) -> dict[str, str]:
         """Return the columns named by the user, by role: every `<role>_column` flag that is set."""
-        named = {}
-        for name in vars(args):
-            if name.endswith("_column") and getattr(args, name) is not None:
-                named[name.removesuffix("_column")] = getattr(args, name)
-        return named
+        named = {name: value for name, value in vars(args).items() if name.endswith("_column")}
+        return {name.removesuffix("_column"): value for name, value in named.items() if value is not None}
 
     def check_installed(self) -> None:
         """Check that the required packages are installed."""
@@ -246,12 +243,11 @@ class Task(ABC):
         """
         from loopwright.tasks.text.samples import target_of, tokens_of
 
-        texts = range(batch["input_ids"].shape[1]) if batch["input_ids"].dim() > 2 else None
-        fields = (
-            [("text", tokens_of(job, batch, index))]
-            if texts is None
-            else [(f"text {number}", tokens_of(job, batch, index, number)) for number in texts]
-        )
+        if batch["input_ids"].dim() > 2:
+            numbers = range(batch["input_ids"].shape[1])
+            fields = [(f"text {number}", tokens_of(job, batch, index, number)) for number in numbers]
+        else:
+            fields = [("text", tokens_of(job, batch, index))]
         return fields + ([("label", target_of(job, batch["labels"][index]))] if "labels" in batch else [])
 
     def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

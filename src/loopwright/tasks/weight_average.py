@@ -63,11 +63,8 @@ class AverageWeights(TrainerCallback):
 
 def average_in(state: dict[str, Any]) -> dict[str, Any] | None:
     """Return the average in the state of a checkpoint, if there is one."""
-    for saved in state["callbacks"]:
-        if saved["class"] == AverageWeights.__name__ and saved["state"]:
-            average: dict[str, Any] | None = saved["state"]["average"]
-            return average
-    return None
+    states = (saved["state"] for saved in state["callbacks"] if saved["class"] == AverageWeights.__name__)
+    return next((each["average"] for each in states if each), None)
 
 
 def _tensors(model: Any) -> list[torch.Tensor]:

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ AUTO_CLASS = "AutoModel"
 _MOST_UNTRAINED = 2_000  # maximum rows for scoring the untrained model, which costs as much as an evaluation
 _NUM_NEAREST = 5
 _WORD_DIMENSIONS = 512
+_pair = itemgetter("text", "text_pair")
 
 
 @dataclass
@@ -384,10 +386,6 @@ def _kept(ids: list[int], mask: list[int]) -> list[int]:
 def _key(content: bytes) -> int:
     """Return a 63-bit hash of a text, the same in every process."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
-
-
-def _pair(row: Mapping[str, Any]) -> tuple[str, str]:
-    return row["text"], row["text_pair"]
 
 
 def _compared(row: Mapping[str, Any]) -> list[str]:

@@ -114,7 +114,11 @@ class SequenceToSequence(Task):
                 model.resize_token_embeddings(len(tokenizer))
                 notes.append(f"the tokenizer has {len(tokenizer) - num_rows} tokens that the model does not have yet")
         self.set_languages(model, tokenizer, args)
-        _check_start(origin, model)
+        starts = (getattr(model.config, "decoder_start_token_id", None), model.generation_config.decoder_start_token_id)
+        if all(start is None for start in starts):
+            what = f"{origin.path}: its config.json has no start token for the decoder"
+            fix = 'set "decoder_start_token_id" in its config.json'
+            raise InputError("model.folder", what, saw=["decoder_start_token_id is not set"], fix=fix)
         if not origin.is_run:
             if args.source_prefix is None:
                 args.source_prefix = self.own_prefix(getattr(model.config, "task_specific_params", None) or {}, args)
@@ -260,14 +264,6 @@ def small_model(tokenizer: Any) -> text.Loaded:
         decoder_start_token_id=tokenizer.pad_token_id,
     )
     return text.Loaded(T5ForConditionalGeneration(config))
-
-
-def _check_start(origin: Origin, model: Any) -> None:
-    starts = (getattr(model.config, "decoder_start_token_id", None), model.generation_config.decoder_start_token_id)
-    if all(start is None for start in starts):
-        what = f"{origin.path}: its config.json has no start token for the decoder"
-        fix = 'set "decoder_start_token_id" in its config.json'
-        raise InputError("model.folder", what, saw=["decoder_start_token_id is not set"], fix=fix)
 
 
 def _choose_lengths(args: Any, tokenizer: Any, config: Any, rows: Any) -> list[str]:

@@ -111,10 +111,8 @@ def load_processor(path: str, config: Any, side: int | None = None) -> Any:
             kind = mapping[type(config)]["pil"] if type(config) in mapping else transformers.ViTImageProcessorPil
             processor, own = kind(), getattr(config, "image_size", None)
             side = side or (own if isinstance(own, int) else None)
-    return processor if side is None else _with_side(processor, side)
-
-
-def _with_side(processor: Any, side: int) -> Any:
+    if side is None:
+        return processor
     values = processor.to_dict()
     share = form_of(processor).crop_share or 1.0
     shorter = round(side / share) if values.get("crop_size") else side
@@ -288,7 +286,12 @@ def _load_module(
     if module is None:
         if name is None:
             raise handed_over(str(args.model))
-        module = _call(import_object(name, "model", args), labels)
+        module = import_object(name, "model", args)
+        if not isinstance(module, nn.Module):  # a function: it gets what its signature asks for
+            number = len(labels or ())
+            known = {} if labels is None else {"num_labels": number, "num_classes": number, "labels": list(labels)}
+            wanted = inspect.signature(module).parameters
+            module = module(**{key: value for key, value in known.items() if key in wanted})
     else:
         args.model = f"{HANDED_OVER}{type(module).__name__}"
     if not isinstance(module, nn.Module):
@@ -300,15 +303,6 @@ def _load_module(
         return VisionModel(adapter, processor=ImageForm(side, side))
     new = _load_fitting(module, folder) if (folder / WEIGHTS_FILE).is_file() else []
     return VisionModel(adapter, new, processor=ImageForm.load(folder).with_side(args.image_size))
-
-
-def _call(make: Any, labels: Sequence[str] | None) -> Any:
-    """Call a model function with the number or names of the classes, if its signature asks for them."""
-    if isinstance(make, nn.Module):
-        return make
-    wanted = inspect.signature(make).parameters
-    known = {} if labels is None else {"num_labels": len(labels), "num_classes": len(labels), "labels": list(labels)}
-    return make(**{name: value for name, value in known.items() if name in wanted})
 
 
 def forward_options(model: Any, form: ImageForm) -> dict[str, Any]:
