@@ -87,7 +87,10 @@ def _prepare(run: RunJob, create_folder: Callable[[], RunFolder] | None) -> RunF
         with screen.waiting("verifying the newest checkpoint", is_one_step=True):
             run.checkpoint = newest_checkpoint(run.folder)
     if run.folder is not None and run.checkpoint is not None:
-        _check_not_auto(run)
+        for name in run.args.auto:
+            value = f"{getattr(run.training, name):g}"
+            what = f"--{name} auto: the run began with {value}"
+            raise InputError("args.value", what, fix=f"--{name} NUMBER   or   leave it out to keep {value}")
         origin = Origin(str(model_source(run.folder)), is_run=True, module=settings.module)
     is_planned = settings.is_planned_by_time(not is_new)
     _build(run, origin, is_planned)
@@ -186,13 +189,6 @@ def _heed_stop(run: RunJob) -> None:
     """Raise a StopAskedError on all processes if `lw stop` was called."""
     if gather_objects(run.owner.is_asked_to_stop())[0]:
         raise StopAskedError
-
-
-def _check_not_auto(run: RunJob) -> None:
-    for name in run.args.auto:
-        value = f"{getattr(run.training, name):g}"
-        what = f"--{name} auto: the run began with {value}"
-        raise InputError("args.value", what, fix=f"--{name} NUMBER   or   leave it out to keep {value}")
 
 
 @contextlib.contextmanager
