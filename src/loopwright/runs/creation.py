@@ -121,12 +121,9 @@ def check_new_folder(folder: str | Path, option: str = "--output_dir ") -> None:
         raise InputError("run.exists", f"{path} already contains a run", fix=fix)
     if path.is_dir() and any(path.iterdir()):
         names = ", ".join(sorted(entry.name for entry in path.iterdir())[:5])
-        raise InputError(
-            "run.exists",
-            f"{option}{_as_given(path, option)} is not empty, and a run needs its own folder",
-            saw=[f"it contains {names}"],
-            fix=f"{option}{_as_given(path / 'run', option)}",
-        )
+        what = f"{option}{_as_given(path, option)} is not empty, and a run needs its own folder"
+        fix = f"{option}{_as_given(path / 'run', option)}"
+        raise InputError("run.exists", what, saw=[f"it contains {names}"], fix=fix)
 
 
 def _cannot_be_created(path: Path, why: str, option: str) -> InputError:

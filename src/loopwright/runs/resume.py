@@ -112,12 +112,8 @@ def _same_plan(task: Task, settings: Settings, folder: RunFolder, progress: Read
             fix="give the same files, or --allow_changed_data",
         )
     if fresh.labels != plan.labels:
-        raise InputError(
-            "resume.data",
-            "the labels of the data differ from those of the model",
-            saw=[f"then: {plan.labels}", f"now:  {fresh.labels}"],
-            fix="put the data back, or start a new run",
-        )
+        what, fix = "the labels of the data differ from those of the model", "put the data back, or start a new run"
+        raise InputError("resume.data", what, saw=[f"then: {plan.labels}", f"now:  {fresh.labels}"], fix=fix)
     if is_same:
         fresh = replace(plan, files=fresh.files, tables=fresh.tables)  # the run keeps its splits
     write_atomically(folder.data, fresh.to_json())

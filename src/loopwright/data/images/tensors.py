@@ -93,7 +93,17 @@ def collate_images(
         for own, (own_height, own_width) in zip(batch["pixel_mask"], sizes, strict=True):
             own[:own_height, :own_width] = 1
     for name in samples[0]:
-        batch[name] = _together(name, [sample[name] for sample in samples])
+        values = batch[name] = [sample[name] for sample in samples]
+        if name not in _OF_OBJECTS and all(isinstance(value, Tensor) for value in values):
+            shapes = {tuple(value.shape) for value in values}
+            if len(shapes) > 1:
+                raise DataError(
+                    f"{name!r} cannot be stacked: the shapes are {sorted(shapes)}. Let the transform return one size "
+                    "(Resize(exact=...), PadTo), or collate with is_padded=True."
+                )
+            batch[name] = torch.stack(values)
+        elif name not in _OF_OBJECTS and all(isinstance(value, Number) for value in values):
+            batch[name] = torch.tensor(values)
     return batch
 
 
@@ -107,17 +117,3 @@ def _padded(sample: Mapping[str, Any], height: int, width: int, ignore_index: in
         else value
         for name, value in sample.items()
     }
-
-
-def _together(name: str, values: list[Any]) -> Any:
-    if name in _OF_OBJECTS:
-        return values
-    if all(isinstance(value, Tensor) for value in values):
-        shapes = {tuple(value.shape) for value in values}
-        if len(shapes) > 1:
-            raise DataError(
-                f"{name!r} cannot be stacked: the shapes are {sorted(shapes)}. Let the transform return one size "
-                "(Resize(exact=...), PadTo), or collate with is_padded=True."
-            )
-        return torch.stack(values)
-    return torch.tensor(values) if all(isinstance(value, Number) for value in values) else values

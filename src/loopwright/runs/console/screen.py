@@ -24,21 +24,16 @@ _FALLBACK_WIDTH = 80
 
 
 class Screen:
-    """Prints lines, and writes them to the run's log.txt once there is one.
-
-    Args:
-        is_plain: print plain lines even on a terminal, without a live line.
-        events: the stream of `--json`: events go there, and no text is printed.
-    """
+    """Prints lines, and writes them to the run's log.txt once there is one."""
 
     def __init__(
         self, is_main: bool = True, is_quiet: bool = False, is_plain: bool = False, events: EventLines | None = None
     ) -> None:
         self.began = time.monotonic()
-        self.events = events
+        self.events = events  # the stream of `--json`: events go there, and no text is printed
         self._is_main = is_main
         self._is_quiet = is_quiet or events is not None
-        self.is_plain = is_plain
+        self.is_plain = is_plain  # plain lines even on a terminal, without a live line
         self.run: RunFolder | None = None
         self._earlier: list[str] = []
         self._line: Any = None

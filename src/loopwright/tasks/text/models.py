@@ -206,7 +206,13 @@ def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
         saw = [f"it was saved as {', '.join(config.architectures or ['no known class'])}"]
         fix = f"--model with {_FITTING.get(auto_class, 'an encoder, such as a BERT')}"
         raise InputError("model.task", what, saw=saw, fix=fix)
-    _check_head(path, config, suffix)
+    # Without a suffix the head is dropped, and the rest is the same for every task.
+    for architecture in (config.architectures or ()) if suffix else ():
+        head = next((head for head in _HEADS if architecture.endswith(f"For{head}")), None)
+        if head is not None and not suffix.endswith(head):
+            what = f"{path} is a model of another task: it was saved as {architecture}"
+            saw = [f"this task needs a {suffix.removeprefix('For')} head, whose weights have the same names"]
+            raise InputError("model.task", what, saw=saw, fix="--model with the base model that it was made from")
     with quiet():
         if origin.is_run and not any((Path(path) / name).is_file() for name in pretrained.WEIGHTS):
             return Loaded(pretrained.build(kind, path, config))
@@ -215,17 +221,6 @@ def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
         )
     mismatched = [entry[0] if isinstance(entry, tuple) else entry for entry in info.get("mismatched_keys", ())]
     return Loaded(model, sorted({*info["missing_keys"], *mismatched}))
-
-
-def _check_head(path: str, config: Any, suffix: str) -> None:
-    if not suffix:
-        return  # the head is dropped, and the rest is the same for every task
-    for architecture in config.architectures or ():
-        head = next((head for head in _HEADS if architecture.endswith(f"For{head}")), None)
-        if head is not None and not suffix.endswith(head):
-            what = f"{path} is a model of another task: it was saved as {architecture}"
-            saw = [f"this task needs a {suffix.removeprefix('For')} head, whose weights have the same names"]
-            raise InputError("model.task", what, saw=saw, fix="--model with the base model that it was made from")
 
 
 def load_tokenizer(path: str, *, needs_pad: bool = True, **options: Any) -> Any:

@@ -307,11 +307,9 @@ def image_side(plan: DataPlan) -> int:
 def handed_over(name: str) -> InputError:
     """Return the error for a model that was passed as a module and is now needed again."""
     kind = name.removeprefix(HANDED_OVER)
-    return InputError(
-        "model.folder",
-        f"the run's model was passed as a Python module ({kind}), which no file can recreate",
-        fix="pass it again: loopwright.resume(run, model=module); the same for predict and evaluate",
-    )
+    what = f"the run's model was passed as a Python module ({kind}), which no file can recreate"
+    fix = "pass it again: loopwright.resume(run, model=module); the same for predict and evaluate"
+    return InputError("model.folder", what, fix=fix)
 
 
 def _images_at(text: str) -> list[str]:

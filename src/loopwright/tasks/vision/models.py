@@ -234,11 +234,8 @@ def _load_fitting(model: nn.Module, folder: Path, keeps_head: bool = True) -> li
 class ModuleAdapter(nn.Module):
     """Any PyTorch module with the interface of the other models.
 
-    Args:
-        module: called with the images, and with `labels` if it takes them. It returns logits, or an object, dict or
-            tuple with "logits" (or first) and perhaps "loss".
-        criterion: the loss, if the module returns none.
-        name: "package.module:function" that makes it; None if it was passed in.
+    The module is called with the images, and with `labels` if it takes them. It returns logits, or an object, dict or
+    tuple with "logits" (or first) and perhaps "loss"; the `criterion` is the loss if it returns none.
     """
 
     def __init__(
