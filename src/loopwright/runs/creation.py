@@ -96,13 +96,6 @@ def is_half_made(path: Path) -> bool:
     return is_half and names <= _FIRST_FILES and not any(live_owner(path / name) for name in ("", *aside))
 
 
-def _remove_half_made(path: Path) -> None:
-    """Remove the files of a run whose creation was interrupted; what shows that it is one goes last."""
-    _logger.warning("%s has half a run, whose creation was interrupted: removing it", path)
-    for entry in sorted(path.iterdir(), key=lambda entry: (entry.is_dir(), entry.name == RUN_FILE)):
-        shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
-
-
 def check_new_folder(folder: str | Path, option: str = "--output_dir ") -> None:
     """Raise an InputError for a folder, given by `option`, that has a run or other files, or cannot be created."""
     path = Path(folder)
@@ -113,7 +106,10 @@ def check_new_folder(folder: str | Path, option: str = "--output_dir ") -> None:
         raise _cannot_be_created(path, f"{nearest} is not writable", option)
     remove_stale(path.absolute().parent)
     if is_half_made(path):
-        _remove_half_made(path)
+        _logger.warning("%s has half a run, whose creation was interrupted: removing it", path)
+        # What shows that it is one goes last.
+        for entry in sorted(path.iterdir(), key=lambda entry: (entry.is_dir(), entry.name == RUN_FILE)):
+            shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
     if (path / RUN_FILE).exists():
         again = f"lw resume {path}" if option.startswith("--") else f"loopwright.resume({str(path)!r})"
         another = path.with_name(f"{path.name}-2")

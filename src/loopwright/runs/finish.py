@@ -17,6 +17,7 @@ from loopwright.engine.sharding import whole_model
 from loopwright.metrics import Intervals
 from loopwright.metrics.paired import RowScores
 from loopwright.protocols import TrainerLike
+from loopwright.report import write_report
 from loopwright.results import TrainResult
 from loopwright.run_folder import RunFolder
 from loopwright.runs.clock import TimeSpent
@@ -71,7 +72,10 @@ def finish(run: RunJob, trained: TrainResult, spent: TimeSpent) -> None:
         drawn = _illustrate(job, folder, examples, screen)
         replace_folder(folder.model, lambda aside: _write_model(job, aside, folder, result))
         folder.write_result(result)
-        _write_report(folder, screen)
+        try:
+            write_report(folder.path)
+        except OSError as error:  # the run itself is safe
+            screen.remark("note", f"the report was not written: {error}")
         run.owner.check_folder()
         print_summary(run, result, examples, drawn, spent)
 
@@ -177,15 +181,6 @@ def _illustrate(job: Job, run: RunFolder, examples: Examples, screen: Screen) ->
         forget_frames(error)
         screen.remark("note", f"no pictures and samples at the end ({reason})")
         return []
-
-
-def _write_report(run: RunFolder, screen: Screen) -> None:
-    from loopwright.report import write_report
-
-    try:
-        write_report(run.path)
-    except OSError as error:  # the run itself is safe
-        screen.remark("note", f"the report was not written: {error}")
 
 
 def _write_model(job: Job, folder: Path, run: RunFolder, result: Mapping[str, Any]) -> None:

@@ -36,23 +36,21 @@ def config_of(run: RunFolder) -> Path:
         return copy or run.config
     known = run.metadata.get(DIGEST)
     if known is not None and known != digest_of(run):
-        _report_changes(run.config, _copy_of(run))
+        config, copy = run.config, _copy_of(run)
+        if copy is None:
+            what = "was edited or damaged since the run wrote it (its values are used)"
+            warn_once(f"{config} {what}: which settings differ is unknown, as no checkpoint has a copy of it")
+        else:
+            then, now = read_mapping(copy), read_mapping(config)
+            changed = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+            listed = [f"{name}: {then.get(name)!r} -> {now.get(name)!r}" for name in changed] or ["no setting differs"]
+            what = f"was edited or damaged since {copy.parent.name} (its values are used)"
+            warn_once(f"{config} {what}: {'; '.join(listed)}")
     return run.config
 
 
 def digest_of(run: RunFolder) -> str:
     return hashlib.sha256(read_bytes(run.config)).hexdigest()
-
-
-def _report_changes(config: Path, copy: Path | None) -> None:
-    if copy is None:
-        what = "was edited or damaged since the run wrote it (its values are used)"
-        warn_once(f"{config} {what}: which settings differ is unknown, as no checkpoint has a copy of it")
-        return
-    then, now = read_mapping(copy), read_mapping(config)
-    changed = [name for name in {**then, **now} if then.get(name) != now.get(name)]
-    listed = "; ".join(f"{name}: {then.get(name)!r} -> {now.get(name)!r}" for name in changed) or "no setting differs"
-    warn_once(f"{config} was edited or damaged since {copy.parent.name} (its values are used): {listed}")
 
 
 def _copy_of(run: RunFolder) -> Path | None:

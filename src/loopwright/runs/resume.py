@@ -44,7 +44,13 @@ def _resume(
     task = get_task(str(folder.metadata["task"]))
     config = config_of(folder)
     settings = replace(settle(task, changes, config), module=module)
-    _check_changes(settings, folder)
+    if "output_dir" in settings.given:
+        again = f"lw train {folder.path} --output_dir ..."
+        raise InputError("args.value", "a run is resumed in its own folder", fix=again, flag="--output_dir")
+    if settings.args.seeds > 1:
+        again = f"lw train {folder.path} --seeds {settings.args.seeds}"
+        fix = f"leave out --seeds   or   {again}"
+        raise InputError("args.value", "a resumed run has a single seed", fix=fix, flag="--seeds")
     check_foreign(settings, links=True)
     screen.attach(folder)
     shown = [f"{name}={value}" for name, value in changes.items()] if isinstance(changes, Mapping) else changes
@@ -70,16 +76,6 @@ def _resume(
     from loopwright.runs.train import train
 
     return train(RunJob(task, settings, RunData(plan), screen, folder, owner=owner))
-
-
-def _check_changes(settings: Settings, folder: RunFolder) -> None:
-    if "output_dir" in settings.given:
-        again = f"lw train {folder.path} --output_dir ..."
-        raise InputError("args.value", "a run is resumed in its own folder", fix=again, flag="--output_dir")
-    if settings.args.seeds > 1:
-        again = f"lw train {folder.path} --seeds {settings.args.seeds}"
-        fix = f"leave out --seeds   or   {again}"
-        raise InputError("args.value", "a resumed run has a single seed", fix=fix, flag="--seeds")
 
 
 def _is_changed(settings: Settings, task: Task, folder: RunFolder) -> bool:
