@@ -74,7 +74,15 @@ def to_columns(features: Sequence[Any]) -> Columns:
         raise DataError("a batch needs at least one sample; check the sampler, or the filter of the data")
     rows = [_as_mapping(feature) for feature in features]
     names = list(rows[0].keys())
-    _check_names(rows, names)
+    if not names:
+        raise DataError("the samples are empty: all their columns were removed, or the dataset returns empty dicts")
+    expected = set(names)
+    for index, row in enumerate(rows):
+        if len(row) != len(expected) or not expected.issuperset(row.keys()):
+            raise DataError(
+                f"the samples of a batch must have the same names: sample 0 has {sorted(expected)}, "
+                f"sample {index} has {sorted(row.keys())}"
+            )
     columns = {}
     for name in names:
         values = [row[name] for row in rows]
@@ -108,18 +116,6 @@ def _as_mapping(feature: Any) -> Mapping[str, Any]:
             "Return {'name': value, ...} from the dataset, or pass your own collator."
         )
     return fields  # type: ignore[no-any-return]
-
-
-def _check_names(rows: list[Mapping[str, Any]], names: list[str]) -> None:
-    if not names:
-        raise DataError("the samples are empty: all their columns were removed, or the dataset returns empty dicts")
-    expected = set(names)
-    for index, row in enumerate(rows):
-        if len(row) != len(expected) or not expected.issuperset(row.keys()):
-            raise DataError(
-                f"the samples of a batch must have the same names: sample 0 has {sorted(expected)}, "
-                f"sample {index} has {sorted(row.keys())}"
-            )
 
 
 def _is_text(value: Any) -> bool:

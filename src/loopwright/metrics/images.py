@@ -146,21 +146,18 @@ class MeanIoU(base.CountingMetric):
                 if each.dtype.kind not in "iu":
                     raise DataError(f"a sample of {self.name} is the class of each pixel, got the type {each.dtype}")
             is_counted = referred != self.options["ignore_index"]
-            matrices.append(self._matrix(predicted[is_counted].astype(np.int64), referred[is_counted].astype(np.int64)))
+            predicted, referred = (each[is_counted].astype(np.int64) for each in (predicted, referred))
+            largest = max(predicted.max(initial=-1), referred.max(initial=-1))
+            lowest = min(predicted.min(initial=0), referred.min(initial=0))
+            size = int(largest) + 1 if self.options["labels"] is None else len(self.options["labels"])
+            if lowest < 0 or largest >= size:
+                wrong = lowest if lowest < 0 else largest
+                raise DataError(
+                    f"{self.name} got the class {wrong}, expected 0 to {size - 1} or, for pixels that do not count, "
+                    f"{self.options['ignore_index']}: is ignore_index right?"
+                )
+            matrices.append(np.bincount(referred * size + predicted, minlength=size * size).reshape(size, size))
         return matrices
-
-    def _matrix(self, predicted: Counts, referred: Counts) -> Counts:
-        names = self.options["labels"]
-        largest = max(predicted.max(initial=-1), referred.max(initial=-1))
-        lowest = min(predicted.min(initial=0), referred.min(initial=0))
-        size = int(largest) + 1 if names is None else len(names)
-        if lowest < 0 or largest >= size:
-            wrong = lowest if lowest < 0 else largest
-            raise DataError(
-                f"{self.name} got the class {wrong}, expected 0 to {size - 1} or, for pixels that do not count, "
-                f"{self.options['ignore_index']}: is ignore_index right?"
-            )
-        return np.bincount(referred * size + predicted, minlength=size * size).reshape(size, size)
 
 
 class ReconstructionError(MeanLoss):
