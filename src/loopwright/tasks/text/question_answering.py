@@ -120,8 +120,11 @@ class QuestionAnswering(Task):
         }
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        if args.answer_by is None:
-            args.answer_by = _way_of_answering(origin)
+        if args.answer_by is None:  # an encoder-decoder without a span head generates
+            config = None if origin.path is None else text.load_config(origin.path)
+            marks_spans = any("QuestionAnswering" in each for each in getattr(config, "architectures", None) or ())
+            generates = getattr(config, "is_encoder_decoder", False) and not marks_spans
+            args.answer_by = "generation" if generates else "span"
         if args.answer_by == "generation" and origin.path is None:
             what = "--answer_by generation needs an encoder-decoder model, and there is no --model"
             raise InputError("args.value", what, fix="--model with a folder of a T5 or BART   or   --answer_by span")
@@ -337,15 +340,6 @@ def _generate(job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, 
     listed = [{"text": each, "score": round(share, 6)} for each, share in zip(texts, scores, strict=True)]
     groups = [listed[index : index + count] for index in range(0, len(listed), count)]
     return [{"answer": group[0]["text"], "score": group[0]["score"], "n_best": group} for group in groups]
-
-
-def _way_of_answering(origin: Origin) -> str:
-    """Return "generation" for an encoder-decoder without a span head."""
-    if origin.path is None:
-        return "span"
-    config = text.load_config(origin.path)
-    marks_spans = any("QuestionAnswering" in each for each in config.architectures or ())
-    return "generation" if getattr(config, "is_encoder_decoder", False) and not marks_spans else "span"
 
 
 def _check_rows(rows: Rows, *, is_labelled: bool, is_unanswered_allowed: bool) -> None:
