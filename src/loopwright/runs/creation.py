@@ -107,7 +107,7 @@ def check_new_folder(folder: str | Path, option: str = "--output_dir ") -> None:
     remove_stale(path.absolute().parent)
     if is_half_made(path):
         _logger.warning("%s has half a run, whose creation was interrupted: removing it", path)
-        # What shows that it is one goes last.
+        # Folders and run.json go last: they show that it is half a run.
         for entry in sorted(path.iterdir(), key=lambda entry: (entry.is_dir(), entry.name == RUN_FILE)):
             shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
     if (path / RUN_FILE).exists():

@@ -46,7 +46,7 @@ class Ownership:
         lease = Lease(folder.path, yields=True, phase=phase)
         lease.acquire()
         if self._folder is None:  # the first phase
-            # A request to stop since a supervisor or launcher began holds after a restart too.
+            # Forget a request to stop an earlier run; one made since a supervisor or launcher began holds.
             with contextlib.suppress(FileNotFoundError):
                 if (folder.path / STOP).stat().st_mtime < float(os.environ.get(BEGUN_VARIABLE, "inf")):
                     (folder.path / STOP).unlink()

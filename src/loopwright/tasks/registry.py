@@ -92,7 +92,17 @@ def get_task(name: str) -> Task:
         near = get_close_matches(name, names, n=1, cutoff=0.3)
         what, fix = f"{name!r} is not a task", f"did you mean {near[0]}?" if near else "lw tasks describes each of them"
         raise InputError("args.task", what, saw=[f"the tasks are {', '.join(names)}"], fix=fix)
-    return _load(name, offered[name])
+    entries = offered[name]
+    if len(entries) > 1:
+        raise _unusable(name, entries, "several packages offer a task of this name")
+    try:
+        task = entries[0].load()
+    except Exception as error:  # importing another package may raise anything
+        raise _unusable(name, entries, f"{type(error).__name__}: {error}") from error
+    problem = _problem_with(task) or (None if task.name == name else f"the class is named {task.name!r}")
+    if problem is not None:
+        raise _unusable(name, entries, problem)
+    return _instance(task)
 
 
 def load_tasks() -> tuple[list[Task], list[InputError]]:
@@ -130,19 +140,6 @@ def _offered() -> dict[str, list[EntryPoint]]:
         if entry not in found[entry.name]:  # a package may be on the path twice
             found[entry.name].append(entry)
     return dict(found)
-
-
-def _load(name: str, entries: list[EntryPoint]) -> Task:
-    if len(entries) > 1:
-        raise _unusable(name, entries, "several packages offer a task of this name")
-    try:
-        task = entries[0].load()
-    except Exception as error:  # importing another package may raise anything
-        raise _unusable(name, entries, f"{type(error).__name__}: {error}") from error
-    problem = _problem_with(task) or (None if task.name == name else f"the class is named {task.name!r}")
-    if problem is not None:
-        raise _unusable(name, entries, problem)
-    return _instance(task)
 
 
 def _problem_with(task: Any) -> str | None:

@@ -94,7 +94,7 @@ class PoolScorer(Scorer):
         scored = []
         for start, rows in similarity_rows(first, second):
             places = np.arange(start, start + len(rows))
-            # Partners that are as right as the row's own are no rivals.
+            # Partners that are as right as the row's own are not rivals.
             same = (keys[places, None] == keys[None, :]).any(axis=-1)
             same[np.arange(len(rows)), places] = False
             rows[same] = -np.inf

@@ -68,8 +68,7 @@ def tokens_of(job: Job, batch: Mapping[str, Any], *place: int) -> str:
 
 def target_of(job: Job, labels: Any) -> str:
     plan = job.plan.labels
-    names = list(plan.names) if plan is not None else []
-    kind = plan.kind if plan is not None else None
+    names, kind = ([], None) if plan is None else (list(plan.names), plan.kind)
     wanted = labels.tolist()
     if isinstance(wanted, list):
         if kind == "multi":

@@ -139,22 +139,12 @@ class DetectionTask(VisionTask):
             size = tuple(batch["pixel_values"].shape[-2:])
             references = [results.seen_objects(labels, size) for labels in batch["labels"]]
         for position, prediction, reference in zip(batch["position"].tolist(), found, references, strict=True):
-            counts = results.count_hits(
-                results.taken(prediction, prediction["scores"] >= job.args.threshold), reference
-            )
+            shown = results.taken(prediction, prediction["scores"] >= job.args.threshold)
+            counts = results.count_hits(shown, reference)
             f1 = results.f1_of(counts)
-            samples.append(
-                {
-                    "position": position,
-                    "prediction": prediction,
-                    "reference": reference,
-                    "objects": results.plain(prediction),
-                    "truth": results.plain(reference),
-                    "counts": counts,
-                    "f1": f1,
-                    "loss": 1 - f1,
-                }
-            )
+            sample = {"position": position, "prediction": prediction, "reference": reference}
+            sample |= {"objects": results.plain(prediction), "truth": results.plain(reference), "counts": counts}
+            samples.append({**sample, "f1": f1, "loss": 1 - f1})
         losses = getattr(outputs, "image_losses", None)
         for sample, loss in zip(samples, [] if losses is None else losses.tolist(), strict=False):
             sample["image_loss"] = loss

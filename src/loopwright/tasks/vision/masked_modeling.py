@@ -137,15 +137,9 @@ class MaskedImageModeling(VisionTask):
         found = []
         for sample in self.score_batch(job, batch, outputs):
             whole, mask = sample["reference"], sample["mask"]
-            filled = np.where(mask, sample["prediction"], whole)
-            pictures = {"_image": whole, "_rebuilt": filled}
-            found.append(
-                {
-                    "masked_mse": round(sample["loss"], 6),
-                    "_mask": mask,
-                    **{name: np.moveaxis(picture.clip(0, 1), 0, -1) for name, picture in pictures.items()},
-                }
-            )
+            pictures = {"_image": whole, "_rebuilt": np.where(mask, sample["prediction"], whole)}
+            shown = {name: np.moveaxis(picture.clip(0, 1), 0, -1) for name, picture in pictures.items()}
+            found.append({"masked_mse": round(sample["loss"], 6), "_mask": mask, **shown})
         return found
 
     def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:

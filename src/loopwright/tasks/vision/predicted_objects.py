@@ -82,15 +82,8 @@ def masks_of_queries(outputs: Any, size: tuple[int, int], threshold: float, most
         sureness = (logits.sigmoid() * is_on).flatten(1).sum(1) / area.clamp(min=1)
         total = best * sureness
         kept = (total >= threshold) & (area > 0)
-        boxes = boxes_of_masks(is_on[kept].cpu().numpy())
-        results.append(
-            {
-                "boxes": best.new_tensor(np.asarray(boxes, dtype=np.float32).reshape(-1, 4)),
-                "scores": total[kept],
-                "classes": classes[kept],
-                "masks": is_on[kept],
-            }
-        )
+        boxes = best.new_tensor(boxes_of_masks(is_on[kept].cpu().numpy()).reshape(-1, 4))
+        results.append({"boxes": boxes, "scores": total[kept], "classes": classes[kept], "masks": is_on[kept]})
     return results
 
 
@@ -248,17 +241,10 @@ def class_table(predictions: Path, names: Sequence[str], metric: Any) -> list[di
     precisions = {row["label"]: row for row in metric.table()} if metric.num_samples else {}
     table = []
     for name, (hits, wrong, missed) in zip(names, totals.tolist(), strict=True):
-        average = {key: value for key, value in precisions.get(name, {}).items() if "map" in key}
-        table.append(
-            {
-                "label": name,
-                **average,
-                "precision": hits / (hits + wrong) if hits + wrong else None,
-                "recall": hits / (hits + missed) if hits + missed else None,
-                "found": hits + wrong,
-                "there": hits + missed,
-            }
-        )
+        row = {"label": name, **{key: value for key, value in precisions.get(name, {}).items() if "map" in key}}
+        row["precision"] = hits / (hits + wrong) if hits + wrong else None
+        row["recall"] = hits / (hits + missed) if hits + missed else None
+        table.append({**row, "found": hits + wrong, "there": hits + missed})
     return table
 
 
