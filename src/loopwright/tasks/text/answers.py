@@ -76,7 +76,8 @@ def best_answers(windows: Sequence[Mapping[str, Any]], rules: AnswerRules) -> tu
     if not best:
         return [], _NO_SPAN
     logits = [score for _, score in best] + ([null_score] if rules.may_be_unanswered else [])
-    weights = [math.exp(logit - max(logits)) for logit in logits]
+    largest = max(logits)
+    weights = [math.exp(logit - largest) for logit in logits]
     total = sum(weights)
     answers = [
         {"text": context[start:end], "score": round(weight / total, 6), "start": start, "end": end}
