@@ -136,6 +136,16 @@ def dpo(folder: Path) -> Any:
     return DPOTrainer(decoder(), decoder(), args, train_dataset=data, **rest)
 
 
+def dpo_lora(folder: Path) -> Any:
+    from datasets import Dataset
+    from trl import DPOConfig, DPOTrainer
+
+    rows = {"prompt": sentences(32), "chosen": sentences(32, 1), "rejected": sentences(32, 2)}
+    args = DPOConfig(str(folder), precompute_ref_log_probs=True, **STEPS, **SAME_ORDER, **QUIET)
+    data = Dataset.from_dict(rows)
+    return DPOTrainer(decoder(), args=args, train_dataset=data, processing_class=tokenizer(), peft_config=lora())
+
+
 def kto(folder: Path) -> Any:
     from datasets import Dataset
     from trl import KTOConfig, KTOTrainer
@@ -153,24 +163,42 @@ def draw_without_chance() -> None:
         return scores.topk(3).indices.gather(1, (torch.arange(len(scores)) % 3)[:, None])
 
     torch.multinomial = multinomial
+    torch.randperm = lambda size, **_: torch.arange(size)
 
 
-def grpo(folder: Path) -> Any:
+def generating(kind: Any, config: Any, folder: Path, **options: Any) -> Any:
+    """Return a trainer that trains on what its model generates."""
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
 
     def reward_length(completions: list[str], **kwargs: Any) -> list[float]:
         return [float(len(text)) / 10 for text in completions]
 
     draw_without_chance()
-    steps = {**STEPS, "max_steps": 4, "save_steps": 2}
-    args = GRPOConfig(
-        str(folder), num_generations=2, max_completion_length=8, gradient_accumulation_steps=2, **steps, **QUIET
-    )
+    more = {"teacher_model": options.pop("teacher_model")} if "teacher_model" in options else {}
+    more = more or {"reward_funcs": reward_length}
+    steps = {**STEPS, "max_steps": 4, "save_steps": 2, "gradient_accumulation_steps": 2}
+    args = config(str(folder), max_completion_length=8, **steps, **QUIET, **options)
     rows = Dataset.from_dict({"prompt": sentences(32)})
-    return GRPOTrainer(
-        decoder(), reward_funcs=reward_length, args=args, train_dataset=rows, processing_class=tokenizer()
-    )
+    return kind(decoder(), args=args, train_dataset=rows, processing_class=tokenizer(), **more)
+
+
+def grpo(folder: Path) -> Any:
+    from trl import GRPOConfig, GRPOTrainer
+
+    # Every generation is trained on twice: what is buffered must survive a save in between.
+    return generating(GRPOTrainer, GRPOConfig, folder, num_generations=2, steps_per_generation=4)
+
+
+def rloo(folder: Path) -> Any:
+    from trl import RLOOConfig, RLOOTrainer
+
+    return generating(RLOOTrainer, RLOOConfig, folder, beta=0.0, num_generations=2)
+
+
+def distillation(folder: Path) -> Any:
+    from trl import DistillationConfig, DistillationTrainer
+
+    return generating(DistillationTrainer, DistillationConfig, folder, teacher_model=decoder())
 
 
 def embedding(folder: Path, data: Any = None, loss: Any = None, **options: Any) -> Any:
@@ -231,6 +259,20 @@ def st_cross_encoder(folder: Path) -> Any:
     return CrossEncoderTrainer(model, args, train_dataset=data, loss=losses.BinaryCrossEntropyLoss(model))
 
 
+def st_sparse_encoder(folder: Path) -> Any:
+    import transformers
+    from sentence_transformers import SparseEncoder, SparseEncoderTrainer
+    from sentence_transformers import SparseEncoderTrainingArguments as Arguments
+    from sentence_transformers.sparse_encoder.losses import SparseMultipleNegativesRankingLoss, SpladeLoss
+
+    config = transformers.BertConfig.from_pretrained(encoder_folder(folder))
+    transformers.BertForMaskedLM(config).save_pretrained(folder / "bert")
+    model = SparseEncoder(str(folder / "bert"), device="cpu")
+    loss = SpladeLoss(model, SparseMultipleNegativesRankingLoss(model), document_regularizer_weight=1e-3)
+    args = Arguments(str(folder / "run"), **{**STEPS, **QUIET})
+    return SparseEncoderTrainer(model, args, train_dataset=pairs(), loss=loss)
+
+
 def setfit(folder: Path) -> Any:
     from datasets import Dataset
     from setfit import SetFitModel, Trainer, TrainingArguments
@@ -253,12 +295,15 @@ def peft(folder: Path) -> Any:
 
 
 CASES: dict[str, tuple[Callable[[Path], Any], ...]] = {
-    "trl": (sft, sft_lora, sft_packing, sft_assistant, reward, dpo, kto, grpo),
-    "sentence-transformers": (st_basic, st_evaluator, st_no_duplicates, st_multi_dataset, st_cross_encoder),
+    "trl": (sft, sft_lora, sft_packing, sft_assistant, reward, dpo, dpo_lora, kto, grpo, rloo, distillation),
+    "sentence-transformers": (
+        *(st_basic, st_evaluator, st_no_duplicates, st_multi_dataset, st_cross_encoder, st_sparse_encoder),
+    ),
     "setfit": (setfit,),
     "peft": (peft,),
 }
-RESUMED = ("sft", "sft_lora", "dpo", "kto", "st_basic", "st_no_duplicates", "st_multi_dataset", "st_cross_encoder")
+# Those whose runs are also resumed, from their first checkpoint.
+RESUMED = ("sft", "sft_lora", "dpo", "kto", "grpo", "st_basic", "st_no_duplicates", "st_multi_dataset")
 
 
 def digest(model: Any) -> str:
@@ -293,7 +338,7 @@ def outcome(case: Callable[[Path], Any], folder: Path, resumes: bool) -> dict[st
         found = report(trainer, folder)
         if resumes:
             again = case(folder)
-            again.train(resume_from_checkpoint=str(next(folder.rglob("checkpoint-3"))))
+            again.train(resume_from_checkpoint=min(map(str, folder.rglob("checkpoint-*"))))
             found["resumed"] = digest(again.model) == found["weights"]
     except Exception:  # noqa: BLE001 - the table of the clients shows it
         return {"error": traceback.format_exc()}
