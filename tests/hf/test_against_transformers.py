@@ -112,7 +112,14 @@ POINTS = (
     *("get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "create_optimizer", "create_scheduler"),
     *("get_decay_parameter_names", "compute_loss_context_manager", "_get_dataloader", "_get_train_sampler"),
     *("_get_eval_sampler", "_get_collator_with_removed_columns", "_set_signature_columns_if_needed"),
-    *("get_batch_samples", "_inner_training_loop", "_save_checkpoint", "save_model", "_save"),
+    *(
+        "get_total_train_batch_size",
+        "get_batch_samples",
+        "_inner_training_loop",
+        "_save_checkpoint",
+        "save_model",
+        "_save",
+    ),
 )
 
 

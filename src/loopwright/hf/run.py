@@ -5,6 +5,7 @@ It is the core's callback: it turns the core's events into transformers' events,
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import sys
@@ -41,6 +42,8 @@ from loopwright.training.run import run_of
 
 if TYPE_CHECKING:
     from loopwright.hf.trainer import Trainer
+
+_logger = logging.getLogger("loopwright.hf")
 
 # Arguments about how much to report or where; a new value does not change the run.
 _NOT_COMPARED = frozenset(("output_dir", "run_name", "logging_dir", "disable_tqdm", "report_to", "log_level"))
@@ -115,6 +118,7 @@ class HfRun(TrainerCallback):
         else:
             trainer.create_optimizer_and_scheduler(max_steps)
         core.model, core.optimizer = trainer.model, trainer.optimizer
+        _logger.info("training %d updates of %d samples", max_steps, trainer.get_total_train_batch_size(args))
         checkpoints = self._checkpointing()
         if checkpoints is None and resume_from == "auto":
             resume_from = self.folder
