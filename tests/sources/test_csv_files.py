@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from tests.sources.refusing import write
 
 from loopwright.sources import files, open_table
-from loopwright.sources.delimited import DelimitedSplitter, Dialect, split_fields
-from loopwright.sources.fields import cut_columns
+from loopwright.sources.delimited import DelimitedSplitter, Dialect, cut_columns, split_fields
 
 FIELD = st.text(st.sampled_from("ab ,;\t\"'\n\u00e9\u2028\U0001f600"), max_size=6)
 

@@ -3,6 +3,9 @@
 numpy finds the row starts: a line break ends a row if an even number of quotes precedes it. That holds as long as every
 quote opens or closes a field. Otherwise (`5" disk,1`) the rest of the chunk is parsed field by field, by the rules of
 the csv module: a quote is special only at the start of a field.
+
+numpy also finds the fields of well-formed rows (`cut_columns`), many rows at a time. Other rows are left to the csv
+module: a quote inside an unquoted field, text after a closing quote, or a wrong number of fields.
 """
 
 from __future__ import annotations
@@ -19,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.errors import InputError
-from loopwright.sources.fields import cut_columns
-from loopwright.sources.files import FileBytes, RowSplitter, Say, blank_lines, index_rows
+from loopwright.sources.files import FileBytes, Places, RowSplitter, Say, blank_lines, index_rows
 from loopwright.sources.tables import MOST_COLUMNS, Block, IndexedTable, Row, Table, check_columns
 
 DELIMITERS = {"comma": ",", "tab": "\t", "semicolon": ";", "pipe": "|"}
@@ -29,7 +31,11 @@ HEAD_ROWS = 200
 MOST_ROWS_NAMED = 5
 MOST_HEADER_BYTES = 16 << 20
 _QUOTE = 34
+_LINE_FEED = 10
+_CARRIAGE_RETURN = 13
 _SEPARATOR_LINE = re.compile(rb'"?sep=([^"\r\n])"?\r?\n')
+
+Bytes = npt.NDArray[np.uint8]
 
 
 class Dialect(NamedTuple):
@@ -48,7 +54,7 @@ class DelimitedSplitter(RowSplitter):
         self._delimiter = dialect.delimiter.encode()
         self._row_end = dialect.row_end.encode()
 
-    def split(self, buffer: bytes, is_last: bool) -> tuple[npt.NDArray[np.int64], int]:
+    def split(self, buffer: bytes, is_last: bool) -> tuple[Places, int]:
         bytes_ = np.frombuffer(buffer, np.uint8)
         ends = np.flatnonzero(bytes_ == self._row_end[0]) + 1
         if self.dialect.has_quotes and b'"' in buffer:
@@ -60,21 +66,18 @@ class DelimitedSplitter(RowSplitter):
         starts = np.concatenate([np.zeros(1, ends.dtype), ends[:-1]])
         return starts[~blank_lines(bytes_, starts, ends)], int(ends[-1])
 
-    def _ends_among_quotes(
-        self, buffer: bytes, bytes_: npt.NDArray[np.uint8], line_ends: npt.NDArray[np.int64], is_last: bool
-    ) -> npt.NDArray[np.int64]:
+    def _ends_among_quotes(self, buffer: bytes, bytes_: Bytes, line_ends: Places, is_last: bool) -> Places:
         quotes = np.flatnonzero(bytes_ == _QUOTE)
         opening = quotes[::2]
         before = bytes_[np.maximum(opening - 1, 0)]
         expected = (before == self._delimiter[0]) | (before == self._row_end[0]) | (before == _QUOTE) | (opening == 0)
         is_outside = np.searchsorted(quotes, line_ends) % 2 == 0
-        ends: npt.NDArray[np.int64] = line_ends[is_outside]
+        ends: Places = line_ends[is_outside]
         if not expected.all():
             first_stray = opening[int(np.argmin(expected))]
             ends = ends[: int(np.searchsorted(ends, first_stray, side="right"))]
             walked = self._walk(buffer, int(ends[-1]) if len(ends) else 0, is_last)
-            ends = np.concatenate([ends, np.array(walked, ends.dtype)])
-            return ends
+            return np.concatenate([ends, np.array(walked, ends.dtype)])
         last = int(ends[-1]) if len(ends) else 0
         if is_last and last != len(buffer) and len(quotes) % 2 == 0:
             ends = np.append(ends, len(buffer))
@@ -303,9 +306,8 @@ def sniff(head: bytes, kind: str, delimiter: str | None, quoting: str | None) ->
         saw, fix = ["one ASCII character, or one of " + ", ".join(DELIMITERS)], "--delimiter comma"
         raise InputError("args.value", f"--delimiter {delimiter!r} is not a delimiter", saw=saw, fix=fix)
     if quoting not in (None, "minimal", "none"):
-        raise InputError(
-            "args.value", f"--quoting {quoting!r} is unknown", fix="--quoting minimal   or   --quoting none"
-        )
+        fix = "--quoting minimal   or   --quoting none"
+        raise InputError("args.value", f"--quoting {quoting!r} is unknown", fix=fix)
     has_quotes = quoting == "minimal" or (quoting is None and not _quotes_are_text(lines, delimiter))
     return Dialect(delimiter, has_quotes, row_end)
 
@@ -338,3 +340,80 @@ def _quotes_are_text(lines: list[str], delimiter: str) -> bool:
         for row in rows
         for field in row
     )
+
+
+def cut_columns(
+    data: bytes, row_places: Sequence[int], delimiter: str, has_quotes: bool, num_columns: int, wanted: Sequence[int]
+) -> list[list[str]] | None:
+    """Return the wanted columns of complete UTF-8 rows, or None if a row has to be read field by field.
+
+    `row_places` has the start of each row, and the end of the last one.
+    """
+    starts = np.array(row_places[:-1], np.int64)
+    stops = _without_line_breaks(np.frombuffer(data, np.uint8), starts, np.array(row_places[1:], np.int64))
+    if stops is None:
+        return None
+    # From here on each field ends with a delimiter, including the last one of a row.
+    bytes_ = np.frombuffer(bytearray(data + b"\n"), np.uint8)
+    bytes_[stops] = ord(delimiter)
+    is_special = bytes_ == ord(delimiter)
+    if has_quotes and b'"' in data:
+        is_special |= bytes_ == _QUOTE
+    special = np.flatnonzero(is_special)
+    is_quote = bytes_[special] == _QUOTE
+    quotes = special[is_quote]
+    ends = special[~is_quote & (np.cumsum(is_quote) % 2 == 0)]
+    if len(ends) != len(starts) * num_columns or not np.array_equal(ends[num_columns - 1 :: num_columns], stops):
+        return None
+    if not _are_well_placed(bytes_, quotes, starts, ord(delimiter)):
+        return None
+    return _values(data, bytes_, starts, ends.reshape(-1, num_columns), quotes, wanted)
+
+
+def _without_line_breaks(bytes_: Bytes, starts: Places, stops: Places) -> Places | None:
+    """Return the row ends without line breaks, or None if a row has nothing else."""
+    while True:
+        last = bytes_[stops - 1]
+        is_break = (last == _LINE_FEED) | (last == _CARRIAGE_RETURN)
+        if not is_break.any():
+            return stops
+        stops = stops - is_break
+        if (stops <= starts).any():
+            return None
+
+
+def _are_well_placed(bytes_: Bytes, quotes: Places, starts: Places, delimiter: int) -> bool:
+    """Whether every quote opens or closes a field, or is doubled inside a quoted field."""
+    opening, closing = quotes[::2], quotes[1::2]
+    before, after = bytes_[np.maximum(opening - 1, 0)], bytes_[closing + 1]
+    is_opening = (before == delimiter) | (before == _QUOTE)
+    if not is_opening.all():
+        found = opening[~is_opening]
+        places = np.minimum(np.searchsorted(starts, found), len(starts) - 1)
+        if not np.array_equal(starts[places], found):
+            return False
+    return bool(((after == delimiter) | (after == _QUOTE)).all())
+
+
+def _values(
+    data: bytes, bytes_: Bytes, starts: Places, ends: Places, quotes: Places, wanted: Sequence[int]
+) -> list[list[str]]:
+    closing, reopening = quotes[1::2][:-1], quotes[2::2]
+    doubled = np.unique(np.searchsorted(ends.ravel(), closing[closing + 1 == reopening]))
+    text = data.decode("ascii") if data.isascii() else None
+    columns = []
+    for place in wanted:
+        first = ends[:, place - 1] + 1 if place else starts
+        last = ends[:, place]
+        if len(quotes):
+            is_quoted = bytes_[first] == _QUOTE
+            first, last = first + is_quoted, last - is_quoted
+        spans = zip(first.tolist(), last.tolist(), strict=True)
+        if text is not None:
+            values = [text[a:b] for a, b in spans]
+        else:
+            values = [data[a:b].decode("utf-8") for a, b in spans]
+        for row in (doubled[doubled % ends.shape[1] == place] // ends.shape[1]).tolist():
+            values[row] = values[row].replace('""', '"')
+        columns.append(values)
+    return columns

@@ -230,7 +230,6 @@ def open_data(path: str | os.PathLike[str]) -> int:
 
 
 def read_data(path: str | os.PathLike[str]) -> bytes:
-    """Return the content of a file that `open_data` opens."""
     with os.fdopen(open_data(path), "rb") as file:
         return file.read()
 

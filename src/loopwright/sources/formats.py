@@ -79,8 +79,10 @@ def open_table(
         table: Table = open_hub(str(path), split)[split]
     elif not local.exists():
         raise missing_file(local, flag)
+    elif kind == "coco":
+        return CocoTable(FileBytes(local), image_dir, say)
     elif kind in IMAGE_KINDS:
-        return _open_images(local, kind, image_dir, annotation_dir, names_file, flag, say)
+        return _open_images(local, kind, flag, image_dir, annotation_dir, names_file)
     elif local.is_dir():
         what, fix = f"{flag} {path} is a folder", f"--data {path}   or name a file"
         raise InputError("data.folder", what, saw=folder_listing(local), fix=fix)
@@ -107,16 +109,8 @@ def _open_file(
 
 
 def _open_images(
-    path: Path,
-    kind: str,
-    image_dir: str | None,
-    annotation_dir: str | None,
-    names_file: str | None,
-    flag: str,
-    say: Say | None,
+    path: Path, kind: str, flag: str, image_dir: str | None, annotation_dir: str | None, names_file: str | None
 ) -> Table:
-    if kind == "coco":
-        return CocoTable(FileBytes(path), image_dir, say)
     if kind == "images":
         return ImagesTable(path, image_dir)
     if not path.is_dir():

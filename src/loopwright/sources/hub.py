@@ -93,7 +93,9 @@ def open_parquet(path: Path) -> DatasetTable:
     sha256 = sha256_of(path)
     columns: list[str] = []
     try:
-        columns, num_rows = _parquet_head(path)
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+        with parquet.ParquetFile(str(path)) as file:
+            columns, num_rows = list(file.schema_arrow.names), file.metadata.num_rows
         check_columns(str(path), len(columns))
         if not num_rows:
             raise InputError("data.no_rows", f"{path} has no rows", fix="give a file with rows")
@@ -110,12 +112,6 @@ def open_parquet(path: Path) -> DatasetTable:
         saw, fix = [str(error.__cause__ or error)[:200]], "write the file again, or its rows as csv or jsonl"
         raise InputError("data.value", what, saw=saw, fix=fix) from error
     return DatasetTable(dataset, str(path), "parquet", sha256, path.stat().st_size)
-
-
-def _parquet_head(path: Path) -> tuple[list[str], int]:
-    parquet: Any = importlib.import_module("pyarrow.parquet")
-    with parquet.ParquetFile(str(path)) as file:
-        return list(file.schema_arrow.names), int(file.metadata.num_rows)
 
 
 @contextmanager

@@ -81,9 +81,8 @@ class JsonTable(Table):
         self.columns = columns_of(self._rows[:ROWS_FOR_COLUMNS])
         self._num_rows = len(self._rows)
         if not self._rows:
-            raise InputError(
-                "data.no_rows", f"{self.path} holds an empty list", saw=["[]"], fix="give a file with rows"
-            )
+            fix = "give a file with rows"
+            raise InputError("data.no_rows", f"{self.path} holds an empty list", saw=["[]"], fix=fix)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_rows": None}
@@ -220,9 +219,8 @@ def encodable(value: Any) -> Any:
 
 
 def _surrogate_note(table: Table, index: int) -> str:
-    return (
-        f"{table.place(index)} of {table.name} holds half of a character: it is read as \ufffd, and so are all others"
-    )
+    place = f"{table.place(index)} of {table.name}"
+    return f"{place} holds half of a character: it is read as \ufffd, and so are all others"
 
 
 def columns_of(rows: Iterable[Row]) -> tuple[str, ...]:

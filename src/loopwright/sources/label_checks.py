@@ -44,9 +44,8 @@ def mixed_types(scan: LabelScan) -> InputError | None:
     if all(texts[place].strip().lower() in _NO_NUMBERS for place in words):
         saw = [f"{texts[place]!r}, first in {scan.place(place)}" for place in words[:MOST_SHOWN]]
         fix = "write numbers there, or leave these cells empty, and --missing_values drop"
-        return InputError(
-            "data.label_type", f"{scan.name} holds numbers, and words that stand for none", saw=saw, fix=fix
-        )
+        what = f"{scan.name} holds numbers, and words that stand for none"
+        return InputError("data.label_type", what, saw=saw, fix=fix)
     first = {"numbers": numbers[0], "words": words[0]}
     saw = [f"{name}: e.g. {texts[place]!r}, first in {scan.place(place)}" for name, place in first.items()]
     fix = f"{map_flag([(texts[words[0]], texts[numbers[0]])])} if they mean the same, or {as_classes}"

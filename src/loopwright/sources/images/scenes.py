@@ -11,14 +11,13 @@ import numpy as np
 from loopwright.errors import InputError
 from loopwright.sources.images.masks import class_of
 from loopwright.sources.images.names import Names
-from loopwright.sources.images.scene_scan import Findings, SceneScan
+from loopwright.sources.images.scene_scan import MOST_NAMED, Findings, SceneScan
 from loopwright.sources.label_checks import known_names, never_renamed, unknown_labels
 from loopwright.sources.labels import MOST_LABELS, Labels, ordered
 from loopwright.sources.options import DataOptions
 from loopwright.sources.schema import Role
 
 MOST_CLIPPED = 9  # More clipped boxes than this, and than half of all, are suspicious.
-_MOST_NAMED = 5
 _LEAST_GAPS = 10  # classes for each id that occurs
 _MOST_NAMELESS = 1_000
 
@@ -65,7 +64,7 @@ class Scenes:
         if not unknown:
             return
         if self.options.unknown_labels == "refuse":
-            first = {name: f"first in {scan.table.place(scan.first_with[name][0])}" for name in unknown[:_MOST_NAMED]}
+            first = {name: f"first in {scan.table.place(scan.first_with[name][0])}" for name in unknown[:MOST_NAMED]}
             saw, lead = [known_names(labels.names)], self._lead.table
             raise unknown_labels("class", len(unknown), scan.table, lead, labels.names, first, saw)
         number = sum(counts.get(name, 0) for counts in scan.counts.values() for name in unknown)
@@ -172,7 +171,7 @@ class Scenes:
         never = [name for name, number in counts.get("train", {}).items() if not number]
         if never and self.options.label_names is None:
             what = "pixels" if self.role.kind == "mask" else "objects"
-            self.warnings.append(f"{len(never)} classes have no {what} in training: {', '.join(never[:_MOST_NAMED])}")
+            self.warnings.append(f"{len(never)} classes have no {what} in training: {', '.join(never[:MOST_NAMED])}")
         return counts
 
     def _by_name(self, total: Counter[Any]) -> dict[str, int]:
@@ -229,4 +228,4 @@ def describe_images(scans: Mapping[str, SceneScan], scenes: Scenes | None, parts
 def _merged(findings: Iterable[Findings]) -> dict[str, Any]:
     found = list(findings)
     first = [text for each in found for text in each.first]
-    return {"number": sum(each.number for each in found), "first": first[:_MOST_NAMED]}
+    return {"number": sum(each.number for each in found), "first": first[:MOST_NAMED]}
