@@ -24,6 +24,7 @@ FEW_LABELS = 50  # A column with more distinct values is not guessed to be label
 
 Column = str | tuple[str, ...]
 Columns = dict[str, Column]
+GivenColumns = Mapping[str, str | Sequence[str]]
 
 
 class Guess(NamedTuple):
@@ -65,7 +66,6 @@ class ColumnSample(NamedTuple):
 
     @property
     def could_be_label(self) -> bool:
-        """Whether the values are few and repeat, as classes do."""
         if not self.values or self.is_nested:
             return False
         return 2 <= self.num_distinct <= min(FEW_LABELS, len(self.values) // 2)
@@ -84,7 +84,7 @@ class ColumnSample(NamedTuple):
         return role.kind in tests and bool(self.values) and all(map(tests[role.kind], self.values))
 
 
-def column_names(column: Column) -> list[str]:
+def column_names(column: str | Sequence[str]) -> list[str]:
     return [column] if isinstance(column, str) else list(column)
 
 
@@ -113,9 +113,7 @@ def sample_columns(table: Table) -> dict[str, ColumnSample]:
         is_object = isinstance(first, dict) and first and all(isinstance(value, str) for value in first.values())
         names += [f"{name}.{entry}" for entry in first] if is_object else [name]
     columns = {name: [value_at(row, name) for row in rows] for name in names}
-    return {
-        name: ColumnSample(name, [value for value in values if value is not None]) for name, values in columns.items()
-    }
+    return {name: ColumnSample(name, [each for each in columns[name] if each is not None]) for name in names}
 
 
 def _truncated(value: Any) -> Any:
@@ -129,9 +127,7 @@ def sample_values(table: Table, column: str) -> list[Any]:
     return [value for value in islice(block_rows, ROWS_SAMPLED) if value is not None]
 
 
-def choose_columns(
-    schema: Schema, table: Table, given: Mapping[str, str | Sequence[str]]
-) -> tuple[Columns, list[Guess]]:
+def choose_columns(schema: Schema, table: Table, given: GivenColumns) -> tuple[Columns, list[Guess]]:
     """Return the columns by role, and the guesses; InputError (data.column) if one is missing or ambiguous."""
     roles = [role.name for role in schema.roles]
     unknown = next((name for name in given if name not in roles), None)
@@ -153,11 +149,9 @@ class _Choice:
         self.columns: Columns = {}
         self.guesses: list[Guess] = []
 
-    def take(self, given: Mapping[str, str | Sequence[str]]) -> None:
+    def take(self, given: GivenColumns) -> None:
         absent: dict[str, str] = {}
-        for role in self.schema.roles:
-            if role.name not in given:
-                continue
+        for role in (role for role in self.schema.roles if role.name in given):
             names = self._split(role, given[role.name])
             unknown = [name for name in names if name not in self.samples and name not in self.table.columns]
             if unknown:
@@ -196,7 +190,7 @@ class _Choice:
         """Return the columns given for a role; several of a role of texts may be one comma-separated text."""
         if isinstance(column, str) and role.kind == "texts" and column not in self.samples and "," in column:
             return [name.strip() for name in column.split(",")]
-        return [column] if isinstance(column, str) else list(column)
+        return column_names(column)
 
     def _by_name(self, role: Role) -> list[Column]:
         """Return the columns that have the role's names: one, or several if none of them is preferred."""

@@ -50,7 +50,7 @@ class Labels:
             return float(value)
         if self.kind == "class":
             return self._ids[self.rename(label_text(value))]
-        return [self._ids[self.rename(text)] for text in self.listed(value)]
+        return [self._ids[self.rename(text)] for text in label_list(value, self.kind, self.separator)]
 
     def find(self, text: str | None) -> int | None:
         """Return the id of a class by its name in the file, None if unknown."""
@@ -58,10 +58,6 @@ class Labels:
 
     def rename(self, text: str) -> str:
         return self.label_map.get(text, text)
-
-    def listed(self, value: Any) -> list[str]:
-        """Return the labels of a row with several, as they are in the file."""
-        return label_list(value, self.kind, self.separator)
 
 
 def label_text(value: Any) -> str:
@@ -201,24 +197,24 @@ class LabelScan:
             return found
         is_counted = np.zeros(len(self.table), np.bool_)
         is_counted[slice(None) if rows is None else rows] = True
-        for row, texts in self._lists(labels):
+        for row, texts in self._lists():
             if is_counted[row]:
                 found.update(map(labels.rename, texts))
         return found
 
-    def rows_with(self, text_indexes: list[int], labels: Labels) -> npt.NDArray[np.bool_]:
+    def rows_with(self, text_indexes: list[int]) -> npt.NDArray[np.bool_]:
         if self.kind == "class":
             return np.isin(self.codes, text_indexes)
         wanted = {label_text(self.texts[index]) for index in text_indexes}
         found = np.zeros(len(self.table), np.bool_)
-        for row, texts in self._lists(labels):
+        for row, texts in self._lists():
             found[row] = not wanted.isdisjoint(texts)
         return found
 
-    def _lists(self, labels: Labels) -> Iterator[tuple[int, list[str]]]:
+    def _lists(self) -> Iterator[tuple[int, list[str]]]:
         for block in self.table.blocks([self.column]):
             for row, value in enumerate(block.values[self.column], block.start):
-                yield row, labels.listed(value) if has_value(value) else []
+                yield row, label_list(value, self.kind, self.separator) if has_value(value) else []
 
 
 def guess_kind(role: Role, given: str | None, values: list[Any]) -> str:
@@ -232,9 +228,8 @@ def guess_kind(role: Role, given: str | None, values: list[Any]) -> str:
             raise InputError("args.value", f"--label_kind {given!r} is unknown", saw=saw, fix="--label_kind class")
         return given
     found = [value for value in values if has_value(value)]
-    if found and all(
-        isinstance(value, list) or isinstance(value, str) and listed(value) is not None for value in found
-    ):
+    are_lists = (isinstance(value, list) or isinstance(value, str) and listed(value) is not None for value in found)
+    if found and all(are_lists):
         return "multi"
     is_float = bool(found) and all(map(is_number, found)) and not all(is_whole(label_text(value)) for value in found)
     return "float" if is_float else "class"

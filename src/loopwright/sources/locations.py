@@ -98,7 +98,6 @@ def split_files(folder: Path) -> dict[str, Path]:
 
 
 def files_by_split(folder: Path, splits: Mapping[Path, str]) -> dict[str, Path]:
-    """Return the file of each split; refuse several for one."""
     found: dict[str, Path] = {}
     for split in SPLITS:
         matching = [path for path, name in splits.items() if name == split]

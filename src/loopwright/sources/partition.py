@@ -104,7 +104,6 @@ class Partition:
         return training, validation[~is_double]
 
     def _check_groups(self, split: str) -> None:
-        """Refuse a file that shares groups with the training file."""
         if "group" not in self.scans[split].keys:
             return
         groups, training = (self.scans[each].keys["group"][self.rows[each]] for each in (split, "train"))
@@ -119,7 +118,6 @@ class Partition:
         raise InputError("data.groups", f"{what} {self.tables['train'].name}", saw=saw, fix=fix)
 
     def _handle_duplicates(self, split: str, parts: dict[str, list[Part]]) -> None:
-        """Move equal rows of the validation file to training, and note near-duplicates."""
         rows, training, name = self.rows[split], self.rows["train"], self.tables["train"].name
         keys, known = self.scans[split].keys, self.scans["train"].keys
         is_double = duplicated_in(keys["content"][rows], known["content"][training])
@@ -151,7 +149,6 @@ class Partition:
             parts["train"] += [] if has_groups else [replace(part, rows=rows[is_double])]
 
     def _note_contradictions(self) -> None:
-        """Note inputs, equal except for case, blanks and punctuation, that have several labels."""
         names = [split for split in self.rows if "label" in self.scans[split].keys]
         keys = [[self.scans[each].keys[key][self.rows[each]] for each in names] for key in ("near", "label")]
         files = np.repeat(np.arange(len(names)), [*map(len, keys[0])])
@@ -164,7 +161,6 @@ class Partition:
             self.warnings.append(f"{what} several labels: {shown}")
 
     def note_evaluations(self, counts: Mapping[str, Mapping[str, int]], kind: str | None) -> None:
-        """Note a split for evaluation with very few rows, or with only one label."""
         role = self.schema.label_role
         for split in [name for name in self.splits if name != "train" and "validation" in self.splits]:
             (part,) = self.splits[split].parts

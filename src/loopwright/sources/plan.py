@@ -6,7 +6,7 @@ import base64
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ FORMAT = 1
 _MOST_ROWS_LISTED = 50
 _MOST_BYTES = 1 << 30  # of data.json, which lists the rows of each split
 _FINDINGS = ("counts", "lengths", "label_range", "duplicates", "dropped", "guesses", "guessed", "warnings")
-_LABEL_FIELDS = [each.name for each in fields(Labels)]
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ class DataPlan:
             "files": [vars(file) for file in self.files],
             "columns": self.columns,
             "kinds": self.kinds,
-            "labels": None if self.labels is None else {name: getattr(self.labels, name) for name in _LABEL_FIELDS},
+            "labels": None if self.labels is None else asdict(self.labels),
             "splits": splits,
             **{name: getattr(self, name) for name in _FINDINGS},
         } | ({"images": self.images} if self.images else {})

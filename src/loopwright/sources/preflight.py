@@ -12,7 +12,7 @@ import numpy as np
 
 from loopwright.errors import InputError
 from loopwright.sources import column_roles, label_checks
-from loopwright.sources.column_roles import Columns, Guess, choose_columns, column_names, is_number
+from loopwright.sources.column_roles import Columns, GivenColumns, Guess, choose_columns, column_names, is_number
 from loopwright.sources.files import Say, unreadable
 from loopwright.sources.images.layouts import Layout
 from loopwright.sources.images.scene_scan import SceneScan, joined
@@ -37,7 +37,7 @@ def preflight(
     train_file: str | Path | None = None,
     validation_file: str | Path | None = None,
     test_file: str | Path | None = None,
-    columns: Mapping[str, str | Sequence[str]] | None = None,
+    columns: GivenColumns | None = None,
     options: DataOptions | None = None,
     say: Say | None = None,
 ) -> DataPlan:
@@ -53,7 +53,7 @@ def preflight(
         schema = replace(schema, roles=(*schema.roles, GROUP))
     files = {"train": train_file, "validation": validation_file, "test": test_file}
     settings = {name: getattr(options, name) for name in ("delimiter", "quoting", "text_unit")}
-    settings = {"kind": options.file_kind} | settings
+    settings["kind"] = options.file_kind
     try:
         if schema.has_images:
             tables = Layout(schema, options.image_dir, options.id2label, settings).open_all(data, files, say)
@@ -75,7 +75,7 @@ class _Check:
 
     schema: Schema
     tables: dict[str, Table]
-    given: Mapping[str, str | Sequence[str]]
+    given: GivenColumns
     options: DataOptions
     say: Say | None
     guesses: list[Guess] = field(default_factory=list)
@@ -290,16 +290,15 @@ class _Check:
         first = {clean[place]: f"first in {scan.place(place)}" for place in unknown[: label_checks.MOST_NAMED]}
         saw, fix = [label_checks.known_names(labels.names)], ""
         if scan.kind == "class":
-            first = {
-                text: f"{rows_text(int((scan.codes == clean.index(text)).sum()))}, {first[text]}" for text in first
-            }
+            numbers = {text: int((scan.codes == clean.index(text)).sum()) for text in first}
+            first = {text: f"{rows_text(numbers[text])}, {place}" for text, place in first.items()}
             counts = {name: each.labels.counts(labels) for name, each in self.scans.items() if each.labels is not None}
             saw = ["   ".join(f"{name}: {label_checks.shown_counts(found)}" for name, found in counts.items() if found)]
         if scan.role.kind == "position":
             fix = label_checks.fix_of_positions([text for text in clean if text], len(labels.names))
         lead, number = self.lead_table, len(unknown)
         error = label_checks.unknown_labels("label", number, scan.table, lead, labels.names, first, saw, fix)
-        is_unknown = scan.rows_with(unknown, labels) & self.kept[split]
+        is_unknown = scan.rows_with(unknown) & self.kept[split]
         note = f"{int(is_unknown.sum()):,} rows of {scan.table.name} have an unknown label"
         self._drop(split, "unknown_labels", is_unknown, note, error)
 

@@ -92,7 +92,5 @@ class Schema:
 
     def with_names(self, names: Mapping[str, tuple[str, ...]]) -> Schema:
         """Return the schema with other names to guess from, by role: for a task that knows its columns."""
-        return replace(
-            self,
-            roles=tuple(replace(role, names=names[role.name]) if role.name in names else role for role in self.roles),
-        )
+        roles = (replace(role, names=names.get(role.name, role.names)) for role in self.roles)
+        return replace(self, roles=tuple(roles))

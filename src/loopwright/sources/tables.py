@@ -20,7 +20,6 @@ MOST_COLUMNS = 10_000
 
 
 def check_columns(path: str, number: int) -> None:
-    """Refuse a file with too many columns to look at each of them."""
     if number > MOST_COLUMNS:
         what = f"{path} has {number:,} columns, and the limit is {MOST_COLUMNS:,}"
         raise InputError("data.column", what, fix="write it again with the columns that the task needs")

@@ -31,19 +31,15 @@ def as_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
-        return _decoded(value)
+        try:
+            return value.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UnusableValueError(f"a text is needed, not {_shown(value)}, which is not UTF-8") from error
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     raise UnusableValueError(f"a text is needed, not {_shown(value)}")
-
-
-def _decoded(value: bytes) -> str:
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UnusableValueError(f"a text is needed, not {_shown(value)}, which is not UTF-8") from error
 
 
 def as_tokens(value: Any) -> list[str]:

@@ -4,5 +4,3 @@
 * `image_file` inspects an image: its upright size and its content; `objects` and `masks` read its annotations.
 * `scene_scan` goes over all rows of a file; `scenes` derives labels, counts and data.json from the scans.
 """
-
-from __future__ import annotations

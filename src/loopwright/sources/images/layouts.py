@@ -178,7 +178,6 @@ class Layout:
         return {}
 
     def _file_splits(self, folder: Path) -> dict[str, Place]:
-        """Return the splits of train.csv, validation.csv and similar, if there is one for training."""
         endings = set(KINDS_BY_ENDING) - {".txt"}
         files = [path for path in sorted(folder.iterdir()) if path.is_file() and ending_of(path) in endings]
         found = locations.files_by_split(folder, {path: locations.split_of_file(path) for path in files})

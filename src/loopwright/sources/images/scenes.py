@@ -148,9 +148,7 @@ class Scenes:
             raise InputError("data.classes", what, saw=saw, fix=fix)
 
     def _one_class(self) -> InputError:
-        totals: Counter[int] = Counter()
-        for counts in self._lead.counts.values():
-            totals.update(counts)
+        totals = sum(map(Counter, self._lead.counts.values()), Counter[int]())
         index = self._lead.options.ignore_index
         fix = "give masks with two classes or more"
         if totals[index]:
@@ -160,27 +158,22 @@ class Scenes:
         return InputError("data.one_class", what, saw=[f"pixels by id: {dict(sorted(totals.items()))}"], fix=fix)
 
     def count(self, parts: Parts) -> dict[str, dict[str, int]]:
-        counts = {}
+        counts: dict[str, dict[str, int]] = {}
         for split, pieces in parts.items():
             total: Counter[Any] = Counter()
             for file, rows in pieces:
                 found = self.scans[file].counts
                 for row in rows.tolist():
                     total.update(found.get(row, {}))
-            counts[split] = self._by_name(total)
+            counts[split] = dict.fromkeys(self.labels.names, 0)
+            for key, number in total.items():
+                place = class_of(key, *self._lead.options) if self.role.kind == "mask" else self.labels.find(key)
+                if place is not None and place < len(self.labels.names):
+                    counts[split][self.labels.names[place]] += number
         never = [name for name, number in counts.get("train", {}).items() if not number]
         if never and self.options.label_names is None:
             what = "pixels" if self.role.kind == "mask" else "objects"
             self.warnings.append(f"{len(never)} classes have no {what} in training: {', '.join(never[:MOST_NAMED])}")
-        return counts
-
-    def _by_name(self, total: Counter[Any]) -> dict[str, int]:
-        names = self.labels.names
-        counts = dict.fromkeys(names, 0)
-        for key, number in total.items():
-            place = class_of(key, *self._lead.options) if self.role.kind == "mask" else self.labels.find(key)
-            if place is not None and place < len(names):
-                counts[names[place]] += number
         return counts
 
     def class_ids(self) -> list[int | None]:
