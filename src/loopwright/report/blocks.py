@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 
+@dataclass(frozen=True)
 class Kind:
     """A block of a page; templates choose the drawing by its `kind`, the name of its class."""
+
+    title: str
 
     @property
     def kind(self) -> str:
@@ -19,7 +22,6 @@ class Kind:
 class Table(Kind):
     """A table; numbers are right-aligned. `bar` is the index of a column of shares, drawn with a bar behind each."""
 
-    title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
     note: str = ""
@@ -32,7 +34,6 @@ class Table(Kind):
 class Matrix(Kind):
     """A confusion matrix: rows are true labels, columns are predictions."""
 
-    title: str
     labels: Sequence[str]
     counts: Sequence[Sequence[int]]
     note: str = ""
@@ -45,7 +46,6 @@ class Histogram(Kind):
     With `sizes` the bars are shares of so many samples each, beside the diagonal: a reliability diagram.
     """
 
-    title: str
     edges: Sequence[float]
     groups: Sequence[tuple[str, Sequence[float]]]
     note: str = ""
@@ -56,23 +56,20 @@ class Histogram(Kind):
 class Lines(Kind):
     """Lines through points, such as precision over recall; `groups` are (name, points) of each line."""
 
-    title: str
     x_name: str
     y_name: str
     groups: Sequence[tuple[str, Sequence[tuple[float, float]]]]
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A stretch of text, marked as right, wrong, new (written by the model) or none of these."""
 
     text: str
     mark: str = ""
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(NamedTuple):
     """One sample: a short line above it, (name, pieces of text), and whether the model was right, if defined."""
 
     head: str
@@ -84,7 +81,6 @@ class Example:
 class Examples(Kind):
     """A list of samples."""
 
-    title: str
     items: Sequence[Example]
     note: str = ""
 
@@ -93,7 +89,6 @@ class Examples(Kind):
 class Facts(Kind):
     """Names and values in two columns."""
 
-    title: str
     items: Sequence[tuple[str, Any]]
     note: str = ""
 
@@ -102,7 +97,6 @@ class Facts(Kind):
 class Picture(Kind):
     """A picture as a data URI; `name` is its file name."""
 
-    title: str
     name: str
     uri: str
     note: str = ""
@@ -116,9 +110,8 @@ def without_empty(blocks: Sequence[Block]) -> list[Block]:
     return [block for block in blocks if any(getattr(block, name, None) for name in contents)]
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """A group of blocks under a heading."""
 
     title: str
-    blocks: Sequence[Block] = field(default_factory=tuple)
+    blocks: Sequence[Block] = ()

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from typing import Final
+from typing import Final, NamedTuple
 
 from loopwright.report.formats import number
 from loopwright.report.series import Mark, Point
@@ -30,8 +30,7 @@ MARK_NAMES: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """A line through `points` (update, value); `band` is the interval around it, (update, low, high)."""
 
     name: str
@@ -123,29 +122,25 @@ def draw(chart: Chart) -> str:
             y = next((each for each in names if abs(each - frame.y(value) + 4) < _LINE), frame.y(value) - 4)
             names.setdefault(y, []).append(f"{escape(name)} {shown(value, chart.unit)}")
     parts += (_text("level-name", frame.width - _RIGHT - 4, y, " · ".join(each)) for y, each in names.items())
-    marks = _distinct_marks(frame, chart)
+    distinct: dict[tuple[str, int | None, int], Mark] = {}  # the first mark per kind, colour and pixel column
+    for mark in chart.marks:
+        distinct.setdefault((mark.kind, mark.colour, round(frame.x(mark.update))), mark)
+    marks = list(distinct.values())
     parts.append(f'<g class="marks">{"".join(_mark(frame, mark) for mark in marks)}</g>')
     parts += (_curve(frame, curve, index) for index, curve in enumerate(chart.curves))
-    numbers = json.dumps(
-        {
-            "unit": chart.unit,
-            "log": chart.is_log,
-            "frame": [frame.width, frame.height, _LEFT, _RIGHT, _TOP, _BOTTOM],
-            "range": list(map(_rounded, (frame.low, frame.high, frame.bottom, frame.top))),
-            "curves": [
-                {
-                    "name": curve.name,
-                    "x": [_rounded(x) for x, _ in curve.points],
-                    "y": [_rounded(y) for _, y in curve.points],
-                }
-                for curve in chart.curves
-            ],
-            "marks": [[kind, _rounded(update), text, colour] for kind, update, text, colour in marks],
-        },
-        separators=(",", ":"),
-    )
+    numbers = {
+        "unit": chart.unit,
+        "log": chart.is_log,
+        "frame": [frame.width, frame.height, _LEFT, _RIGHT, _TOP, _BOTTOM],
+        "range": list(map(_rounded, (frame.low, frame.high, frame.bottom, frame.top))),
+        "curves": [
+            {"name": name, "x": [_rounded(x) for x, _ in points], "y": [_rounded(y) for _, y in points]}
+            for name, points, *_ in chart.curves
+        ],
+        "marks": [[kind, _rounded(update), text, colour] for kind, update, text, colour in marks],
+    }
     label = f"{chart.title}: {', '.join(curve.name for curve in chart.curves)} over updates"
-    script = numbers.replace("<", chr(92) + "u003c")
+    script = json.dumps(numbers, separators=(",", ":")).replace("<", chr(92) + "u003c")
     svg = _svg(frame, f'class="chart" aria-label="{escape(label)}"', parts)
     return f'{svg}<script type="application/json">{script}</script>'
 
@@ -294,14 +289,6 @@ def _curve(frame: _Frame, curve: Curve, index: int) -> str:
             center = f'cx="{_short(frame.x(x))}" cy="{_short(frame.y(y))}"'
             parts.append(f'<circle class="dot c{curve.colour}" {center} r="2.6"/>')
     return "".join(parts)
-
-
-def _distinct_marks(frame: _Frame, chart: Chart) -> list[Mark]:
-    """Return the distinguishable marks: the first per kind, colour and pixel column."""
-    distinct: dict[tuple[str, int | None, int], Mark] = {}
-    for mark in chart.marks:
-        distinct.setdefault((mark.kind, mark.colour, round(frame.x(mark.update))), mark)
-    return list(distinct.values())
 
 
 def _mark(frame: _Frame, mark: Mark) -> str:

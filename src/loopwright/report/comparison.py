@@ -55,9 +55,13 @@ def results_table(runs: Sequence[RunView]) -> Table:
 def panels_of(runs: Sequence[RunView]) -> list[Panel]:
     """Return the panels of a comparison; each one reports if nothing differs."""
 
-    def differing(title: str, name: str, sides: Sequence[Mapping[str, Any]], otherwise: str) -> Table:
-        rows = _differing(sides)
-        columns = [name, *(run.id for run in runs)]
+    def differing(title: str, heading: str, sides: Sequence[Mapping[str, Any]], otherwise: str) -> Table:
+        rows = []
+        for name in dict.fromkeys(name for side in sides for name in side):
+            values = [side.get(name) for side in sides]
+            if name not in _PLACES and any(value != values[0] for value in values[1:]):
+                rows.append([name, *("–" if value is None else cut(value, _MOST_CELL) for value in values)])
+        columns = [heading, *(run.id for run in runs)]
         return Table(title, columns, rows, "" if rows else otherwise, is_left=True, is_wide=True)
 
     settings = differing("Settings", "setting", [run.config for run in runs], "all settings are the same")
@@ -131,15 +135,6 @@ def _compared(first: RunView, other: RunView) -> dict[str, Any]:
         opposite = {"better": "worse", "worse": "better"}
         return verdict if is_ours else {**verdict, "kind": opposite.get(verdict["kind"], verdict["kind"])}
     return {"reason": "they have no scores of single rows" if shared else "they were evaluated on different data"}
-
-
-def _differing(sides: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    rows = []
-    for name in dict.fromkeys(name for side in sides for name in side):
-        values = [side.get(name) for side in sides]
-        if name not in _PLACES and any(value != values[0] for value in values[1:]):
-            rows.append([name, *("–" if value is None else cut(value, _MOST_CELL) for value in values)])
-    return rows
 
 
 def _data_of(run: RunView) -> dict[str, Any]:

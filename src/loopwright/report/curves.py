@@ -70,10 +70,8 @@ def best_update(run: RunView) -> float | None:
 
 def _groups(runs: Sequence[RunView]) -> list[Group]:
     """Return the runs with their indices by task: losses and metrics of different tasks have no common scale."""
-    groups: dict[str, list[tuple[int, RunView]]] = {}
-    for index, run in enumerate(runs):
-        groups.setdefault(run.task, []).append((index, run))
-    return [*groups.values()]
+    tasks = dict.fromkeys(run.task for run in runs)
+    return [[(index, run) for index, run in enumerate(runs) if run.task == task] for task in tasks]
 
 
 def _metric_charts(runs: Sequence[RunView], group: Group, names: Sequence[str], columns: int) -> list[Chart]:
@@ -103,12 +101,9 @@ def _chart(
     kind: int = 0,
     has_band: bool = False,
 ) -> Chart:
-    """Return a chart of some of the runs.
+    """Return a chart of a group of the runs; `lines` are (label, series, of which the first that exists is drawn).
 
-    Args:
-        group: the runs of this chart, with their indices.
-        lines: (label, names of series, of which the first that exists is drawn) of each line of a run.
-        kind: the colour of the first line in the report of one run; in a comparison each run has its colour.
+    `kind` is the colour of the first line in the report of one run; in a comparison each run has its colour.
     """
     curves, shown, is_alone = [], [], len(runs) == 1
     for index, run in group:

@@ -1,4 +1,4 @@
-"""Write reports to files: at the end of a run, during it, and on request."""
+"""The report of a run: written to a file at its end, during it, or on request; its top for notebook and terminal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Final
 
 from loopwright.errors import InputError
 from loopwright.report.metrics import Metrics
-from loopwright.report.page import compile_templates, render
+from loopwright.report.page import compile_templates, fill, render
 from loopwright.report.panels import Findings, read_findings
 from loopwright.report.run_view import RunView, view
+from loopwright.report.summary import card_of
 from loopwright.run_folder import METRICS, RunFolder, write_atomically
 from loopwright.run_folder.status import STATUS
 
@@ -25,12 +26,7 @@ Stamp = tuple[tuple[int, int], ...]
 
 
 def write_report(run_folder: str | Path, path: Path | None = None) -> Path:
-    """Write report.html, or another file, of a run in any state, and return it; called at the end of every run.
-
-    Raises:
-        InputError: the folder does not exist.
-        OSError: it cannot be written; the old report is kept.
-    """
+    """Write report.html, or another file, of a run in any state, and return it; an OSError keeps the old report."""
     folder = RunFolder(Path(run_folder))
     path = folder.path / REPORT if path is None else path
     write_atomically(path, render([view(folder)]))
@@ -38,25 +34,28 @@ def write_report(run_folder: str | Path, path: Path | None = None) -> Path:
 
 
 def write_comparison(run_folders: Sequence[str | Path], path: Path) -> Path:
-    """Write the page of several runs side by side, and return the file.
-
-    Raises:
-        InputError: one of the folders does not exist.
-        OSError: it cannot be written.
-    """
+    """Write the page of several runs side by side, and return the file."""
     write_atomically(path, render([view(RunFolder(Path(folder))) for folder in run_folders]))
     return path
 
 
+def summary_of(run_folder: str | Path) -> str:
+    """Return one sentence on what a run's result means; called at the end of the run."""
+    folder = RunFolder(Path(run_folder))
+    return card_of(view(folder, Metrics(folder.path / "no curves are needed"))).verdict
+
+
+def result_html(run_folder: str | Path) -> str:
+    """Return the top of a run's report, in any state, as self-contained HTML; called by a notebook."""
+    run = view(RunFolder(Path(run_folder)))
+    report = run.folder.path / REPORT
+    return fill("notebook.html", {"run": run, "card": card_of(run), "report": report if report.is_file() else None})
+
+
 def page_path(out: str | Path | None, default: Path, option: str = "--out ") -> Path:
-    """Return the output file of a page; called before rendering.
+    """Return the output file of a page; an InputError refuses a folder before anything is rendered.
 
-    Args:
-        out: the requested file; None for the default.
-        option: how it was given, up to the value: as a flag, or as an argument in Python.
-
-    Raises:
-        InputError: it is a folder, or its folder does not exist.
+    `option` is how it was given, up to the value: as a flag, or as an argument in Python.
     """
     if out is None:
         return default
@@ -86,11 +85,7 @@ class LiveReport:
         compile_templates()  # now, so that training does not wait for it
 
     def refresh(self) -> Path | None:
-        """Write report.html if it is due and the run has changed, and return the file; else None.
-
-        Raises:
-            OSError: it cannot be written; the old report is kept.
-        """
+        """Write report.html if it is due and the run has changed, and return it, else None; OSError keeps the old one."""
         began = time.monotonic()
         if began < self._next:
             return None

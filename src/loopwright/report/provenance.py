@@ -48,9 +48,8 @@ def data_panel(run: RunView) -> Panel | None:
 def _counts(data: Mapping[str, Any]) -> Table:
     splits, counts = data.get("splits") or {}, data.get("counts") or {}
     if not counts:
-        return Table(
-            "Splits", ["split", "rows"], [[name, int(each.get("num_rows", 0))] for name, each in splits.items()]
-        )
+        rows = [[name, int(each.get("num_rows", 0))] for name, each in splits.items()]
+        return Table("Splits", ["split", "rows"], rows)
     names = [name for name in splits if name in counts] or list(counts)
     first = counts[names[0]]
     labels = list(dict.fromkeys(label for name in names for label in counts[name]))
@@ -180,9 +179,8 @@ def advice_for(run: RunView) -> str:
         "evaluation": "of the time was spent on evaluation: try --eval_steps (fewer) or --max_eval_samples (smaller)",
         "saving": "of the time was spent saving: save less often (--save_steps)",
     }
-    return next(
-        (f"{percent(shares[name])} {text}" for name, text in advice.items() if shares.get(name, 0.0) > _MUCH), ""
-    )
+    worthwhile = (f"{percent(shares[name])} {text}" for name, text in advice.items() if shares.get(name, 0.0) > _MUCH)
+    return next(worthwhile, "")
 
 
 def _seconds_before(run: RunView) -> float:

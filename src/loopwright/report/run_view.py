@@ -124,12 +124,13 @@ def view(folder: RunFolder, metrics: Metrics | None = None) -> RunView:
     found.status = _json(found, STATUS)
     found.result = _json(found, folder.result.name)
     found.data = _json(found, folder.data.name)
-    found.baselines = _baselines(found)
+    baselines = found.result.get("baselines") or _json(found, "baselines.json")
+    found.baselines = {name: {key: float(value) for key, value in each.items()} for name, each in baselines.items()}
     found.best = _json(found, "checkpoints/best.json") or _json(found, "best.json")
     _read_heartbeat(found)
     _read_config(found)
-    found.sources = _texts(found.metadata.get("sources"))
-    found.command = _texts(found.metadata.get("environment"))
+    for name, key in (("sources", "sources"), ("command", "environment")):
+        setattr(found, name, {each: str(value) for each, value in (found.metadata.get(key) or {}).items()})
     for name in ("guarantee", "rehearsal", "model"):
         setattr(found, name, str(found.metadata.get(name, "")))
     try:
@@ -158,11 +159,6 @@ def _read_heartbeat(found: RunView) -> None:
     found.heartbeat = float(heartbeat) if isinstance(heartbeat, (int, float)) else None
 
 
-def _baselines(found: RunView) -> dict[str, dict[str, float]]:
-    baselines = found.result.get("baselines") or _json(found, "baselines.json")
-    return {name: {key: float(value) for key, value in values.items()} for name, values in baselines.items()}
-
-
 def _json(found: RunView, name: str) -> dict[str, Any]:
     try:
         content: dict[str, Any] = read_json(found.folder.path / name, {})
@@ -172,29 +168,18 @@ def _json(found: RunView, name: str) -> dict[str, Any]:
     return content
 
 
-def _text(found: RunView, path: Path) -> str:
+def _read_config(found: RunView) -> None:
+    path = found.folder.config
     try:
         with os.fdopen(open_regular(path), "rb") as file:
-            return file.read(_MOST_LOG_BYTES).decode(errors="replace")
+            text = file.read(_MOST_LOG_BYTES).decode(errors="replace")
+        if text and is_cut_off(path):
+            found.notes.append("config.yaml was cut off: what its end said is missing here; lw resume puts it back")
+        content = load_yaml(text) or {}
+        found.config = content if isinstance(content, dict) else {}
     except FileNotFoundError:
-        return ""
+        return
     except (OSError, DamagedFileError) as error:
         found.notes.append(f"{path.name} cannot be read: {getattr(error, 'strerror', 'it is not a plain file')}")
-        return ""
-
-
-def _read_config(found: RunView) -> None:
-    text = _text(found, found.folder.config)
-    if text and is_cut_off(found.folder.config):
-        found.notes.append("config.yaml was cut off: what its end said is missing here; lw resume puts it back")
-    try:
-        content = load_yaml(text) or {}
     except (*UNREADABLE_YAML, yaml.YAMLError):
         found.notes.append("config.yaml cannot be read and is left out")
-        return
-    found.config = content if isinstance(content, dict) else {}
-
-
-def _texts(recorded: dict[str, Any] | None) -> dict[str, str]:
-    """Return a mapping in run.json; empty for a run that recorded none."""
-    return {name: str(value) for name, value in (recorded or {}).items()}

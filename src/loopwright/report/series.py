@@ -55,10 +55,6 @@ class Series:
         """Return at most two points per pixel column, with both ends and the lowest and highest value of the run."""
         return thinned(self._updates, self._values, num_columns)
 
-    @property
-    def last(self) -> Point | None:
-        return (self._updates[-1], self._values[-1]) if self._values else None
-
     def best(self, is_more_better: bool) -> Point | None:
         """Return the best value and its update, the earliest of equals; None without values."""
         if not self._values:

@@ -26,14 +26,10 @@ MOST_SECONDS: Final = 10.0  # of one connection, however slowly it sends or read
 
 
 class ReportServer(ThreadingHTTPServer):
-    """Serves the page of a run: `/` is the page, `/stamp` changes when it does.
+    """Serves the page of a run on localhost: `/` is the page, `/stamp` changes when it does. Port 0 takes any free one.
 
-    Args:
-        port: on localhost; 0 takes any free port.
-        option: how the port was given, up to the value: as a flag, or as an argument in Python.
-
-    Raises:
-        InputError: the port is in use; names the next free port.
+    `option` is how the port was given, up to the value: as a flag, or as an argument in Python. An InputError names the
+    next free port if this one is in use.
     """
 
     daemon_threads = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from loopwright.report.curves import best_update
 from loopwright.report.formats import duration, metric, number, plural
@@ -17,8 +17,7 @@ _STATES = {"preempted": "interrupted", "new": "not started"}  # others are shown
 Interval = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
     """A value in a bar chart; `share` is the length of the bar, and `low` to `high` its interval, all from 0 to 1."""
 
     name: str
@@ -155,7 +154,8 @@ def verdict_text(verdict: Mapping[str, Any], shown: str | None = None) -> str:
     is_more_better, value, other = verdict["direction"] == "max", verdict["value"], verdict["baseline_value"]
     gain = value - other if is_more_better else other - value
     amount = _amount(abs(gain), value, other, is_share=is_more_better)
-    if gain == 0 and _is_perfect(value, is_more_better):
+    is_perfect = math.isclose(value, 1) or math.isclose(value, 100) if is_more_better else value == 0
+    if gain == 0 and is_perfect:
         return f"{start}As good as {verdict['baseline']}: both are perfect, so this data cannot tell them apart."
     difference = f"{amount} {'better' if gain > 0 else 'worse'}" if gain else "the same score"
     if kind is None:
@@ -172,11 +172,6 @@ def verdict_text(verdict: Mapping[str, Any], shown: str | None = None) -> str:
     if kind == "indistinct":
         return f"{start}Not distinguishable from {against}: {difference} {found}."
     return f"{start}{kind.capitalize()} than {against} by {amount} {found}."
-
-
-def _is_perfect(value: float, is_more_better: bool) -> bool:
-    """Whether no model can do better: 1, 100, or no error at all."""
-    return any(math.isclose(value, limit) for limit in (1.0, 100.0)) if is_more_better else value == 0.0
 
 
 def _amount(gain: float, value: float, baseline: float, is_share: bool) -> str:

@@ -123,10 +123,8 @@ def _suspects(path: Path) -> Table | None:
     for row in rows[:_NUM_SUSPECTS]:
         others = [value for name, value in row.items() if name not in _HIDDEN_COLUMNS and isinstance(value, str)]
         text = Path(row["image"]).name if row.get("image") else cut(" · ".join(filter(None, others)), 240)
-        place, labels = (
-            row.get("place") or row.get("position", ""),
-            (row.get("reference", ""), row.get("prediction", "")),
-        )
+        place = row.get("place") or row.get("position", "")
+        labels = row.get("reference", ""), row.get("prediction", "")
         shown.append([place, *labels, _share(row.get("sure")), text])
     if not shown:
         return None

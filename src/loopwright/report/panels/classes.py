@@ -69,7 +69,7 @@ class Labels(Collector):
     def __init__(self, labels: Sequence[str] = ()) -> None:
         super().__init__(labels)
         self._losses: defaultdict[str, float] = defaultdict(float)
-        self._mistakes = Surest()
+        self._mistakes = Surest(self.num_shown)
 
     def add(self, sample: Sample) -> None:
         true, predicted = str(sample["reference"]), str(sample["prediction"])

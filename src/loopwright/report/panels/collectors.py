@@ -16,7 +16,6 @@ from loopwright.report.charts import ticks
 from loopwright.report.formats import metric, plural
 from loopwright.report.panels.sample import Sample, example, is_right
 
-NUM_SHOWN: Final = 8
 _NUM_SLICES: Final = 5
 _NUM_BARS: Final = 24
 _NUM_BINS: Final = 15
@@ -40,6 +39,7 @@ class Collector(ABC):
     title = "Predictions"
     score_name = "mean loss"
     score_key: str | None = "loss"  # None: whether the sample is right
+    num_shown = 8
 
     def __init__(self, labels: Sequence[str] = ()) -> None:
         self.labels = [str(label) for label in labels]
@@ -47,7 +47,7 @@ class Collector(ABC):
         self.counts: dict[str, list[int]] = {label: [0, 0, 0] for label in self.labels}
         self.numbers: Counter[str] = Counter()
         self.values: defaultdict[str, Values] = defaultdict(Values)
-        self.hits, self.misses = Chosen(), Chosen()
+        self.hits, self.misses = Chosen(self.num_shown), Chosen(self.num_shown)
         self.calibration = Calibration()
 
     @abstractmethod
@@ -79,7 +79,7 @@ class Collector(ABC):
 class Chosen:
     """Up to `size` samples from all over the data: those with the lowest position hash, so always the same."""
 
-    def __init__(self, size: int = NUM_SHOWN) -> None:
+    def __init__(self, size: int) -> None:
         self._size = size
         self._heap: list[tuple[float, int, Sample]] = []
         self._num_seen = 0

@@ -10,7 +10,7 @@ from loopwright.metrics.words import count_words, same_answer
 from loopwright.report.blocks import Block, Example, Examples, Facts, Piece, Table
 from loopwright.report.formats import cut, metric, percent
 from loopwright.report.panels.classes import confused, scores_table
-from loopwright.report.panels.collectors import Chosen, Collector, label_counts
+from loopwright.report.panels.collectors import Collector, label_counts
 from loopwright.report.panels.sample import Sample, differing, is_right
 
 _RANKS: Final = (1, 3, 5, 10, 50)
@@ -107,19 +107,16 @@ class Language(Collector):
     """Causal language models: how well each part of the text was predicted."""
 
     title = "Text"
-
-    def __init__(self, labels: Sequence[str] = ()) -> None:
-        super().__init__(labels)
-        self._chosen = Chosen(4)
+    num_shown = 4
 
     def add(self, sample: Sample) -> None:
         self.numbers["in bits"] += isinstance(sample.get("bits_per_byte"), float)
         self.values["parts"].add(sample.get("bits_per_byte", sample.get("loss")))
-        self._chosen.add(sample)
+        self.hits.add(sample)
 
     def blocks(self) -> list[Block]:
         note = "bits per byte of a part" if self.numbers["in bits"] else "mean loss of a part"
-        return [self.histogram("Difficulty of the parts", "parts", note=note), self._chosen.block("Samples")]
+        return [self.histogram("Difficulty of the parts", "parts", note=note), self.hits.block("Samples")]
 
 
 class Masked(Collector):
@@ -152,21 +149,18 @@ class Retrieval(Collector):
     score_name = "ranked first"
     score_key = None
 
-    def __init__(self, labels: Sequence[str] = ()) -> None:
-        super().__init__(labels)
-        self._ranks: Counter[int] = Counter()
-
     def add(self, sample: Sample) -> None:
-        self._ranks[int(sample["rank"])] += 1
+        rank = int(sample["rank"])
+        self.numbers["all"] += 1
+        for most in _RANKS:
+            self.numbers[str(most)] += rank <= most
         self.values["its partner"].add(sample.get("similarity"))
         self.values["the nearest other text"].add(sample.get("nearest_other"))
         self.keep(sample, sample["rank"] == 1)
 
     def blocks(self) -> list[Block]:
-        rows = []
-        for most in _RANKS:
-            found = sum(count for rank, count in self._ranks.items() if rank <= most)
-            rows.append([f"within the first {most}", found, metric(found / (self._ranks.total() or 1))])
+        found, total = {most: self.numbers[str(most)] for most in _RANKS}, self.numbers["all"] or 1
+        rows = [[f"within the first {most}", num, metric(num / total)] for most, num in found.items()]
         note = "cosine of a text with its partner, and with its best rival"
         return [
             self.histogram("Similarity of the pairs", "its partner", "the nearest other text", note=note),
