@@ -18,10 +18,11 @@ from loopwright.demos import load_demo, write_demo
 from loopwright.demos.demo_folder import digest_on_disk, place_files
 from loopwright.demos.images.digits import drawn_digits, load_digits
 from loopwright.demos.images.fashion import load_fashion, read_idx
-from loopwright.demos.images.image_files import mask_folders, run_lengths
+from loopwright.demos.images.image_files import mask_folders
 from loopwright.demos.images.scenes import NAMES, DigitScene, SceneParts, digit_scenes, load_parts
 from loopwright.errors import ConfigError, DataError, InputError
 from loopwright.sources import SCHEMAS, preflight
+from loopwright.sources.images.masks import run_lengths
 from toys import contents
 
 PACKAGE = Path(embedded.__file__).parent
@@ -139,11 +140,11 @@ def test_a_scene_follows_from_its_number_alone(written):
 
 
 def test_run_lengths_start_with_zeros_and_go_down_the_columns():
-    assert run_lengths(np.array([[False, True], [False, True]])) == [2, 2]
-    assert run_lengths(np.array([[True, False], [False, False]])) == [0, 1, 3]
-    assert run_lengths(np.array([[False, True], [True, False]])) == [1, 2, 1]
+    assert run_lengths(np.array([[False, True], [False, True]]))["counts"] == [2, 2]
+    assert run_lengths(np.array([[True, False], [False, False]]))["counts"] == [0, 1, 3]
+    assert run_lengths(np.array([[False, True], [True, False]]))["counts"] == [1, 2, 1]
     mask = scenes("validation", 120)[0].masks[0]
-    counts = run_lengths(mask)
+    counts = run_lengths(mask)["counts"]
     assert np.array_equal(np.repeat(np.arange(len(counts)) % 2, counts).reshape(64, 64).T, mask)
 
 
@@ -165,7 +166,7 @@ def test_coco_files_hold_exactly_what_is_in_the_images(written, task):
             assert (annotation["area"], annotation["iscrowd"]) == (mask.sum(), 0)
             assert ("segmentation" in annotation) == (task == "instance-segmentation")
             if task == "instance-segmentation":
-                assert annotation["segmentation"] == {"size": [64, 64], "counts": run_lengths(mask)}
+                assert annotation["segmentation"] == {"size": [64, 64], "counts": run_lengths(mask)["counts"]}
     assert len(list((folder / "images").iterdir())) == 1120
 
 

@@ -66,7 +66,9 @@ class MostFrequent:
         self._counts: Counter[Hashable] = Counter()
 
     def learn(self, inputs: Iterable[Any], targets: Any) -> None:
-        self._counts.update(_hashable(each) for each in _plain(targets))
+        self._counts.update(
+            tuple(each) if isinstance(each, list | tuple | np.ndarray) else each for each in _plain(targets)
+        )
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the most frequent target for each input; ties go to the one that sorts first."""
@@ -249,10 +251,7 @@ class MostFrequentAnswer:
 
     def __init__(self) -> None:
         self._answers: Counter[str] = Counter()
-        self._num_words = 0
-        self._num_answers = 0
-        self._num_questions = 0
-        self._num_unanswered = 0
+        self._num_words = self._num_answers = self._num_questions = self._num_unanswered = 0
 
     def learn(self, inputs: Iterable[Any], targets: Iterable[Any]) -> None:
         for target in targets:
@@ -331,10 +330,6 @@ def compressed_bits_per_byte(texts: Iterable[str | bytes], method: str = "gzip")
 
 def _plain(values: Any) -> list[Any]:
     return list(values.tolist()) if hasattr(values, "tolist") else list(values)
-
-
-def _hashable(value: Any) -> Hashable:
-    return tuple(value) if isinstance(value, list | tuple | np.ndarray) else value
 
 
 def _sorting_key(value: Any) -> tuple[bool, Any]:

@@ -129,7 +129,7 @@ def print_failure(failure: Failure, events: EventLines | None, error: BaseExcept
         with contextlib.suppress(OSError):
             events.emit("error", **{**failure.fields, "code": failure.error.code or _OTHER})
     if failure.error.code is not None and (events is None or isinstance(error, OSError)):
-        _print_error(f"error: {failure.error.what}" if failure.error.code == _OTHER else str(failure.error))
+        _print(f"error: {failure.error.what}" if failure.error.code == _OTHER else str(failure.error), "hold")
 
 
 def _print_interrupted(error: KeyboardInterrupt | errors.Preempted, verb: str, is_quiet: bool) -> None:
@@ -216,20 +216,11 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [""])[0][:200]
 
 
-def _print(text: str) -> None:
-    sys.stderr.write(_wrapped(text))
-    sys.stderr.flush()
-
-
-def _print_error(text: str) -> None:
-    """Print the error that the command ends with; a process beside the first may hold it back."""
-    getattr(sys.stderr, "hold", sys.stderr.write)(_wrapped(text))
-    sys.stderr.flush()
-
-
-def _wrapped(text: str) -> str:
+def _print(text: str, method: str = "write") -> None:
     text = visible(text)
-    return (folded(text) if sys.stderr.isatty() else text) + "\n"
+    # A process beside the first may hold back the error that the command ends with.
+    getattr(sys.stderr, method, sys.stderr.write)((folded(text) if sys.stderr.isatty() else text) + "\n")
+    sys.stderr.flush()
 
 
 def keep_search_path() -> None:

@@ -80,10 +80,8 @@ def doctor(argv: list[str]) -> int:
     print_line(f"disk        {found['free_bytes'] / 1e9:.1f} GB free here")
     print_line(f"network     {'off (HF_HUB_OFFLINE)' if found['is_offline'] else 'used only where a Hub id is given'}")
     for extra, missing in found["missing"].items():
-        print_line(
-            f"[{extra}]{' ' * (10 - len(extra))}{'ok' if not missing else 'missing: ' + ', '.join(missing)}"
-            + (f"   pip install 'loopwright[{extra}]'" if missing else "")
-        )
+        state = f"missing: {', '.join(missing)}   pip install 'loopwright[{extra}]'" if missing else "ok"
+        print_line(f"[{extra}]{' ' * (10 - len(extra))}{state}")
     return DONE
 
 

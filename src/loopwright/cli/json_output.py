@@ -28,9 +28,14 @@ def json_events(is_json: bool) -> Iterator[EventLines | None]:
     logger = logging.getLogger("loopwright")
     with _kept_clear() as stream, contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
         events = EventLines(stream if exit_codes.is_first() else None)
-        handler = _Warnings(events)
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+            events.emit("warning", message=str(message), kind=category.__name__)
+
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = lambda record: events.emit("warning", message=record.getMessage())  # type: ignore[method-assign]
         logger.addHandler(handler)
-        warnings.showwarning = _shown_by(events)
+        warnings.showwarning = show
         try:
             yield events
         finally:
@@ -56,31 +61,6 @@ def _kept_clear() -> Iterator[TextIO]:
     finally:
         os.dup2(saved, number)
         os.close(saved)
-
-
-class _Warnings(logging.Handler):
-    """Emits the library's log warnings as events."""
-
-    def __init__(self, events: EventLines) -> None:
-        super().__init__(logging.WARNING)
-        self._events = events
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._events.emit("warning", message=record.getMessage())
-
-
-def _shown_by(events: EventLines) -> Callable[..., None]:
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        events.emit("warning", message=str(message), kind=category.__name__)
-
-    return show
 
 
 def train_with_events(train: Callable[[], Outcome], screen: Screen, events: EventLines) -> tuple[int, Outcome | None]:

@@ -114,13 +114,10 @@ def _with_folder(target: list[str], options: Any) -> list[str]:
     if options.nnodes not in ("1", "1:1"):
         what = "a run on several machines that may be restarted needs an explicit folder"
         raise InputError("args.value", what, fix="add --output_dir with a path that all machines see")
-    return [*target, "--output_dir", str(_folder_of_settings(target) or runs_root() / new_run_id("launch"))]
-
-
-def _folder_of_settings(target: list[str]) -> Path | None:
     from loopwright.cli.train import folder_given
 
-    return folder_given(target[1:]) if target[0] == "train" else None
+    given = folder_given(target[1:]) if target[0] == "train" else None
+    return [*target, "--output_dir", str(given or runs_root() / new_run_id("launch"))]
 
 
 def folder_in(argv: Sequence[str]) -> Path | None:
@@ -212,7 +209,6 @@ class _HeldBack:
         return len(text)
 
     def hold(self, text: str) -> None:
-        """Hold back the error that the verb ends with, whatever was released before."""
         self._held.append(text)
 
     def release(self) -> None:

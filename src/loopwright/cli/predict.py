@@ -24,9 +24,8 @@ _MORE = " With a run before --help, the flags of its task are listed too."
 
 
 def evaluate(argv: list[str]) -> int:
-    parser = VerbParser(
-        "evaluate", "Print the metrics of a run's best model, with their 95 % intervals." + _MORE, "last"
-    )
+    description = "Print the metrics of a run's best model, with their 95 % intervals." + _MORE
+    parser = VerbParser("evaluate", description, "last")
     add_run(parser)
     parser.add_argument("--data", help="a file with rows like those of the training; unset is the validation data")
     parser.add_argument("--allow_changed_data", action="store_true", help="evaluate also if the run's data has changed")
@@ -47,9 +46,8 @@ def evaluate(argv: list[str]) -> int:
 
 
 def predict(argv: list[str]) -> int:
-    parser = VerbParser(
-        "predict", "Print a prediction of a run's best model for each text, image or row." + _MORE, 'last "a text"'
-    )
+    description = "Print a prediction of a run's best model for each text, image or row." + _MORE
+    parser = VerbParser("predict", description, 'last "a text"')
     add_run(parser)
     parser.add_argument(
         "inputs", nargs="+", help="texts, images, or one csv, tsv, json, jsonl or txt file, or - for stdin"

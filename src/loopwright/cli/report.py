@@ -31,14 +31,11 @@ def compare(argv: list[str]) -> int:
     add_json(parser)
     asked = parser.parse_args(argv)
     if len(asked.runs) < 2:
-        raise InputError(
-            "args.value",
-            f"lw compare needs two runs, got {asked.runs[0]!r} alone",
-            fix=f"lw compare {asked.runs[0]} ANOTHER   or   lw report {asked.runs[0]}",
-        )
+        what = f"lw compare needs two runs, got {asked.runs[0]!r} alone"
+        fix = f"lw compare {asked.runs[0]} ANOTHER   or   lw report {asked.runs[0]}"
+        raise InputError("args.value", what, fix=fix)
     with json_events(asked.json) as events:
-        code = _write(asked.runs, asked.out, asked.open, events)
-    return code
+        return _write(asked.runs, asked.out, asked.open, events)
 
 
 def watch(argv: list[str]) -> int:

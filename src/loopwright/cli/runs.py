@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
 
 from loopwright.api import EventLines, Screen, lasted
 from loopwright.cli.exit_codes import DONE, NO_CHECKPOINT, failed, print_failure
@@ -46,24 +44,17 @@ def runs(argv: list[str]) -> int:
         return DONE
     now = time.time()
     rows = [_cells(run, root, now) for run in found]
-    shown, widths = _fitted(rows)
-    cells = [{name: row[name][widths[name].form] for name in shown} for row in rows]
+    shown, forms, widths = _fitted(rows)
+    cells = [{name: row[name][forms[name]] for name in shown} for row in rows]
     for line in ({name: name for name in shown}, *cells):
-        print_line("  ".join(f"{line[name]:<{widths[name].columns}}" for name in shown).rstrip())
+        print_line("  ".join(f"{line[name]:<{widths[name]}}" for name in shown).rstrip())
     if asked.sort == "metric" and "task" not in shown and len({run.task for run in found}) > 1:
         print_line("(each task by itself: metrics of different tasks cannot be compared)")
     return DONE
 
 
-class _Width(NamedTuple):
-    """The width of a column, and which of its forms is shown."""
-
-    columns: int
-    form: int
-
-
-def _fitted(rows: list[dict[str, tuple[str, ...]]]) -> tuple[list[str], dict[str, _Width]]:
-    """Return the columns that fit into the terminal, and the form of each: some are dropped, then others shortened."""
+def _fitted(rows: list[dict[str, tuple[str, ...]]]) -> tuple[list[str], dict[str, int], dict[str, int]]:
+    """Return the columns that fit, with the form and the width of each: some are dropped, then others shortened."""
     shown, forms = list(rows[0]), dict.fromkeys(rows[0], 0)
 
     def width(name: str) -> int:
@@ -78,7 +69,7 @@ def _fitted(rows: list[dict[str, tuple[str, ...]]]) -> tuple[list[str], dict[str
     for name in ("best", "state", "best"):
         if is_too_wide():
             forms[name] += 1
-    return shown, {name: _Width(width(name), forms[name]) for name in shown}
+    return shown, forms, {name: width(name) for name in shown}
 
 
 def _cells(run: RunSummary, root: Path, now: float) -> dict[str, tuple[str, ...]]:
@@ -112,7 +103,9 @@ def _rank(run: RunSummary) -> tuple[bool, str, str, float]:
 
 
 def stop(argv: list[str]) -> int:
-    run = find_run(_one_run("stop", argv).run)
+    parser = VerbParser("stop", "Stop a run gracefully after its next update; its state is saved.", "last")
+    add_run(parser)
+    run = find_run(parser.parse_args(argv).run)
     state, owner = run.status.get("state"), live_owner(run.path)
     if owner is not None:
         run.ask_to_stop()
@@ -124,7 +117,11 @@ def stop(argv: list[str]) -> int:
 
 
 def verify(argv: list[str]) -> int:
-    asked = _one_run("verify", argv)
+    description = "Verify every byte of a run's checkpoints, or of those that a Trainer saved in a folder."
+    parser = VerbParser("verify", description, "last")
+    add_run(parser)
+    add_json(parser)
+    asked = parser.parse_args(argv)
     folder = Path(asked.run) if any(Path(asked.run).glob("*/MANIFEST.json")) else find_run(asked.run).checkpoints
     from loopwright.checkpoint import verify_all  # late: torch is slow to import
 
@@ -138,16 +135,3 @@ def verify(argv: list[str]) -> int:
     else:
         print_line("\n".join(map(str, findings)) or f"no checkpoint in {folder}")
     return DONE if findings and all(finding.problem is None for finding in findings) else NO_CHECKPOINT
-
-
-def _one_run(verb: str, argv: list[str]) -> argparse.Namespace:
-    descriptions = {
-        "stop": "Stop a run gracefully after its next update; its state is saved.",
-        "verify": "Verify every byte of a run's checkpoints, or of those that a Trainer saved in a folder.",
-    }
-    parser = VerbParser(verb, descriptions[verb], "last")
-    add_run(parser)
-    if verb == "verify":
-        add_json(parser)
-    asked: argparse.Namespace = parser.parse_args(argv)
-    return asked

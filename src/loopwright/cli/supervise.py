@@ -33,8 +33,6 @@ from loopwright.run_folder.parent import BEGUN_VARIABLE, SUPERVISED_VARIABLE, en
 _MOST_RESTARTS = 5  # without a new update
 _LOOK_SECONDS = 0.25
 _FORWARDED = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
-
-
 SUPERVISE_FLAGS = ("--supervise", "--no_standby", "--no-standby")
 
 

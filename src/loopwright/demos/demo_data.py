@@ -85,15 +85,6 @@ def is_held_out(name: str, share: float) -> bool:
     return rank("held out", name) < share * 2**64
 
 
-def split_by_name(
-    named: list[tuple[str, Row]], share: float, most: tuple[int, int], key: str
-) -> tuple[list[Row], list[Row]]:
-    """Return shuffled rows for training and validation, split by name, at most so many; `key` is a unique column."""
-    train = [row for name, row in named if not is_held_out(name, share)]
-    validation = [row for name, row in named if is_held_out(name, share)]
-    return mixed(train, key)[: most[0]], mixed(validation, key)[: most[1]]
-
-
 def mixed(rows: list[Row], key: str) -> list[Row]:
     return shuffled(rows, "rows", lambda row: str(row[key]))
 

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import count
 
-from loopwright.demos.demo_data import Row, first_paragraph, is_held_out, mixed, rank, shuffled, split_by_name
+from loopwright.demos.demo_data import Row, first_paragraph, is_held_out, mixed, rank, shuffled
 from loopwright.demos.stdlib_docs import Doc, Parameter, StdlibDocs
 
 # The rows to keep for training and validation, and the fraction of names to hold out for that.
@@ -29,8 +29,12 @@ def pair_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
         anchor = f"{owner}.{doc.signature}" if owner else doc.signature
         rows.append((doc.short_name, {"anchor": anchor, "positive": first_paragraph(doc.text)}))
     anchors = Counter(row["anchor"] for _, row in rows)
-    unique = [(name, row) for name, row in rows if anchors[row["anchor"]] == 1]
-    return split_by_name(unique, _SHARE_OF_PAIRS, _MOST_PAIRS, "anchor")
+    sides: tuple[list[Row], list[Row]] = ([], [])
+    for name, row in rows:
+        if anchors[row["anchor"]] == 1:
+            sides[is_held_out(name, _SHARE_OF_PAIRS)].append(row)
+    train, validation = (mixed(side, "anchor")[:most] for side, most in zip(sides, _MOST_PAIRS, strict=True))
+    return train, validation
 
 
 def choice_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
@@ -53,8 +57,15 @@ def choice_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
 
 def question_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
     """Return rows in SQuAD's format: three signatures, held out by name, and a question about a default value."""
+    functions = {
+        doc.signature: doc
+        for doc in found.docs
+        if doc.kind == "function"
+        and len(doc.signature) <= _MOST_SIGNATURE_CHARACTERS
+        and any(_is_answer(part) for part in doc.parameters)
+    }
     sides: tuple[list[Doc], list[Doc]] = ([], [])
-    for doc in _functions_with_defaults(found):
+    for doc in functions.values():
         sides[is_held_out(doc.short_name, _SHARE_OF_QUESTIONS)].append(doc)
     train, validation = (_questions(side, most) for side, most in zip(sides, _MOST_QUESTIONS, strict=True))
     return train, validation
@@ -79,17 +90,6 @@ def _choice_row(doc: Doc, names: Iterable[str]) -> Row:
     endings = [*others[:label], doc.short_name, *others[label:]]
     columns = {f"ending{index}": name for index, name in enumerate(endings)}
     return {"sent1": text, "sent2": "The function is called", **columns, "label": label}
-
-
-def _functions_with_defaults(found: StdlibDocs) -> list[Doc]:
-    functions = {
-        doc.signature: doc
-        for doc in found.docs
-        if doc.kind == "function"
-        and len(doc.signature) <= _MOST_SIGNATURE_CHARACTERS
-        and any(_is_answer(part) for part in doc.parameters)
-    }
-    return list(functions.values())
 
 
 def _is_answer(part: Parameter) -> bool:

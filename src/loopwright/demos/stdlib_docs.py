@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from loopwright.demos.demo_data import DemoData, Row
 from loopwright.errors import DataError
@@ -141,7 +141,10 @@ def read_sources(folder: str | Path) -> StdlibDocs:
         # About escapes in foreign files.
         warnings.simplefilter("ignore")
         for path, module in _sources(root):
-            docs += _docs_of_module(module, ast.parse(path.read_bytes()))
+            tree = ast.parse(path.read_bytes())
+            if text := _docstring(tree):
+                docs.append(Doc(module, "", "module", (), text))
+            docs += _docs_of_body(module, "", tree)
         topics = _read_topics(root)
     num_texts = sum(bool(doc.text) for doc in docs)
     if num_texts < _LEAST_TEXTS:
@@ -184,12 +187,6 @@ def _sources(root: Path) -> Iterator[tuple[Path, str]]:
             if not _SKIPPED_FOLDERS.intersection(parts):
                 names = parts[:-1] if parts[-1] == "__init__" else parts
                 yield path, ".".join([_PUBLIC_NAMES.get(names[0], names[0]), *names[1:]])
-
-
-def _docs_of_module(module: str, tree: ast.Module) -> Iterator[Doc]:
-    if text := _docstring(tree):
-        yield Doc(module, "", "module", (), text)
-    yield from _docs_of_body(module, "", tree)
 
 
 def _docs_of_body(module: str, prefix: str, owner: ast.AST) -> Iterator[Doc]:
@@ -266,12 +263,9 @@ def _read_cache(path: Path, version: str, sources: str) -> StdlibDocs | None:
         if not isinstance(head, dict) or any(head.get(name) != value for name, value in expected.items()):
             raise ValueError("its first line does not belong to the rest")
         topics, *docs = [json.loads(line) for line in body.decode().splitlines()]
-        return StdlibDocs(tuple(map(_doc_from, docs)), topics, version, sources)
+        for doc in docs:
+            doc["parameters"] = tuple(Parameter(**part) for part in doc["parameters"])
+        return StdlibDocs(tuple(Doc(**doc) for doc in docs), topics, version, sources)
     except (ValueError, KeyError, TypeError) as error:
         _logger.warning("The cache file %s is damaged (%s) and is made again.", path, error)
         return None
-
-
-def _doc_from(fields: dict[str, Any]) -> Doc:
-    parameters = tuple(Parameter(part["name"], part["default"]) for part in fields["parameters"])
-    return Doc(fields["module"], fields["name"], fields["kind"], parameters, fields["text"])

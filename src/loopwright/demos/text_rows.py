@@ -71,11 +71,10 @@ def language_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
             homes.setdefault(doc.text, doc.module)
     for name, page in found.topics.items():
         homes.setdefault(page, f"topic {name}")
-    train: list[Row] = []
-    validation: list[Row] = []
+    sides: tuple[list[Row], list[Row]] = ([], [])
     for text, home in homes.items():
-        (validation if is_held_out(home, _SHARE_OF_MODULES) else train).append({"text": text})
-    return train, validation
+        sides[is_held_out(home, _SHARE_OF_MODULES)].append({"text": text})
+    return sides
 
 
 def summary_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:

@@ -96,7 +96,13 @@ def load(folder: str | Path) -> SmallModel:
         CheckpointError: the folder has no small model, or a damaged one.
     """
     source = Path(folder)
-    config = _read_config(source)
+    path = source / CONFIG_FILE
+    try:
+        config = json.loads(read_data(path))
+    except (OSError, ValueError, RecursionError, InputError) as error:
+        raise CheckpointError(f"there is no model in {folder}: {error}") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} is damaged: it holds a {type(config).__name__} instead of an object")
     if NAME_KEY not in config:
         raise CheckpointError(f"{source / CONFIG_FILE} does not describe a small model: it has no {NAME_KEY!r}")
     try:
@@ -109,14 +115,3 @@ def load(folder: str | Path) -> SmallModel:
     except (OSError, SafetensorError, RuntimeError, ConfigError, TypeError, BuildLimitError, InputError) as error:
         raise CheckpointError(f"the model in {source} is damaged: {error}") from error
     return model.eval()
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG_FILE
-    try:
-        config = json.loads(read_data(path))
-    except (OSError, ValueError, RecursionError, InputError) as error:
-        raise CheckpointError(f"there is no model in {folder}: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path} is damaged: it holds a {type(config).__name__} instead of an object")
-    return config

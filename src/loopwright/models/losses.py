@@ -50,7 +50,6 @@ def create_loss(name: str, ignore_index: int = -100, class_weights: Sequence[flo
     """
     if name not in LOSS_NAMES:
         raise ConfigError(f"there is no loss {name!r}: use {', '.join(LOSS_NAMES)}")
-
     return lambda logits, labels: weighted_mean(*_weighted_terms(name, logits, labels, ignore_index, class_weights))
 
 

@@ -85,7 +85,7 @@ class LiveReport:
         compile_templates()  # now, so that training does not wait for it
 
     def refresh(self) -> Path | None:
-        """Write report.html if it is due and the run has changed, and return it, else None; OSError keeps the old one."""
+        """Write report.html if it is due and the run has changed, and return it; an OSError keeps the old report."""
         began = time.monotonic()
         if began < self._next:
             return None

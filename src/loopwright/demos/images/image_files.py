@@ -21,18 +21,11 @@ from loopwright.demos.demo_folder import digest_of
 from loopwright.demos.images.digits import LabelledImages, load_digits
 from loopwright.demos.images.fashion import FOLDER, load_fashion
 from loopwright.demos.images.scenes import NAMES, SIDE, DigitScene, SceneParts, digit_scenes, load_parts
+from loopwright.sources.images.masks import run_lengths
 
 SPLITS = ("train", "validation")
 NUM_VALIDATION = 120
 _PURPOSE = "demo data of images"
-
-
-def run_lengths(mask: npt.NDArray[np.bool_]) -> list[int]:
-    """Return a mask as COCO's counts: column by column, alternating lengths of 0s and 1s."""
-    values = mask.T.ravel()
-    changes = np.flatnonzero(values[1:] != values[:-1]) + 1
-    lengths = np.diff(np.concatenate([[0], changes, [len(values)]])).tolist()
-    return [0, *lengths] if values[0] else lengths
 
 
 def class_folders(variant: str | None, source: str | Path | None) -> DemoFiles:
@@ -126,7 +119,7 @@ def _annotations(scene: DigitScene, image_id: int, num_before: int, has_masks: b
             "iscrowd": 0,
         }
         if has_masks:
-            annotation["segmentation"] = {"size": [SIDE, SIDE], "counts": run_lengths(mask)}
+            annotation["segmentation"] = run_lengths(mask)
         found.append(annotation)
     return found
 

@@ -88,10 +88,9 @@ def load_parts() -> SceneParts:
         gradients = {split: _gradients(split) for split in positions}
         return SceneParts(digits, labels, gradients, f"{found.source} on color gradients", found.licence)
     photos = import_module("sklearn.datasets").load_sample_images().images
-    middle = [photo.shape[1] // 2 for photo in photos]
     halves = {
-        "train": [photo[:, :x] for photo, x in zip(photos, middle, strict=True)],
-        "validation": [photo[:, x:] for photo, x in zip(photos, middle, strict=True)],
+        "train": [photo[:, : photo.shape[1] // 2] for photo in photos],
+        "validation": [photo[:, photo.shape[1] // 2 :] for photo in photos],
     }
     source = f"{found.source} on crops of scikit-learn's sample photos china.jpg and flower.jpg"
     return SceneParts(digits, labels, halves, source, f"digits: {found.licence}; {PHOTO_LICENCE}")
