@@ -6,16 +6,8 @@ puts several runs side by side. `ReportServer` serves it on localhost; `Watch` d
 
 from __future__ import annotations
 
-from loopwright.report.output import (
-    COMPARISON,
-    REPORT,
-    LiveReport,
-    page_path,
-    result_html,
-    summary_of,
-    write_comparison,
-    write_report,
-)
+from loopwright.report.output import COMPARISON, REPORT, LiveReport, page_path, write_comparison, write_report
+from loopwright.report.page import result_html, summary_of
 from loopwright.report.run_view import open_run
 from loopwright.report.server import ReportServer, Watch
 from loopwright.report.summary import missing_intervals, of_both_splits

@@ -77,16 +77,14 @@ def _groups(runs: Sequence[RunView]) -> list[Group]:
 def _metric_charts(runs: Sequence[RunView], group: Group, names: Sequence[str], columns: int) -> list[Chart]:
     """Return a chart per evaluation metric, the decisive one first, with intervals and baselines."""
     bounds = {f"{name}{end}" for name in names for end in _BOUNDS}
-    found = [name for name in names if name.startswith("eval_") and name not in bounds and name not in _EVAL_LOSSES]
+    metrics = [name for name in names if name.startswith("eval_") and name not in bounds and name not in _EVAL_LOSSES]
     chief = next((f"eval_{run.metric}" for _, run in group if run.metric), None)
     charts = []
-    for name in sorted(found, key=lambda name: name != chief):
+    for name in sorted(metrics, key=lambda name: name != chief):
         short = name.removeprefix("eval_")
         title = short.replace("_", " ")
         chart = _chart(runs, group, title, ((title, (name,)),), columns, kind=1, has_band=len(runs) == 1)
-        levels = [
-            (each, values[short]) for _, run in group for each, values in run.baselines.items() if short in values
-        ]
+        levels = [(each, found[short]) for _, run in group for each, found in run.baselines.items() if short in found]
         note = "selects the best model" if len(runs) == 1 and runs[0].decisive == short else ""
         charts.append(replace(chart, levels=list(dict.fromkeys(levels)), note=note))
     return charts

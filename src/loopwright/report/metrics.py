@@ -15,13 +15,14 @@ from loopwright.run_folder.files import open_regular, parse_line
 _CURVES: Final = frozenset(("log", "speed", "training", "evaluation"))
 # Position fields of a record; not curves.
 _PLACE: Final = frozenset(("event", "update", "epoch", "seconds", "time", "nonfinite"))
-# The seconds of the run by activity, in the records of `speed` and `end`, with the attribute of `TimeSpent`.
+# The seconds of the run by activity, in the records of `speed` and `end`.
 _ACTIVITIES: Final = {
     "train_seconds": "training",
-    "wait_seconds": "waiting",
+    "wait_seconds": "waiting for data",
     "evaluation_seconds": "evaluation",
     "save_seconds": "saving",
 }
+_PROFILING: Final = "writing the profile"
 _MOST_NAMED_LINES: Final = 20
 _MOST_MARKS: Final = 20_000
 _FEW_MARKS: Final = 8
@@ -38,22 +39,12 @@ _MARKS: Final = {
 
 
 @dataclass
-class TimeSpent:
-    """Seconds of a run by activity, as its last records have them."""
-
-    training: float = 0.0
-    waiting: float = 0.0
-    evaluation: float = 0.0
-    saving: float = 0.0
-    profiling: float = 0.0
-
-
-@dataclass
 class Metrics:
     """The contents of metrics.jsonl; `read` is incremental, so a growing file costs only its new lines.
 
     Attributes:
         series: the curves by metric name, in the order of their first log.
+        spent: seconds of the run by activity, as its last records have them.
         tier: the resume guarantee at the end of the run; None if no record has it.
         bad_lines: the numbers of the first unreadable lines.
         first_time: the wall clock at the first record, in seconds since 1970.
@@ -64,7 +55,7 @@ class Metrics:
     path: Path
     series: dict[str, Series] = field(default_factory=lambda: defaultdict(Series))
     marks: list[Mark] = field(default_factory=list)
-    spent: TimeSpent = field(default_factory=TimeSpent)
+    spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys([*_ACTIVITIES.values(), _PROFILING], 0.0))
     starts: list[dict[str, Any]] = field(default_factory=list)
     tier: str | None = None
     num_records: int = 0
@@ -170,6 +161,6 @@ class Metrics:
             self.seconds, self.update = seconds, int(update)
         if event in ("speed", "end"):
             for name in _ACTIVITIES.keys() & record.keys():
-                setattr(self.spent, _ACTIVITIES[name], float(record[name]))
+                self.spent[_ACTIVITIES[name]] = float(record[name])
         elif event == "profile":
-            self.spent.profiling += float(record.get("took_seconds", 0.0))
+            self.spent[_PROFILING] += float(record.get("took_seconds", 0.0))

@@ -1,4 +1,4 @@
-"""The report of a run: written to a file at its end, during it, or on request; its top for notebook and terminal."""
+"""Write reports to files: at the end of a run, during it, and on request."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Final
 
 from loopwright.errors import InputError
 from loopwright.report.metrics import Metrics
-from loopwright.report.page import compile_templates, fill, render
+from loopwright.report.page import compile_templates, render
 from loopwright.report.panels import Findings, read_findings
 from loopwright.report.run_view import RunView, view
-from loopwright.report.summary import card_of
 from loopwright.run_folder import METRICS, RunFolder, write_atomically
 from loopwright.run_folder.status import STATUS
 
@@ -37,19 +36,6 @@ def write_comparison(run_folders: Sequence[str | Path], path: Path) -> Path:
     """Write the page of several runs side by side, and return the file."""
     write_atomically(path, render([view(RunFolder(Path(folder))) for folder in run_folders]))
     return path
-
-
-def summary_of(run_folder: str | Path) -> str:
-    """Return one sentence on what a run's result means; called at the end of the run."""
-    folder = RunFolder(Path(run_folder))
-    return card_of(view(folder, Metrics(folder.path / "no curves are needed"))).verdict
-
-
-def result_html(run_folder: str | Path) -> str:
-    """Return the top of a run's report, in any state, as self-contained HTML; called by a notebook."""
-    run = view(RunFolder(Path(run_folder)))
-    report = run.folder.path / REPORT
-    return fill("notebook.html", {"run": run, "card": card_of(run), "report": report if report.is_file() else None})
 
 
 def page_path(out: str | Path | None, default: Path, option: str = "--out ") -> Path:
@@ -114,7 +100,6 @@ class LiveReport:
         return tuple(map(_stamp, names))
 
     def _read_findings(self, run: RunView) -> Findings:
-        """Return the evaluation's findings, read again only if its files have changed."""
         folder = self._folder.evaluation
         stamp = tuple(_stamp(folder / name) for name in _FINDINGS)
         if self._findings is None or self._findings[0] != stamp:

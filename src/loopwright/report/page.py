@@ -1,4 +1,4 @@
-"""Render one or several run folders as one self-contained HTML page."""
+"""Render one or several run folders as one self-contained HTML page, or only its top."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from loopwright.report.blocks import Table
 from loopwright.report.comparison import notes_of, panels_of, results_table, verdicts_of
 from loopwright.report.curves import charts_of
 from loopwright.report.formats import metric, plural
+from loopwright.report.metrics import Metrics
 from loopwright.report.panels import Findings, read_findings
 from loopwright.report.panels.tuning import tuning_panel
 from loopwright.report.pictures import pictures_of
-from loopwright.report.run_view import RunView
+from loopwright.report.run_view import RunView, view
 from loopwright.report.summary import card_of, interval_text
+from loopwright.run_folder import RunFolder
 from loopwright.version import package_version
 
 MOST_BYTES: Final = 2_000_000
@@ -79,6 +81,19 @@ def _render_several(runs: Sequence[RunView]) -> str:
         if picture.name.startswith(("predictions", "worst"))
     ]
     return fill("compare.html", {**content, "pictures": shown}) if shown else text
+
+
+def summary_of(run_folder: str | Path) -> str:
+    """Return one sentence on what a run's result means; called at the end of the run."""
+    folder = RunFolder(Path(run_folder))
+    return card_of(view(folder, Metrics(folder.path / "no curves are needed"))).verdict
+
+
+def result_html(run_folder: str | Path) -> str:
+    """Return the top of a run's report, in any state, as self-contained HTML; called by a notebook."""
+    run = view(RunFolder(Path(run_folder)))
+    report = run.folder.path / _PAGE
+    return fill("notebook.html", {"run": run, "card": card_of(run), "report": report if report.is_file() else None})
 
 
 @cache

@@ -32,7 +32,6 @@ _FIGURES: Final[Mapping[str, tuple[str, Callable[[float | None], str]]]] = {
 
 
 def data_panel(run: RunView) -> Panel | None:
-    """Return the contents of data.json, with a first look at the training rows; None without the file."""
     data = run.data
     if not data:
         return None
@@ -129,15 +128,7 @@ def _shown(run: RunView, role: str, value: Any) -> str:
 
 def time_shares(run: RunView) -> list[tuple[str, float]]:
     """Return (activity, seconds) of the time spent, as far as the records show; zeros are left out."""
-    spent = run.metrics.spent
-    shares = {
-        "preparing": _seconds_before(run),
-        "training": spent.training,
-        "waiting for data": spent.waiting,
-        "evaluation": spent.evaluation,
-        "saving": spent.saving,
-        "writing the profile": spent.profiling,
-    }
+    shares = {"preparing": _seconds_before(run), **run.metrics.spent}
     return [(name, seconds) for name, seconds in shares.items() if seconds > 0]
 
 
@@ -148,7 +139,7 @@ def speed_panel(run: RunView) -> Panel | None:
         return None
     total = sum(seconds for _, seconds in shares)
     rows = [[name, duration(seconds), percent(seconds / total)] for name, seconds in shares]
-    metrics, trained = run.metrics, run.metrics.spent.training
+    metrics, trained = run.metrics, run.metrics.spent["training"]
     means = {key: metrics.mean(key) for key in _FIGURES}
     facts: list[tuple[str, Any]] = [
         (f"{name}, on average", form(means[key])) for key, (name, form) in _FIGURES.items() if means[key] is not None
@@ -196,7 +187,6 @@ def _seconds_before(run: RunView) -> float:
 
 
 def again_panel(run: RunView) -> Panel:
-    """Return how to reproduce the run: command, settings, hashes, versions, and the resume guarantee."""
     versions = {name: value for name, value in run.command.items() if name != "command"}
     start = run.metrics.starts[0] if run.metrics.starts else {}
     facts = {

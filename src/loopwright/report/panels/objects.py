@@ -60,9 +60,8 @@ class Objects(Collector):
         return [table, self._precision_and_recall(), spread]
 
     def slices(self) -> list[Block]:
-        rows = [
-            [str(number), int(num), metric(total / num)] for number, (num, total) in sorted(self._by_number.items())
-        ]
+        by_number = sorted(self._by_number.items())
+        rows = [[str(number), int(num), metric(total / num)] for number, (num, total) in by_number]
         return [Table("By number of objects", ["objects", "images", "mean F1"], rows[:20])]
 
     def _precision_and_recall(self) -> Lines:

@@ -88,7 +88,6 @@ def _texts(sample: Sample) -> Fields:
 
 
 def _others(sample: Sample) -> Fields:
-    """Return prediction and truth of a sample whose labels are single, lists or numbers."""
     fields = []
     right = is_right(sample)
     for name, key in (("predicted", "prediction"), ("true", "reference")):

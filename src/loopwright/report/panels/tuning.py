@@ -15,7 +15,6 @@ _MOST_OPERATORS: Final = 12
 
 
 def tuning_panel(folder: Path) -> Panel | None:
-    """Return the learning rate search and the profile of a run folder; None if it has neither."""
     rates, profile = (json_or_none(folder / name) for name in ("lr_find.json", "profile/summary.json"))
     blocks = _rate_blocks(rates) if isinstance(rates, dict) else []
     blocks += _profile_blocks(profile) if isinstance(profile, dict) else []
@@ -38,8 +37,7 @@ def _rate_blocks(found: Mapping[str, Any]) -> list[Block]:
     facts = [(name, f"{found[key]:.2g}") for key, name in names.items() if _is_number(found.get(key))]
     facts += [("stopped because", str(found["stop_reason"]))] if found.get("stop_reason") else []
     note = "chosen: where the loss falls fastest, or a tenth of where it is lowest if that is smaller"
-    x_name = "log10 of the learning rate"
-    curve = Lines("Loss over the learning rate", x_name, "loss", _within(curves), note)
+    curve = Lines("Loss over the learning rate", "log10 of the learning rate", "loss", _within(curves), note)
     return [curve, Facts("Learning rate", facts)]
 
 
