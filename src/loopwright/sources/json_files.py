@@ -57,9 +57,9 @@ class JsonLinesTable(IndexedTable):
             raise InputError("data.json", what, saw=[repr(text[max(0, place - 30) : place + 30])], fix=fix) from error
         if not isinstance(row, dict):
             raise _not_an_object(self.path, self.place(index), row)
-        if _SURROGATE.search(data) is not None and not is_encodable(row):
+        if _SURROGATE.search(data) is not None and (readable := encodable(row)) != row:
             self.notes = self.notes or (_surrogate_note(self, index),)
-            row = encodable(row)
+            row = readable
         return dict(row)
 
 
@@ -111,10 +111,10 @@ class JsonTable(Table):
                 raise InputError("data.json", f"{place}: {error}", fix="write its values as text or numbers") from error
             rows += _questions(item, place)
         if _SURROGATE.search(self.source.read(0, self.num_bytes)) is not None:
-            broken = [number for number, row in enumerate(rows) if not is_encodable(row)]
-            for number in broken:
-                rows[number] = encodable(rows[number])
-            self.notes = (_surrogate_note(self, broken[0]),) if broken else ()
+            broken = {number: new for number, row in enumerate(rows) if (new := encodable(row)) != row}
+            for number, row in broken.items():
+                rows[number] = row
+            self.notes = (_surrogate_note(self, min(broken)),) if broken else ()
         return rows
 
 
@@ -200,17 +200,8 @@ def _questions(item: Row, place: str) -> list[Row]:
     ]
 
 
-def is_encodable(value: Any) -> bool:
-    """Whether all texts of a value can be encoded: JSON allows lone surrogates, which no model reads."""
-    if isinstance(value, str):
-        return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
-    if isinstance(value, dict):
-        return all(is_encodable(part) for pair in value.items() for part in pair)
-    return all(map(is_encodable, value)) if isinstance(value, list) else True
-
-
 def encodable(value: Any) -> Any:
-    """Return a value with the replacement character for each lone surrogate."""
+    """Return a value with the replacement character for each lone surrogate, which JSON allows and no model reads."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):

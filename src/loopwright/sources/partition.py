@@ -48,9 +48,8 @@ class Partition:
     def split(self, labels: Labels | None) -> dict[str, Split]:
         parts = {split: [Part(number, rows)] for number, (split, rows) in enumerate(self.rows.items())}
         if "train" in parts and "validation" not in parts and self.options.validation_ratio:
-            parts["train"], parts["validation"] = (
-                [replace(parts["train"][0], rows=side)] for side in self._hold_back(labels)
-            )
+            sides = self._hold_back(labels)
+            parts["train"], parts["validation"] = ([replace(parts["train"][0], rows=side)] for side in sides)
         for split in ("validation", "test"):
             if "train" in self.rows and split in self.rows:
                 self._check_groups(split)

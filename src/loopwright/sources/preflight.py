@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from loopwright.sources.column_roles import Columns, GivenColumns, Guess, choose
 from loopwright.sources.files import Say, unreadable
 from loopwright.sources.images.layouts import Layout
 from loopwright.sources.images.scene_scan import SceneScan, joined
-from loopwright.sources.images.scenes import Scenes, describe_images
+from loopwright.sources.images.scenes import Parts, Scenes, describe_images
 from loopwright.sources.images.tables import TableOfImages
 from loopwright.sources.labels import Labels, LabelScan, guess_kind, is_whole, label_text, ordered
 from loopwright.sources.locations import check_encoding, locate, open_places
@@ -25,7 +24,7 @@ from loopwright.sources.partition import Partition, rows_text
 from loopwright.sources.plan import DataFile, DataPlan
 from loopwright.sources.scan import Lengths, Scan, scan_table
 from loopwright.sources.schema import GROUP, Role, Schema
-from loopwright.sources.splits import Mask, Rows
+from loopwright.sources.splits import Mask
 from loopwright.sources.tables import Table
 from loopwright.sources.values import UnusableValueError, as_texts
 
@@ -302,9 +301,7 @@ class _Check:
         note = f"{int(is_unknown.sum()):,} rows of {scan.table.name} have an unknown label"
         self._drop(split, "unknown_labels", is_unknown, note, error)
 
-    def _count_labels(
-        self, parts: Mapping[str, Sequence[tuple[str, Rows]]], labels: Labels | None
-    ) -> dict[str, dict[str, int]]:
+    def _count_labels(self, parts: Parts, labels: Labels | None) -> dict[str, dict[str, int]]:
         if labels is None or labels.kind == "float":
             return {}
         counts = {}
