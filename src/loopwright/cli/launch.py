@@ -15,17 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from loopwright.cli.exit_codes import (
-    BUG,
-    DONE,
-    INPUT,
-    INTERRUPTED,
-    PREEMPTED,
-    TOGETHER,
-    is_first,
-    keep_search_path,
-    words_for_resuming,
-)
+from loopwright.cli import exit_codes
 from loopwright.config.parser import split_off
 from loopwright.errors import InputError
 from loopwright.run_folder import find_run, runs_root
@@ -63,7 +53,7 @@ _PAUSE_SECONDS = 0.05
 def launch(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         sys.stdout.write(_USAGE)
-        return DONE if argv else INPUT
+        return exit_codes.DONE if argv else exit_codes.INPUT
     if "--" not in argv:
         what = "lw launch needs -- between its own options and the command"
         raise InputError("args.value", what, saw=[f"got {' '.join(argv)}"], fix="lw launch -n 2 -- train TASK ...")
@@ -146,10 +136,10 @@ def _run(torchrun: Any, settled: Any, *, is_verb: bool) -> int:
         try:
             torchrun.run(settled)
         except SignalException as error:
-            return INTERRUPTED if error.sigval == signal.SIGINT else PREEMPTED
+            return exit_codes.INTERRUPTED if error.sigval == signal.SIGINT else exit_codes.PREEMPTED
         except ChildFailedError as error:
             return _left_code(codes) or _code_of(error)
-        return _left_code(codes) or DONE
+        return _left_code(codes) or exit_codes.DONE
 
 
 @contextlib.contextmanager
@@ -160,7 +150,7 @@ def _kept_codes(is_verb: bool) -> Iterator[Path | None]:
         return
     with tempfile.TemporaryDirectory(prefix="loopwright-launch-") as folder:
         os.environ[_CODES_VARIABLE] = folder
-        keep_search_path()
+        exit_codes.keep_search_path()
         try:
             yield Path(folder)
         finally:
@@ -178,15 +168,14 @@ def _left_code(folder: Path | None) -> int | None:
 
 
 def _code_of(error: ChildFailedError) -> int:
-    """Report which process failed first, and return its exit code."""
     rank, failure = error.get_first_failure()
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
         sys.stderr.write(f"rank {rank} was ended by {name}; its output is above\n")
         return 128 - failure.exitcode
-    if failure.exitcode not in (INPUT, PREEMPTED):
+    if failure.exitcode not in (exit_codes.INPUT, exit_codes.PREEMPTED):
         sys.stderr.write(f"rank {rank} failed first, with exit code {failure.exitcode}; its output is above\n")
-    return failure.exitcode or BUG
+    return failure.exitcode or exit_codes.BUG
 
 
 class _HeldBack:
@@ -232,14 +221,14 @@ def work(argv: list[str]) -> int:
     folder = folder_in(argv) if is_restarted and argv[0] in _TRAINING else None
     if folder is not None:
         with contextlib.suppress(InputError):  # lost before it had a folder
-            argv = ["resume", str(find_run(folder.absolute()).path), *words_for_resuming(argv)]
+            argv = ["resume", str(find_run(folder.absolute()).path), *exit_codes.words_for_resuming(argv)]
     # Only rank 0 prints.
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if is_first() else nowhere):
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if exit_codes.is_first() else nowhere):
         code = main(argv)
-    is_together = code in TOGETHER and _all_end_with(code)
+    is_together = code in exit_codes.TOGETHER and _all_end_with(code)
     if held is not None and not is_together:  # otherwise the first process prints the same
         held.release()
-    return DONE if is_together else code
+    return exit_codes.DONE if is_together else code
 
 
 def _all_end_with(code: int) -> bool:

@@ -30,7 +30,7 @@ VERBS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "demo": ("train", "[TASK]", "train on bundled data, offline; without TASK: list the demos"),
         "train": ("train", "TASK --data D ...", "train a model; also: train cfg.yaml, train RUN (the same again)"),
         "check": ("train", "TASK ...", "do everything except train; --files checks only the data"),
-        "find-lr": ("find_lr", "TASK --data D ...", "plot the loss over the learning rate, and suggest a rate"),
+        "find-lr": ("train", "TASK --data D ...", "plot the loss over the learning rate, and suggest a rate"),
         "resume": ("train", "RUN [--flags]", "resume a run; RUN is a folder, an id, or last"),
         "launch": ("launch", "-n N -- VERB ...", "run a verb or a script on several processes"),
         "evaluate": ("predict", "RUN [--data FILE]", "print the metrics of a run's best model"),

@@ -29,7 +29,11 @@ class VerbParser(argparse.ArgumentParser):
             names = ", ".join(map(_name, missing))
             raise InputError("args.value", f"{self.prog} needs {names}", fix=self._help_hint)
         if unknown:
-            self._refuse(unknown[0].partition("=")[0])
+            word = unknown[0].partition("=")[0]
+            near = get_close_matches(word, self._option_string_actions, n=1, cutoff=0.5)
+            what = f"{self.prog} has no {word}" if word.startswith("-") else f"{self.prog} does not take {word!r}"
+            fix = f"did you mean {near[0]}?" if near else f"{self.prog} --help says what it takes"
+            raise InputError("args.unknown", what, fix=fix, flag=word)
         return asked
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -49,12 +53,6 @@ class VerbParser(argparse.ArgumentParser):
     @property
     def _help_hint(self) -> str:
         return f"{self._example}   ({self.prog} --help says more)"
-
-    def _refuse(self, word: str) -> NoReturn:
-        near = get_close_matches(word, self._option_string_actions, n=1, cutoff=0.5)
-        what = f"{self.prog} has no {word}" if word.startswith("-") else f"{self.prog} does not take {word!r}"
-        fix = f"did you mean {near[0]}?" if near else f"{self.prog} --help says what it takes"
-        raise InputError("args.unknown", what, fix=fix, flag=word)
 
 
 def _name(action: argparse.Action) -> str:

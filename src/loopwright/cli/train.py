@@ -1,12 +1,14 @@
-"""The verbs train, check, resume and demo."""
+"""The verbs train, check, find-lr, resume and demo."""
 
 from __future__ import annotations
 
 import functools
 import os
+import shlex
 import sys
 from argparse import Namespace
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 
 from loopwright import api
@@ -17,6 +19,7 @@ from loopwright.cli.launch import folder_in
 from loopwright.cli.parser import VerbParser, add_json
 from loopwright.cli.seeds import train_seeds
 from loopwright.cli.supervise import SUPERVISE_FLAGS, add_supervise, supervise
+from loopwright.config.parser import split_off
 from loopwright.errors import InputError
 from loopwright.run_folder import find_run, runs_root
 from loopwright.run_folder.layout import new_run_id
@@ -102,6 +105,31 @@ def _check(settings: api.Settings, asked: Namespace, events: api.EventLines | No
     else:
         api.check_settings(settings, screen)
     screen.emit("end", state="checked", exit_code=DONE)
+    return DONE
+
+
+def find_lr(argv: list[str]) -> int:
+    parser = TaskVerb("find-lr")
+    parser.add_argument("--start", type=float, default=1e-7)
+    parser.add_argument("--end", type=float, default=10.0)
+    parser.add_argument("--num_updates", "--num-updates", type=int, default=100)
+    asked, rest = parser.parse_known_args(argv)
+    with json_events(asked.json) as events:
+        settings = settings_of("find-lr", asked, rest, events)
+        if settings is None:
+            return DONE if argv else INPUT
+        screen = screen_of(asked, events)
+        curve = api.search_rate(settings, screen, start=asked.start, end=asked.end, num_updates=asked.num_updates)
+        lines, suggestion = api.rate_lines(curve)
+        kept = split_off(rest, "--lr", "--learning_rate")[1]
+        command = None if suggestion is None else f"lw train {shlex.join([*kept, '--lr', f'{suggestion:g}'])}"
+        found = "no suggestion: check the data and the model, or try other rates with --start and --end"
+        if events is not None:
+            events.lines({**asdict(curve), "chosen": suggestion, "next": [command] if command else []})
+        screen.print("\n".join(["", *lines]))
+        screen.print(found if suggestion is None else f"suggestion {suggestion:g}\n\n  {command}")
+        if suggestion is not None and asked.quiet and events is None:
+            sys.stdout.write(f"{suggestion:g}\n")
     return DONE
 
 
