@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from loopwright.errors import ConfigError, DataError
 from loopwright.models.base import ModelOutput, SmallModel
-from loopwright.models.blocks import Encoder, Merge, conv_block
+from loopwright.models.conv_nets import Encoder, Merge, conv_block
 from loopwright.models.losses import sigmoid_focal, weighted_mean
 
 STRIDE = 4  # pixels of the image per cell of the maps
