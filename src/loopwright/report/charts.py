@@ -43,25 +43,18 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves over the updates.
-
-    Attributes:
-        levels: (name, value) of horizontal lines: the baselines.
-        unit: how values are shown: "", "percent" or "bytes".
-        is_from_zero: start the value axis at zero, so that a nearly constant speed looks constant.
-        span: the first and last update of the axis; None uses the curves' range.
-    """
+    """Curves over the updates."""
 
     title: str
     curves: Sequence[Curve]
     marks: Sequence[Mark] = ()
-    levels: Sequence[tuple[str, float]] = ()
-    unit: str = ""
+    levels: Sequence[tuple[str, float]] = ()  # (name, value) of horizontal lines: the baselines
+    unit: str = ""  # or "percent" or "bytes"
     is_wide: bool = False
     note: str = ""
     has_legend: bool = False
-    is_from_zero: bool = False
-    span: tuple[float, float] | None = None
+    is_from_zero: bool = False  # so that a nearly constant speed looks constant
+    span: tuple[float, float] | None = None  # the first and last update of the axis; None uses the curves' range
 
     @property
     def is_log(self) -> bool:

@@ -26,10 +26,8 @@ def notes_of(runs: Sequence[RunView]) -> list[str]:
     notes = []
     tasks = list(dict.fromkeys(run.task for run in runs))
     if len(tasks) > 1:
-        notes.append(
-            f"These runs have different tasks ({', '.join(tasks)}): their losses and metrics are not comparable. "
-            "Settings, data and speed are."
-        )
+        what = f"These runs have different tasks ({', '.join(tasks)}): their losses and metrics are not comparable."
+        notes.append(f"{what} Settings, data and speed are.")
     elif len({_evaluated(run) for run in runs}) > 1:
         notes.append("These runs were evaluated on different data: their metrics may differ for that reason alone.")
     unfinished = [run.id for run in runs if not run.result]

@@ -40,30 +40,21 @@ _MARKS: Final = {
 
 @dataclass
 class Metrics:
-    """The contents of metrics.jsonl; `read` is incremental, so a growing file costs only its new lines.
-
-    Attributes:
-        series: the curves by metric name, in the order of their first log.
-        spent: seconds of the run by activity, as its last records have them.
-        tier: the resume guarantee at the end of the run; None if no record has it.
-        bad_lines: the numbers of the first unreadable lines.
-        first_time: the wall clock at the first record, in seconds since 1970.
-        seconds: of the run, at the last record.
-        update: of the last record.
-    """
+    """The contents of metrics.jsonl; `read` is incremental, so a growing file costs only its new lines."""
 
     path: Path
-    series: dict[str, Series] = field(default_factory=lambda: defaultdict(Series))
+    series: dict[str, Series] = field(default_factory=lambda: defaultdict(Series))  # in the order of their first log
     marks: list[Mark] = field(default_factory=list)
+    # Seconds of the run by activity, as its last records have them.
     spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys([*_ACTIVITIES.values(), _PROFILING], 0.0))
     starts: list[dict[str, Any]] = field(default_factory=list)
-    tier: str | None = None
+    tier: str | None = None  # the resume guarantee at the end of the run; None if no record has it
     num_records: int = 0
     num_bad: int = 0
-    bad_lines: list[int] = field(default_factory=list)
-    first_time: float | None = None
-    seconds: float = 0.0
-    update: int = 0
+    bad_lines: list[int] = field(default_factory=list)  # the numbers of the first unreadable lines
+    first_time: float | None = None  # the wall clock at the first record, in seconds since 1970
+    seconds: float = 0.0  # of the run, at the last record
+    update: int = 0  # of the last record
     _num_lines: int = 0
     _offset: int = 0
     _tail: bytes = b""

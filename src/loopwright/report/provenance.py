@@ -200,9 +200,8 @@ def again_panel(run: RunView) -> Panel:
         "last checkpoint": run.status.get("last_checkpoint"),
     }
     given = [(name, value) for name, value in run.config.items() if run.sources.get(name, "default") != "default"]
-    hashes = [
-        [PurePath(str(file.get("path", ""))).name, str(file.get("sha256", ""))] for file in run.data.get("files") or ()
-    ]
+    files = run.data.get("files") or ()
+    hashes = [[PurePath(str(file.get("path", ""))).name, str(file.get("sha256", ""))] for file in files]
     blocks: list[Block] = [
         _settings(run, "Non-default settings", given),
         Table("Hashes of the data", ["file", "sha256"], hashes, is_left=True),

@@ -24,36 +24,25 @@ _MOST_LOG_BYTES: Final = 1 << 20
 
 @dataclass
 class RunView:
-    """Everything a report knows about a run.
-
-    Attributes:
-        metadata: run.json.
-        sources: the origin of each config value.
-        command: how the run was started, where, and with which versions.
-        baselines: the trivial models, by name and metric.
-        best: best.json of the checkpoints: the best one so far, and its metric.
-        notes: files that could not be read.
-        now: the clock, in seconds since 1970.
-        heartbeat: the time of the folder owner's last heartbeat.
-    """
+    """Everything a report knows about a run."""
 
     folder: RunFolder
     metrics: Metrics
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)  # run.json
     status: dict[str, Any] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
-    sources: dict[str, str] = field(default_factory=dict)
-    command: dict[str, str] = field(default_factory=dict)
-    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
-    best: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)  # the origin of each config value
+    command: dict[str, str] = field(default_factory=dict)  # how and where the run was started, with which versions
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)  # by name and metric
+    best: dict[str, Any] = field(default_factory=dict)  # best.json: the best checkpoint so far, and its metric
     guarantee: str = ""
     rehearsal: str = ""
     model: str = ""
-    notes: list[str] = field(default_factory=list)
-    now: float = 0.0
-    heartbeat: float | None = None
+    notes: list[str] = field(default_factory=list)  # files that could not be read
+    now: float = 0.0  # the clock, in seconds since 1970
+    heartbeat: float | None = None  # the time of the folder owner's last one
 
     @property
     def id(self) -> str:

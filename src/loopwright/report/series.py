@@ -16,17 +16,12 @@ Point = tuple[float, float]
 
 
 class Mark(NamedTuple):
-    """An event at an update, drawn across a chart.
+    """An event at an update, drawn across a chart."""
 
-    Attributes:
-        kind: save, resume, split, evalsplit, tier, skip, mode, nan or best.
-        colour: the run's colour index if a chart has several runs; None for the colour of the kind.
-    """
-
-    kind: str
+    kind: str  # a key of `charts.MARK_NAMES`
     update: float
     text: str
-    colour: int | None = None
+    colour: int | None = None  # of the run if a chart has several; None for the colour of the kind
 
 
 class Series:

@@ -73,7 +73,6 @@ def of_both_splits(result: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def missing_intervals(reasons: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each reason why metrics have no interval."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         names.setdefault(reason, []).append(name)

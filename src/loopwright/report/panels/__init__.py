@@ -41,7 +41,6 @@ class Findings:
 
 
 def read_findings(folder: Path, labels: Sequence[str]) -> Findings:
-    """Return the contents of an evaluation's files; missing files are skipped."""
     findings = Findings()
     by_length = ByLength()
     collector: Collector | None = None

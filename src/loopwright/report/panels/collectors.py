@@ -25,16 +25,7 @@ _LENGTH_KEYS: Final = ("text", "text_pair", "question", "context", "source", "st
 
 
 class Collector(ABC):
-    """Collects the predictions of an evaluation one by one, and makes its panel.
-
-    A subclass counts each sample in `add` and returns its figures in `blocks`.
-
-    Attributes:
-        pairs: how often each label was predicted for each true label: (true, predicted).
-        counts: how often each label was right, predicted and true.
-        values: the numbers of a histogram by the name of their group.
-        calibration: the confidence of predictions, and whether they are right.
-    """
+    """Makes the panel of an evaluation: a subclass counts each sample in `add`, and returns its figures in `blocks`."""
 
     title = "Predictions"
     score_name = "mean loss"
@@ -43,10 +34,10 @@ class Collector(ABC):
 
     def __init__(self, labels: Sequence[str] = ()) -> None:
         self.labels = [str(label) for label in labels]
-        self.pairs: Counter[tuple[str, str]] = Counter()
-        self.counts: dict[str, list[int]] = {label: [0, 0, 0] for label in self.labels}
+        self.pairs: Counter[tuple[str, str]] = Counter()  # of (true label, predicted label)
+        self.counts = {label: [0, 0, 0] for label in self.labels}  # how often it was right, predicted and true
         self.numbers: Counter[str] = Counter()
-        self.values: defaultdict[str, Values] = defaultdict(Values)
+        self.values: defaultdict[str, Values] = defaultdict(Values)  # of a histogram, by the name of their group
         self.hits, self.misses = Chosen(self.num_shown), Chosen(self.num_shown)
         self.calibration = Calibration()
 

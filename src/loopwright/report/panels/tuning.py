@@ -59,12 +59,8 @@ def _profile_blocks(found: Mapping[str, Any]) -> list[Block]:
         if _is_number(one.get("seconds"))
     ]  # fmt: skip
     columns = ["operator", "calls", "per update", "share"]
-    return without_empty(
-        [
-            Table("Time per update", ["", "per update", "share"], rows, note, bar=2),
-            Table("Slowest operators", columns, operators, is_wide=True),
-        ]
-    )
+    times = Table("Time per update", ["", "per update", "share"], rows, note, bar=2)
+    return without_empty([times, Table("Slowest operators", columns, operators, is_wide=True)])
 
 
 def _within(curves: list[tuple[str, list[tuple[float, float]]]]) -> list[tuple[str, list[tuple[float, float]]]]:
