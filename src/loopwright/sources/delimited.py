@@ -31,8 +31,6 @@ HEAD_ROWS = 200
 MOST_ROWS_NAMED = 5
 MOST_HEADER_BYTES = 16 << 20
 _QUOTE = 34
-_LINE_FEED = 10
-_CARRIAGE_RETURN = 13
 _SEPARATOR_LINE = re.compile(rb'"?sep=([^"\r\n])"?\r?\n')
 
 Bytes = npt.NDArray[np.uint8]
@@ -374,7 +372,7 @@ def _without_line_breaks(bytes_: Bytes, starts: Places, stops: Places) -> Places
     """Return the row ends without line breaks, or None if a row has nothing else."""
     while True:
         last = bytes_[stops - 1]
-        is_break = (last == _LINE_FEED) | (last == _CARRIAGE_RETURN)
+        is_break = (last == ord("\n")) | (last == ord("\r"))
         if not is_break.any():
             return stops
         stops = stops - is_break

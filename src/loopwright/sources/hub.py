@@ -16,12 +16,7 @@ from loopwright.sources.files import Progress, Say, sha256_of
 from loopwright.sources.tables import Block, Row, Table, as_block, check_columns
 
 IMAGES_PER_BLOCK = 32
-_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-
-
-def looks_like_hub_id(name: str) -> bool:
-    """Whether a name can be a Hub dataset: `imdb`, `user/name`."""
-    return _HUB_ID.fullmatch(name) is not None
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # `imdb`, `user/name`
 
 
 class DatasetTable(Table):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from loopwright.errors import InputError
 from loopwright.sources.files import Say, folder_listing, near_names
 from loopwright.sources.formats import FROM_ARROW, KINDS_BY_ENDING, ending_of, open_table
-from loopwright.sources.hub import looks_like_hub_id, open_hub
+from loopwright.sources.hub import HUB_ID, open_hub
 from loopwright.sources.images.tables import ListedTable
 from loopwright.sources.tables import Table
 
@@ -129,4 +129,4 @@ def is_hub(name: str) -> bool:
     if path.exists() or ending_of(path) in KINDS_BY_ENDING:
         return False
     is_in_folder = "/" in name and path.parent.is_dir()
-    return looks_like_hub_id(name.partition(":")[0]) and not is_in_folder and not near_names(path)
+    return HUB_ID.fullmatch(name.partition(":")[0]) is not None and not is_in_folder and not near_names(path)

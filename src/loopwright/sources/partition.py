@@ -28,12 +28,7 @@ _NUM_EXAMPLES = 2
 
 @dataclass
 class Partition:
-    """Splits the usable rows of the files, by split; adds to `warnings`.
-
-    Attributes:
-        duplicates: Rows of a split that are also in training, by split.
-        dropped: Dropped rows, by reason.
-    """
+    """Splits the usable rows of the files, by split; adds to `warnings`."""
 
     schema: Schema
     tables: Mapping[str, Table]
@@ -42,8 +37,8 @@ class Partition:
     scans: Mapping[str, Scan]
     rows: dict[str, Rows]
     warnings: list[str]
-    duplicates: dict[str, int] = field(default_factory=dict)
-    dropped: Counter[str] = field(default_factory=Counter)
+    duplicates: dict[str, int] = field(default_factory=dict)  # rows of a split that are also in training
+    dropped: Counter[str] = field(default_factory=Counter)  # rows by reason
 
     def split(self, labels: Labels | None) -> dict[str, Split]:
         parts = {split: [Part(number, rows)] for number, (split, rows) in enumerate(self.rows.items())}

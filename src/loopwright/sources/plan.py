@@ -217,12 +217,9 @@ class SplitRows:
 
     Images and masks are absolute paths, or bytes. Objects are {"boxes": [[x0, y0, x1, y1], ...] in pixels of the
     upright image, "classes": [id, ...], "segments": [None, polygons or run lengths, ...], "crowd": [False, ...]}.
-
-    Attributes:
-        on_read: called with the number of each row that is read.
     """
 
-    on_read: Callable[[int], None] | None = None
+    on_read: Callable[[int], None] | None = None  # called with the number of each row that is read
 
     def __init__(self, plan: DataPlan, tables: list[Table], rows: list[Rows]) -> None:
         self._columns = plan.columns

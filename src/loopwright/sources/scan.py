@@ -94,7 +94,8 @@ def scan_table(
     for block in table.blocks(list(dict.fromkeys(name for group in names.values() for name in group)), say):
         values: dict[str, list[Any]] = {}
         for role in roles:
-            raw = _gather([block.values[name] for name in names[role.name]])
+            given = [block.values[name] for name in names[role.name]]
+            raw = given[0] if len(given) == 1 else [without_empty_end(list(row)) for row in zip(*given, strict=True)]
             if role.kind in PICTURE_KINDS:
                 assert scenes is not None, "images are read from tables of images"
                 values[role.name] = scenes.add(role, names[role.name][0], block.start, raw)
@@ -121,13 +122,6 @@ def scan_table(
         texts = (_label_key(text, label_kind, options) for text in labels.texts)
         arrays["label"] = np.frombuffer(hash_texts(texts), "<u8")[labels.codes]
     return Scan(arrays, missing, labels, scenes)
-
-
-def _gather(columns: list[list[Any]]) -> list[Any]:
-    """Return one value per row, even for a role with several columns."""
-    if len(columns) == 1:
-        return columns[0]
-    return [without_empty_end(list(parts)) for parts in zip(*columns, strict=True)]
 
 
 def _convert(role: Role, raw: list[Any], others: dict[str, list[Any]], table: Table, start: int) -> list[Any]:

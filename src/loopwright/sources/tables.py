@@ -33,17 +33,11 @@ class Block(NamedTuple):
 
 
 class Table(ABC):
-    """Rows of one data source, each a dict by column name. csv values are text, JSON values keep their types.
+    """Rows of one data source, each a dict by column name. csv values are text, JSON values keep their types."""
 
-    Attributes:
-        has_fixed_columns: Whether the kind of the table fixes its column names, so that nothing is guessed.
-        notes: Suspicious findings, in sentences.
-        rows_per_block: Of `blocks`. The sha256 of images depends on it, so it never changes.
-    """
-
-    has_fixed_columns = False
-    rows_per_block = 1000
-    notes: tuple[str, ...] = ()
+    has_fixed_columns = False  # whether its kind fixes its column names, so that nothing is guessed
+    rows_per_block = 1000  # of `blocks`; the sha256 of images depends on it, so it never changes
+    notes: tuple[str, ...] = ()  # suspicious findings, in sentences
 
     path: str
     kind: str

@@ -59,12 +59,11 @@ class ConllTable(IndexedTable):
 
     def __init__(self, source: FileBytes, say: Say | None) -> None:
         super().__init__(source, "conll")
-        index = index_rows(source, ParagraphSplitter(), say)
+        self.index = index = index_rows(source, ParagraphSplitter(), say)
         self.sha256 = source.sha256
         self._separator: str | None = None
         self._num_fields = 0
         is_sentence = np.ones(len(index) - 1, np.bool_)
-        self.index = index
         for start, pieces in self.pieces(None):
             for k, piece in enumerate(pieces):
                 lines = self._lines(piece)

@@ -134,9 +134,8 @@ def as_answers(value: Any, context: str) -> dict[str, list[Any]]:
             if found < 0:
                 raise UnusableValueError(f"the answer {_shown(text)} does not occur in the context")
             there = context[max(start, 0) : max(start, 0) + len(text)]
-            raise UnusableValueError(
-                f"the answer {_shown(text)} is at {found}, not at {start}, where the context has {_shown(there)}"
-            )
+            what = f"the answer {_shown(text)} is at {found}, not at {start}, where the context has {_shown(there)}"
+            raise UnusableValueError(what)
     return {"text": texts, "answer_start": starts}
 
 

@@ -114,9 +114,7 @@ class Layout:
 
     def _place(self, folder: Path, flag: str, kind: str, image_dir: str = "", annotation_dir: str = "") -> Place:
         folders = {"image_dir": image_dir, "annotation_dir": annotation_dir} if image_dir else {}
-        names = {}
-        if self.names_file is not None:
-            names = {"names_file": os.path.relpath(self.names_file, folder.resolve())}
+        names = {"names_file": os.path.relpath(self.names_file, folder.resolve())} if self.names_file else {}
         return Place(str(folder), flag, {"kind": kind} | folders | names)
 
     def _pair(self, folder: Path, flag: str, images: str, annotations: str) -> Place:

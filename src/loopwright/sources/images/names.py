@@ -26,11 +26,9 @@ Names = dict[int, str]
 def find_names_file(root: Path, annotation_dir: str = ".") -> Path | None:
     """Return the first file with class names in a folder; for a folder `train` also in its parent."""
     above = [root.parent] if _SPLIT.fullmatch(root.name.lower()) else []
-    for folder in (root, *above, root / annotation_dir):
-        for name in (*NAMES_FILES, *NAMES_TEXTS):
-            if (folder / name).is_file():
-                return folder / name
-    return None
+    folders = (root, *above, root / annotation_dir)
+    paths = (folder / name for folder in folders for name in (*NAMES_FILES, *NAMES_TEXTS))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def names_of_folder(root: Path, names_file: str | None, annotation_dir: str = ".") -> tuple[str | None, Names]:

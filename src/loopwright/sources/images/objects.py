@@ -25,23 +25,14 @@ _NEAR = 1.0  # pixels over the edge that count as rounding
 
 @dataclass
 class Objects:
-    """The objects of one image, clipped to it.
+    """The objects of one image, clipped to it."""
 
-    Attributes:
-        boxes: [x0, y0, x1, y1] in pixels of the upright image.
-        categories: The class of each in the file: a number or a name.
-        segments: Each is None, a list of polygons, or COCO's run lengths.
-        crowd: Whether each represents a group.
-        dropped: (reason, what) of each dropped object: "zero_size" or "outside".
-        num_clipped: The number of boxes clipped by more than a pixel.
-    """
-
-    boxes: list[list[float]] = field(default_factory=list)
-    categories: list[Any] = field(default_factory=list)
-    segments: list[Any] = field(default_factory=list)
-    crowd: list[bool] = field(default_factory=list)
-    dropped: list[tuple[str, str]] = field(default_factory=list)
-    num_clipped: int = 0
+    boxes: list[list[float]] = field(default_factory=list)  # [x0, y0, x1, y1] in pixels of the upright image
+    categories: list[Any] = field(default_factory=list)  # the class of each in the file: a number or a name
+    segments: list[Any] = field(default_factory=list)  # each is None, a list of polygons, or COCO's run lengths
+    crowd: list[bool] = field(default_factory=list)  # whether each represents a group
+    dropped: list[tuple[str, str]] = field(default_factory=list)  # ("zero_size" or "outside", what) of each
+    num_clipped: int = 0  # boxes clipped by more than a pixel
     problem: str | None = None
 
 

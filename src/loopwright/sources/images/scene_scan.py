@@ -66,26 +66,18 @@ def read_scene(value: Any, folder: str, size: tuple[int, int], is_turned: bool, 
 
 
 class SceneScan:
-    """Collects the properties of the images of one file, block by block.
-
-    Attributes:
-        is_bad: Which rows have an image or mask that is missing, truncated or invalid; `bad` has the reasons.
-        sizes: Width and height of each upright image; 0 for a bad one.
-        counts: The frequency of each class, by name or id, by scanned row.
-        first_with: The first row with each class, and the frequency.
-        num_objects: By row; without dropped boxes. Clipped ones are inside the image again.
-    """
+    """Collects the properties of the images of one file, block by block."""
 
     def __init__(self, table: ImageTable, options: SceneOptions, say: Say | None) -> None:
         self.table = table
         self.options = options
-        self.is_bad = np.zeros(len(table), np.bool_)
-        self.bad = Findings(table)
-        self.sizes: npt.NDArray[np.int32] = np.zeros((len(table), 2), np.int32)
+        self.is_bad = np.zeros(len(table), np.bool_)  # an image or a mask is missing, truncated or invalid
+        self.bad = Findings(table)  # with the reasons
+        self.sizes: npt.NDArray[np.int32] = np.zeros((len(table), 2), np.int32)  # upright; 0 for a bad image
         self.num_turned = 0
-        self.counts: dict[int, dict[Any, int]] = {}
-        self.first_with: dict[Any, tuple[int, int]] = {}
-        self.num_objects: npt.NDArray[np.int32] = np.zeros(len(table), np.int32)
+        self.counts: dict[int, dict[Any, int]] = {}  # of each class, by name or id, by scanned row
+        self.first_with: dict[Any, tuple[int, int]] = {}  # by class: the first row with it, and how often it has it
+        self.num_objects: npt.NDArray[np.int32] = np.zeros(len(table), np.int32)  # by row, without dropped boxes
         self.dropped: dict[str, Findings] = {}
         self.clipped = Findings(table)
         self.num_masks_scanned = 0

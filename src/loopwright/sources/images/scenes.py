@@ -116,10 +116,9 @@ class Scenes:
             fix = "write masks with the ids 0, 1, 2, ...; or give the names of all classes in id2label.json"
             raise InputError("data.classes", what, saw=saw, fix=fix)
         first = table.place(self._lead.first_with[ids[-1]][0])
-        self.warnings.append(
-            f"masks of {table.name} hold {len(ids)} different ids, the largest is {ids[-1]} (first: {first}): "
-            f"ids are the numbers of classes, from 0 on, so there are {largest + 1} classes"
-        )
+        found = f"masks of {table.name} hold {len(ids)} different ids, the largest is {ids[-1]} (first: {first})"
+        meaning = f"ids are the numbers of classes, from 0 on, so there are {largest + 1} classes"
+        self.warnings.append(f"{found}: {meaning}")
 
     def _class(self, number: int) -> int:
         found = class_of(number, *self._lead.options)

@@ -16,16 +16,11 @@ ROWS_TRIED = 5
 
 
 class ImageTable(Table):
-    """A table whose rows name images.
+    """A table whose rows name images."""
 
-    Attributes:
-        root: The folder that paths in its rows are relative to.
-        names: The names of its classes by ascending number; empty if unknown.
-        image_dir, annotation_dir, names_file: As in `open_table`, as far as its kind has them.
-    """
-
-    root: str
-    names: Names
+    root: str  # the folder that paths in its rows are relative to
+    names: Names  # of its classes, by ascending number; empty if unknown
+    # As in `open_table`, as far as its kind has them.
     image_dir: str | None = None
     annotation_dir: str | None = None
     names_file: str | None = None
