@@ -68,7 +68,11 @@ class Failure:
 
 def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
     code, name = DONE, getattr(getattr(verb, "func", verb), "__name__", "")
-    events = _events_of(name, argv)
+    events: EventLines | None = None  # for failures
+    if "--json" in argv and name in WITH_JSON and is_first():
+        from loopwright.api import EventLines
+
+        events = EventLines(sys.stdout)
     try:
         try:
             code = verb(argv)
@@ -102,15 +106,6 @@ def words_for_resuming(argv: Sequence[str]) -> list[str]:
 
 def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
-
-
-def _events_of(verb: str, argv: Sequence[str]) -> EventLines | None:
-    """Return the JSON event stream for failures; None without `--json` and on other ranks."""
-    if "--json" not in argv or verb not in WITH_JSON or not is_first():
-        return None
-    from loopwright.api import EventLines
-
-    return EventLines(sys.stdout)
 
 
 def code_of_interruption(error: KeyboardInterrupt | errors.Preempted) -> int:
@@ -194,7 +189,6 @@ def failure_of_run(outcome: Outcome) -> Failure | None:
 
 
 def code_of_run(outcome: Outcome) -> int:
-    """Report the end of a training run, and return its exit code."""
     failure = failure_of_run(outcome)
     if failure is not None:
         if is_first():

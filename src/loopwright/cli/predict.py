@@ -33,10 +33,8 @@ def evaluate(argv: list[str]) -> int:
     parser.add_argument("--quiet", action="store_true", help="print the metrics and nothing else")
     asked, changes = parse_for_run(parser, argv, api.evaluation_flags)
     with json_events(asked.json) as events:
-        screen = api.Screen(is_quiet=asked.quiet, events=events)
-        metrics, intervals, tokens = api.evaluate_run(
-            find_run(asked.run), asked.data, screen, asked.allow_changed_data, changes
-        )
+        screen, run = api.Screen(is_quiet=asked.quiet, events=events), find_run(asked.run)
+        metrics, intervals, tokens = api.evaluate_run(run, asked.data, screen, asked.allow_changed_data, changes)
         if events is not None:
             events.lines({**api.as_json(metrics, tokens), **api.intervals_as_json(intervals)})
         else:
@@ -98,12 +96,11 @@ def _predictions(folder: RunFolder, inputs: list[str], changes: dict[str, str]) 
         _refuse_other_bytes(texts, "what lw predict reads from stdin")
         return api.predict_run(folder, [text for text in texts if text], changes)
     first = inputs[0]
-    if len(inputs) > 1 or not api.has_known_ending(first):
+    is_sentence = " " in first and not Path(first).is_file()  # one that ends in a file name
+    if len(inputs) > 1 or not api.has_known_ending(first) or is_sentence:
         return api.predict_run(folder, inputs, changes)
     if Path(first).is_file():
         return api.predict_run(folder, first, changes)
-    if " " in first:
-        return api.predict_run(folder, inputs, changes)  # a sentence that ends in a file name
     if Path(first).exists():
         what = "a folder" if Path(first).is_dir() else "no ordinary file"
         raise InputError("data.file", f"{first} is {what}", fix="give a file with rows, or a text that does not end so")

@@ -37,7 +37,9 @@ def train_seeds(
                 begun += _broken_off(seed, screen)
                 if begun:
                     api.print_seeds(begun, several.commands_of_rest(begun), open_screen())
-                    _note(error, begun, several.seeds)
+                    done = ", ".join(str(each.seed) for each in begun if each.state == "done")
+                    note = f"done: {done or 'none'} of the seeds {', '.join(map(str, several.seeds))}"
+                    error.__notes__ = ["; ".join([*getattr(error, "__notes__", []), note])]
                 raise
             worst = max(worst, code)
             if outcome is not None:
@@ -64,9 +66,3 @@ def _broken_off(seed: int, screen: api.Screen) -> list[api.SeedRun]:
         return []
     state = str(run.status["state"])
     return [api.SeedRun(seed, run, state if state in api.RESUMABLE else "preempted")]  # as in its last evaluation
-
-
-def _note(error: BaseException, begun: Sequence[api.SeedRun], seeds: Sequence[int]) -> None:
-    done = [str(each.seed) for each in begun if each.state == "done"]
-    note = f"done: {', '.join(done) or 'none'} of the seeds {', '.join(map(str, seeds))}"
-    error.__notes__ = ["; ".join([*getattr(error, "__notes__", []), note])]

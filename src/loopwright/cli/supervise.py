@@ -86,7 +86,6 @@ class _Supervisor:
         return INTERRUPTED if self._signal == signal.SIGINT else PREEMPTED
 
     def _train(self, argv: Sequence[str], furthest: int) -> int:
-        """Run a command line in a new process, and return its exit code."""
         parent, (reading, writing) = os.getpid(), os.pipe()
         has_cuda = "torch.cuda" in sys.modules and sys.modules["torch.cuda"].is_initialized()
         has_threads = threading.active_count() > 1 or has_cuda  # one of the imports has started it
