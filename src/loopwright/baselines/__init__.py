@@ -143,9 +143,8 @@ class WordCounts:
 
     def __init__(self, num_buckets: int = 1 << 15, smoothing: float = 0.5) -> None:
         if num_buckets < 1 or smoothing <= 0:
-            raise ConfigError(
-                f"word counts need at least 1 bucket and a smoothing above 0, got {num_buckets} and {smoothing}"
-            )
+            what = f"word counts need at least 1 bucket and a smoothing above 0, got {num_buckets} and {smoothing}"
+            raise ConfigError(what)
         self.num_buckets = num_buckets
         self.smoothing = smoothing
         self._rows: Counter[Any] = Counter()

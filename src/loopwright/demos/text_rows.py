@@ -54,13 +54,11 @@ def area_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
     for text in shuffled(areas, "areas", str):
         if len(areas[text]) == 1:
             of_area[next(iter(areas[text]))].append(text)
-    train: list[Row] = []
-    validation: list[Row] = []
+    sides: tuple[list[Row], list[Row]] = ([], [])
     for area, texts in of_area.items():
-        cut = _VALIDATION_OF_AN_AREA
-        validation += [{"text": text, "label": area} for text in texts[:cut]]
-        train += [{"text": text, "label": area} for text in texts[cut : cut + _MOST_OF_AN_AREA]]
-    return mixed(train, "text"), mixed(validation, "text")
+        for place, text in enumerate(texts[: _VALIDATION_OF_AN_AREA + _MOST_OF_AN_AREA]):
+            sides[place < _VALIDATION_OF_AN_AREA].append({"text": text, "label": area})
+    return mixed(sides[0], "text"), mixed(sides[1], "text")
 
 
 def language_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:

@@ -140,27 +140,24 @@ class CenterPoint(SmallModel):
         chances = outputs.logits.float().sigmoid()
         # A cell counts if no neighbour has a higher score for this class.
         chances = torch.where(F.max_pool2d(chances, 3, stride=1, padding=1) == chances, chances, 0.0)
-        rows, columns = chances.shape[-2:]
         scores, places = chances.flatten(1).topk(min(max_detections, chances[0].numel()), dim=1)
         return [
-            self._decode_image(outputs, index, scores[index][is_sure], places[index][is_sure], rows * columns)
+            self._decode_image(outputs, index, scores[index][is_sure], places[index][is_sure])
             for index, is_sure in enumerate(scores > threshold)
         ]
 
-    def _decode_image(
-        self, outputs: DetectionOutput, index: int, scores: Tensor, places: Tensor, num_cells: int
-    ) -> dict[str, Tensor]:
+    def _decode_image(self, outputs: DetectionOutput, index: int, scores: Tensor, places: Tensor) -> dict[str, Tensor]:
         assert outputs.places is not None
         height, width = outputs.image_size
-        cells = places % num_cells
-        columns = outputs.places.shape[-1]
+        rows, columns = outputs.places.shape[-2:]
+        cells = places % (rows * columns)
         found = outputs.places[index].float().flatten(1)[:, cells]  # (4, objects)
         centers = torch.stack([cells % columns, cells // columns]) + found[2:]
         halves = found[:2].clamp(max=12.0).exp() / 2
         corners = torch.cat([centers - halves, centers + halves]) * STRIDE
         limits = torch.tensor([width, height, width, height], device=corners.device)
         boxes = torch.minimum(corners.T.clamp(min=0.0), limits)
-        result = {"boxes": boxes, "scores": scores, "classes": places // num_cells}
+        result = {"boxes": boxes, "scores": scores, "classes": places // (rows * columns)}
         if outputs.prototypes is not None and outputs.coefficients is not None:
             coefficients = outputs.coefficients[index].flatten(1)[:, cells].T
             logits = mask_logits(coefficients, outputs.prototypes[index].expand(len(cells), -1, -1, -1))

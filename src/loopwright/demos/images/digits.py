@@ -42,10 +42,8 @@ def has_scikit_learn() -> bool:
 
 def load_digits() -> LabelledImages:
     """Return the digits, in scikit-learn's order: 1,437 for training, 360 for validation, no two alike."""
-    return written_digits() if has_scikit_learn() else drawn_digits()
-
-
-def written_digits() -> LabelledImages:
+    if not has_scikit_learn():
+        return drawn_digits()
     found = import_module("sklearn.datasets").load_digits()
     # Their ink ranges from 0 to 16.
     images = np.rint(found.images * (255 / 16)).astype(np.uint8)
