@@ -76,7 +76,7 @@ class HfStep(MicroBatchStep):
         return window._replace(pieces=replaced), total
 
     def _items_to_pass(self, window: Window, numbers: list[float | None], total: Any) -> list[Any]:
-        """Return what `training_step` gets as `num_items_in_batch`, for each micro-batch.
+        """Return the `num_items_in_batch` that `training_step` gets, for each micro-batch.
 
         It is the items of the micro-batch, so that a sum over them becomes a mean, which the core weights. A loss that
         is scaled for the whole update gets the items of the whole update, as in transformers.
