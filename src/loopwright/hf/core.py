@@ -165,6 +165,11 @@ class Core(CoreTrainer):
             compile_model(self.model, collate, backend=backend, mode=args.torch_compile_mode)
             settle_labels_before(self.model, run.engine.unwrap(self.model))
 
+    def optimizer_zero_grad(self) -> None:
+        super().optimizer_zero_grad()
+        for parameter in run_of(self).engine.parameters:  # a callback may have unfrozen some that no optimizer holds
+            parameter.grad = None
+
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         run_of(self).micro_batch_step.perform(self.model, batch)  # type: ignore[attr-defined] # an HfStep
 

@@ -32,13 +32,15 @@ class HfStep(MicroBatchStep):
         super().__init__(run)
         # An override that follows transformers multiplies by the processes, where the items are those of all of them.
         self._scales_by_processes = "average_tokens_across_devices" in names_in(owner_of(run).compute_loss)
-        self._passes_items = "num_items_in_batch" in inspect.signature(owner_of(run).training_step).parameters
+        kinds = [each.kind for each in inspect.signature(owner_of(run).training_step).parameters.values()]
+        num_places = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)  # the third has any name
+        self._passes_items = num_places > 2 or inspect.Parameter.VAR_POSITIONAL in kinds
         self._items: list[Tensor | None] = []  # per micro-batch of the update; None if they are rows
         self._given: list[Any] = []  # `num_items_in_batch` of each
         self._num_added = 0  # micro-batches of an update whose losses are added up; 0 if they are averaged
         self._entries: list[tuple[Tensor, float]] = []
         self._weight: Tensor | None = None
-        self._backward_loss: Tensor | None = None
+        self._backward_losses: list[Tensor] = []  # of a micro-batch: adversarial training has several
         self._num_shares: int | None = None
         parts = run.settings.gradient_accumulation_steps
         self._may_divide = parts > 1 and "gradient_accumulation_steps" in names_in(owner_of(run).training_step)
@@ -110,7 +112,7 @@ class HfStep(MicroBatchStep):
         loss = torch.ones((), device=run.engine.device)
         weighted = run.losses.weighted({"loss": loss, "batch_size": rows})
         self._weight = None if weighted is loss else weighted
-        self._backward_loss = None
+        self._backward_losses = []
         arguments = (model, batch, self._given[index]) if self._passes_items else (model, batch)
         try:
             with self._watching() if self._is_divided is None else nullcontext():
@@ -147,7 +149,7 @@ class HfStep(MicroBatchStep):
             self._is_divided = bool(torch.isclose(loss.detach() * parts, self._computed))
         if self._is_divided:
             loss = loss * parts
-        self._backward_loss = loss.detach()
+        self._backward_losses.append(loss.detach())
         if self._weight is None:
             return loss
         weight = self._weight.to(torch.promote_types(loss.dtype, torch.float32))
@@ -172,15 +174,16 @@ class HfStep(MicroBatchStep):
         if self._num_added:
             added: Tensor = loss * self._num_added
             return added
-        if self._backward_loss is None and self._weight is not None:
+        if not self._backward_losses and self._weight is not None:
             raise BatchLossError(
                 "training_step did not call self.accelerator.backward(loss), which weights the loss of each "
                 "micro-batch of an update. Call it instead of loss.backward()."
             )
         if self._num_shares is None:
             # transformers 4 returns the loss divided by `gradient_accumulation_steps`; the first loss decides.
-            parts, given = self.run.settings.gradient_accumulation_steps, self._backward_loss
-            is_share = self._may_divide and given is not None and bool(torch.isclose(loss * parts, given))
+            parts, given = self.run.settings.gradient_accumulation_steps, self._backward_losses
+            known = [*given, sum(given, torch.zeros_like(loss))] if self._may_divide else []
+            is_share = any(bool(torch.isclose(loss * parts, each.reshape(()))) for each in known)
             self._num_shares = parts if is_share else 1
         mean: Tensor = loss if self._num_shares == 1 else loss * self._num_shares
         return mean
@@ -189,7 +192,7 @@ class HfStep(MicroBatchStep):
         return {**super().graph_inputs(batch, index), "items": float(self._given[index])}
 
     def graphed(self, inputs: Any) -> Any:
-        self._weight, self._backward_loss = inputs["weight"], None
+        self._weight, self._backward_losses = inputs["weight"], []
         owner = owner_of(self.run)
         arguments = (inputs["batch"], inputs["items"]) if self._passes_items else (inputs["batch"],)
         return {"loss": self._checked(owner.training_step(owner.core.model, *arguments))}
