@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from loopwright.hf import Trainer
+from loopwright.hf import CallbackHandler, Trainer
 
-from .tiny import Classifier, fit, logged, losses, on
+from .tiny import Classifier, fit, folders, logged, losses, made, on
 
 SAVES = {"save_strategy": "steps", "save_steps": 2}
 
@@ -62,3 +62,39 @@ def test_gradients_of_parameters_outside_the_optimizer_are_dropped_after_every_u
     model.linear.bias.requires_grad = False
     norms = logged(fit(tmp_path, on(step_begin=unfreeze), model=model, data=data, learning_rate=0.0), "grad_norm")
     assert norms[0] < norms[1] and norms[1:] == [norms[1]] * 4
+
+
+def test_an_overridden_call_event_of_the_handler_leaves_the_flags_to_the_run(tmp_path):
+    class Handler(CallbackHandler):
+        def call_event(self, event, args, state, control, **kwargs):
+            for callback in self.callbacks:
+                control = getattr(callback, event)(args, state, control, **kwargs) or control
+            return control
+
+    trainer = made(tmp_path, **SAVES)
+    trainer.callback_handler = Handler(trainer.callback_handler.callbacks)
+    trainer.train()
+    assert folders(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-5"]
+
+
+@pytest.mark.parametrize("calls_super", [True, False])
+def test_an_overridden_maybe_log_save_evaluate_logs_and_changes_nothing_else(calls_super, tmp_path):
+    class Copied(Trainer):
+        def _maybe_log_save_evaluate(
+            self, tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, learning_rate=None
+        ):
+            if calls_super:
+                given = (tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time)
+                return super()._maybe_log_save_evaluate(*given, learning_rate)
+            if self.control.should_log and self.state.global_step > self._globalstep_last_logged:
+                mean = float(tr_loss) / (self.state.global_step - self._globalstep_last_logged)
+                self._total_loss_scalar += float(tr_loss)
+                self.log({"loss": mean, "grad_norm": grad_norm, "learning_rate": learning_rate, "own": 1}, start_time)
+            assert not (self.control.should_evaluate or self.control.should_save)
+
+    options = {"logging_steps": 2, "eval_strategy": "steps", "eval_steps": 2, **SAVES}
+    options["eval_dataset"] = [{"x": torch.ones(4), "labels": 0}] * 4
+    plain, own = fit(tmp_path / "plain", **options), fit(tmp_path / "own", kind=Copied, **options)
+    assert losses(own) == pytest.approx(losses(plain)) and folders(tmp_path / "own") == folders(tmp_path / "plain")
+    assert len(own.state.log_history) == len(plain.state.log_history)
+    assert calls_super or logged(own, "own") == [1, 1]

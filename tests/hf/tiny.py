@@ -28,6 +28,7 @@ HF_CONTRACT = {
     *("_evaluate", "_finish_current_push", "_get_dataloader", "_get_learning_rate", "_get_num_items_in_batch"),
     *("_inner_training_loop", "_issue_warnings_after_load", "_load_best_model", "_load_callback_state"),
     *("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_push_from_checkpoint", "_save_checkpoint"),
+    *("_globalstep_last_logged", "_maybe_log_save_evaluate", "_total_loss_scalar"),
     *("_set_signature_columns_if_needed", "_signature_columns"),
     *("_move_model_to_device", "_prepare_input", "_prepare_inputs", "_remove_unused_columns", "_train_batch_size"),
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from loopwright.engine.processes import sum_over_processes
 from loopwright.progress import StopReason
 from loopwright.training.boundary import Boundary, requests_alone
@@ -80,6 +82,7 @@ class HfLogbook(Logbook):
         hf_run = owner.core.hf_run
         is_wanted, run.requests.log = run.requests.log, False
         if is_wanted and run.progress.update > hf_run.logged[2]:
+            owner._globalstep_last_logged = hf_run.logged[2]
             loss, items = sum_over_processes(hf_run.take_logged(run.progress.update), run.engine.device)
             self.update_status()
             self.measure_speed()  # before the owner logs: progress bars show one of its values
@@ -88,11 +91,20 @@ class HfLogbook(Logbook):
                 logs["grad_norm"] = float(run.gradient_norm)
             logs["learning_rate"] = float(hf_run.learning_rate)
             logs |= hf_run.counters.store()
-            owner.log(logs)
+            owner.log(logs) if owner.uses_default("_maybe_log_save_evaluate") else self._log_by_owner(logs)
             self.write_logs("log", {**logs, **self.graph_counts()})
             self.write_speed()
             hf_run.take_requests()
         self.stop_if_nonfinite(*self.find_nonfinite())
+
+    def _log_by_owner(self, logs: dict[str, Any]) -> None:
+        """Log through an overridden `_maybe_log_save_evaluate`; the loop serves the other requests itself."""
+        owner, hf_run = owner_of(self.run), owner_of(self.run).core.hf_run
+        owner.control.should_log, owner.control.should_evaluate, owner.control.should_save = True, False, False
+        hf_run.logs = logs  # for a call of super
+        loss = torch.tensor(logs["loss"] * (self.run.progress.update - owner._globalstep_last_logged))
+        given = (loss, logs.get("grad_norm"), owner.model, hf_run.trial, owner.state.epoch, None, None)
+        owner._maybe_log_save_evaluate(*given, learning_rate=logs["learning_rate"])
 
     def write_logs(self, event: str, values: dict[str, Any]) -> None:
         """Append logged values to metrics.jsonl; the core's update and epoch override values of the same name."""

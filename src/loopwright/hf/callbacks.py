@@ -157,14 +157,14 @@ class CallbackHandler:
         name = "logs" if event == "on_log" else "metrics"
 
         def call(args: Any, state: Any, control: Any, *values: Any, **kwargs: Any) -> Any:
+            for flag in _RESETS.get(event, ()):
+                setattr(control, flag, False)
             return self.call_event(event, args, state, control, **dict(zip([name], values, strict=False)), **kwargs)
 
         return call
 
     def call_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Call an event on every callback that has it, and return the control."""
-        for flag in _RESETS.get(event, ()):
-            setattr(control, flag, False)
+        """Call an event on every callback that has it, and return the control; the event's own method resets flags."""
         nothing = getattr(TrainerCallback, event, None)
         for callback in self.callbacks:
             self.stopped_by = self.stopped_by if control.should_training_stop else None

@@ -147,6 +147,12 @@ class PrivateNames:
     def _get_learning_rate(self: Any) -> Any:
         return self.get_learning_rates()[0]
 
+    _globalstep_last_logged, _total_loss_scalar = 0, 0.0
+
+    def _maybe_log_save_evaluate(self: Any, *given: Any, **options: Any) -> None:
+        """Log what is due; called for every log of a run."""
+        self.log(self.core.hf_run.logs)
+
     def _evaluate(self: Any, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, Any]:
         """Evaluate during a run, and step a schedule that follows a metric; called by the loop."""
         metrics: dict[str, Any] = self.evaluate(ignore_keys=ignore_keys_for_eval) or {}  # an override may return None

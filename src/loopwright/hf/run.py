@@ -85,7 +85,7 @@ class HfRun(TrainerCallback):
     def __init__(self, owner: Trainer, ignore_keys: list[str] | None = None, trial: Any = None) -> None:
         self.learning_rate: Any = None
         self.output: TrainOutput | None = None
-        self.logged = (0.0, 0.0, 0)
+        self.logged, self.logs = (0.0, 0.0, 0), dict[str, Any]()
         self.last_saved: int | None = None
         self._trainer, self._ignore_keys, self.trial = owner, ignore_keys, trial
         self.folder = str(owner.args.output_dir)

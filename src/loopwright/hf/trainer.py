@@ -510,7 +510,7 @@ class Trainer(PrivateNames):
 
     def call_event(self, event: str, **kwargs: Any) -> None:
         """Call an event of all callbacks; their return value becomes the control."""
-        self.control = self.callback_handler.call_event(event, self.args, self.state, self.control, **kwargs)
+        self.control = getattr(self.callback_handler, event)(self.args, self.state, self.control, **kwargs)
 
     def is_local_process_zero(self) -> bool:
         """Whether this is the first process of its node."""

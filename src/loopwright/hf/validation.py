@@ -48,7 +48,6 @@ _logger = logging.getLogger("loopwright.hf")
 _NEVER_CALLED = {
     "_run_epoch": "callbacks and training_step",
     "_prepare_for_training": "create_optimizer and create_scheduler",
-    "_maybe_log_save_evaluate": "the control flags of a callback",
     "_get_grad_norm": "max_grad_norm",
     "_save_optimizer_and_scheduler": "_save_checkpoint",
     "_save_rng_state": "_save_checkpoint",
