@@ -152,13 +152,17 @@ def check_parameters(model: Any, optimizer: Any, loss_func: Any = None) -> None:
         )
     if optimizer is None:
         raise ConfigError("the trainer has no optimizer, so it can evaluate and predict but not train")
-    if isinstance(optimizer, torch.optim.Optimizer):
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        if not any(id(parameter) in held for parameter in parameters):
-            raise ConfigError(
-                f"the optimizer holds none of the parameters of {type(model).__name__}. It was probably created for "
-                "another model, or before this one was replaced; create it from model.parameters()."
-            )
+    if isinstance(optimizer, torch.optim.Optimizer) and not holds_parameters(optimizer, model):
+        raise ConfigError(
+            f"the optimizer holds none of the parameters of {type(model).__name__}. It was probably created for "
+            "another model, or before this one was replaced; create it from model.parameters()."
+        )
+
+
+def holds_parameters(optimizer: Any, model: nn.Module) -> bool:
+    """Whether an optimizer holds at least one parameter of a model."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return any(id(parameter) in held for parameter in model.parameters())
 
 
 def check_dataset(dataset: Any, name: str, kwargs: dict[str, Any], batch_size: int) -> None:

@@ -6,7 +6,7 @@ from torch import nn
 
 from loopwright.hf import CallbackHandler, Trainer
 
-from .tiny import Classifier, fit, folders, logged, losses, made, on
+from .tiny import Classifier, fit, folders, logged, losses, made, on, weights
 
 SAVES = {"save_strategy": "steps", "save_steps": 2}
 
@@ -98,3 +98,12 @@ def test_an_overridden_maybe_log_save_evaluate_logs_and_changes_nothing_else(cal
     assert losses(own) == pytest.approx(losses(plain)) and folders(tmp_path / "own") == folders(tmp_path / "plain")
     assert len(own.state.log_history) == len(plain.state.log_history)
     assert calls_super or logged(own, "own") == [1, 1]
+
+
+def test_a_replaced_model_gets_an_optimizer_of_its_own(tmp_path):
+    trainer = fit(tmp_path)
+    before = weights(trainer)
+    torch.manual_seed(0)
+    trainer.model = Classifier()
+    trainer.train()
+    assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())

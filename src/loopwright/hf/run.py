@@ -35,6 +35,7 @@ from loopwright.hf.state import STATE_FILE, TrainerState, shallow
 from loopwright.hf.transformers_checkpoint import is_foreign, read_weights
 from loopwright.progress import TRAINING
 from loopwright.protocols import TrainerLike
+from loopwright.settings import holds_parameters
 from loopwright.tracking import LossTracker
 from loopwright.tracking.loss import combined
 from loopwright.training.resume import stored_window
@@ -113,6 +114,9 @@ class HfRun(TrainerCallback):
         trainer.state.init_training_references(trainer, max_steps, num_epochs, self.trial)
         trainer.state.compute_steps(args, max_steps)
         trainer.lr_scheduler = trainer.given_scheduler
+        is_of_last_run = trainer.optimizer is not trainer.given_optimizer and trainer.optimizer is core.optimizer
+        if is_of_last_run and not holds_parameters(trainer.optimizer, trainer.model):
+            trainer.optimizer = None  # the model was replaced since
         if trainer.uses_default("create_optimizer_and_scheduler"):
             trainer.create_optimizer()
         else:

@@ -121,7 +121,7 @@ class Trainer(PrivateNames):
         self.label_smoother: Any = None
         self.item_counter: losses.ItemCounter
         self.prediction_padding: int | None = None
-        self.given_scheduler = self.lr_scheduler
+        self.given_optimizer, self.given_scheduler = self.optimizer, self.lr_scheduler
         self.core = Core(self)
         _inspect_model(self)
         self.hub_model_id: str | None = None
