@@ -6,7 +6,7 @@ from torch import nn
 
 from loopwright.hf import CallbackHandler, Trainer
 
-from .tiny import Classifier, fit, folders, logged, losses, made, on, weights
+from .tiny import Classifier, fit, folders, logged, losses, made, on, same, weights
 
 SAVES = {"save_strategy": "steps", "save_steps": 2}
 
@@ -107,3 +107,8 @@ def test_a_replaced_model_gets_an_optimizer_of_its_own(tmp_path):
     trainer.model = Classifier()
     trainer.train()
     assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
+
+
+def test_a_limit_of_zero_keeps_every_checkpoint(tmp_path):
+    unlimited, zero = fit(tmp_path / "none", **SAVES), fit(tmp_path / "zero", save_total_limit=0, **SAVES)
+    assert same(unlimited, zero) and folders(tmp_path / "zero") == folders(tmp_path / "none")

@@ -284,7 +284,7 @@ def test_old_names_can_be_read_and_set():
         ({"max_steps": 0}, "max_steps must be at least 1, or -1"),
         ({"per_device_train_batch_size": 0}, "per_device_train_batch_size must be a whole number of at least 1, got 0"),
         ({"gradient_accumulation_steps": 1.5}, "gradient_accumulation_steps must be a whole number"),
-        ({"save_total_limit": 0}, "save_total_limit must be a whole number of at least 1, or None, got 0"),
+        ({"save_total_limit": -1}, "save_total_limit must be a whole number of at least 1, or None, got -1"),
         ({"seed": "42"}, "seed must be a whole number"),
         ({"adam_beta2": 1.0}, "adam_beta2 must be at least 0 and below 1"),
         ({"label_smoothing_factor": 1.2}, "label_smoothing_factor must be at least 0 and below 1"),

@@ -161,7 +161,7 @@ class TrainingFields(TrainingOldNames):
     save_on_each_node: bool = refused(
         False, "the main process writes each checkpoint once; put output_dir on shared storage"
     )
-    save_total_limit: int | None = honoured(None, "Checkpoints to keep besides the best one; unset keeps all.")
+    save_total_limit: int | None = honoured(None, "Checkpoints to keep besides the best one; unset or 0 keeps all.")
     enable_jit_checkpoint: bool = accepted(False, "A run stopped by SIGTERM always saves first.")
     push_to_hub: bool = honoured(False, "Upload the model to the Hugging Face Hub: save_model does, and every save.")
     hub_token: str | None = honoured(None, "Token for the Hub, never written; default: that of `hf auth login`.")

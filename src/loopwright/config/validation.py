@@ -141,6 +141,7 @@ def _check_kinds(args: TrainingFields) -> None:
 
 def _check_numbers(args: TrainingFields) -> None:
     check_whole(args, _AT_LEAST_ONE, 1)
+    args.save_total_limit = None if args.save_total_limit == 0 else args.save_total_limit  # as in transformers
     check_whole(args, _AT_LEAST_ONE_OR_NONE, 1, is_optional=True)
     check_whole(args, ["dataloader_num_workers"], 0)
     check_whole(args, ["max_steps", "seed"], None)
