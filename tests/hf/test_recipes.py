@@ -1,5 +1,8 @@
 """Recipes for subclasses and callbacks that circulate: adversarial training, own logs, late unfreezing."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -112,3 +115,12 @@ def test_a_replaced_model_gets_an_optimizer_of_its_own(tmp_path):
 def test_a_limit_of_zero_keeps_every_checkpoint(tmp_path):
     unlimited, zero = fit(tmp_path / "none", **SAVES), fit(tmp_path / "zero", save_total_limit=0, **SAVES)
     assert same(unlimited, zero) and folders(tmp_path / "zero") == folders(tmp_path / "none")
+
+
+def test_libraries_may_log_with_accelerate_once_there_are_arguments(tmp_path):
+    pytest.importorskip("transformers")
+    code = "from loopwright.hf import TrainingArguments, install; install()\n"
+    code += f"from accelerate.logging import get_logger; TrainingArguments({str(tmp_path)!r})\n"
+    code += "get_logger('a').warning('said')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "said" in done.stderr, done.stderr

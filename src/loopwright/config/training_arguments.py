@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from loopwright.config import processes
 from loopwright.config.choices import ParallelMode
@@ -81,8 +81,13 @@ class TrainingArguments(TrainingFields):
         ConfigError: on making it; it names the field, what it was given and what is expected.
     """
 
+    # Set by `hf.install()`: libraries use accelerate's logger, which needs its state, before they create a trainer.
+    creates_state: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         self.validate()
+        if self.creates_state:
+            processes.accelerate_state(self.use_cpu)
         if self.logging_dir is not None:
             notice = "logging_dir is an old name, and still says where TensorBoard's files go"
             warnings.warn(notice, OldNameWarning, stacklevel=4)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from loopwright.config import TrainingArguments
 from loopwright.errors import ConfigError
 
 # The modules of transformers that define the replaced classes.
@@ -53,6 +54,7 @@ def install() -> None:
             fix=f"call loopwright.hf.install() before {library} imports or defines it",
         )
     own = importlib.import_module("loopwright.hf")
+    TrainingArguments.creates_state = True
     ours = {id(original): getattr(own, name) for name, original in originals.items()}
     for name in originals:
         getattr(package, name, None)  # transformers loads its classes on access
@@ -66,6 +68,7 @@ def install() -> None:
 
 def uninstall() -> None:
     """Undo `install`. Classes that were derived in between keep loopwright's as their base."""
+    TrainingArguments.creates_state = False
     while _replaced:
         module, name, original = _replaced.pop()
         setattr(module, name, original)
