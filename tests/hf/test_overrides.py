@@ -13,6 +13,7 @@ from torch import nn
 
 import loopwright.hf as ours
 from loopwright.checkpoint import read, verify
+from loopwright.checkpoint.hidden_state import Attributes, HiddenState
 from loopwright.errors import BatchLossError, CheckpointError
 from loopwright.hf import Trainer
 
@@ -295,3 +296,35 @@ def test_what_a_library_keeps_on_its_trainer_is_state_of_the_run(steps, tmp_path
     assert [entry["seen"] for entry in resumed.state.log_history] == [
         entry["seen"] for entry in whole.state.log_history
     ]
+
+
+def test_an_attribute_that_becomes_an_object_or_was_one_is_left_alone_on_resume(tmp_path, capsys):
+    class Lazy(Trainer):
+        def __init__(self, *args, **kwargs):
+            self.train_dataset = kwargs["train_dataset"]
+            super().__init__(*args, **kwargs)
+            self.helper, self.cache = None, {}
+
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            self.helper = self.helper or object()
+            self.cache["steps"] = self.state.global_step
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    class Rewritten(Trainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.cache = self.first = object()
+
+    options = {"save_strategy": "steps", "save_steps": 2}
+    whole = fit(tmp_path, kind=Lazy, **options)
+    assert "train_dataset" in whole.core.own_names
+    assert same(whole, fit(tmp_path, kind=Lazy, resume=tmp_path / "checkpoint-2", **options))
+    resumed = fit(tmp_path, kind=Rewritten, resume=tmp_path / "checkpoint-2", **options)
+    assert resumed.cache is resumed.first and "without the state of trainer.cache" in capsys.readouterr().out
+
+
+def test_a_checkpoint_cannot_set_attributes_of_the_trainer_itself(tmp_path):
+    trainer = made(tmp_path)
+    hidden = HiddenState(trainer=Attributes(trainer, trainer.core.own_names))
+    assert hidden.restore({"trainer.hub_model_id": "other/name"}, torch.device("cpu")) == ["trainer.hub_model_id"]
+    assert trainer.hub_model_id is None

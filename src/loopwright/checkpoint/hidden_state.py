@@ -119,6 +119,7 @@ class HiddenState:
         self._look()
         saved, lost, digests = {}, [], {key: self._digest(key) for key in self._entries}
         keys = [key for key in {**self._initial, **digests} if digests.get(key) != self._initial.get(key)]
+        keys = [key for key in keys if not self._is_other(key)]
         for key in dict.fromkeys((*keys, *(key for key in self._restored if key in digests))):
             try:
                 saved[key] = self._packed(key) if key in digests else _DELETED
@@ -183,6 +184,12 @@ class HiddenState:
                 self._entries |= {f"{path}.{name}": (held, name) for name in names}
         self._owned.discard(0)
 
+    def _is_other(self, key: str) -> bool:
+        """Whether something that is not state has this name: an object, or an attribute of those left out."""
+        path, _, name = key.rpartition(".")
+        root = self._roots.get(path) if key not in self._entries else None
+        return isinstance(root, Attributes) and (name in root.without or name in vars(root.owner))
+
     def _value(self, key: str) -> Any:
         holder, name = self._entries[key]
         return _frozen(holder) if name == _FROZEN else _plain_dicts(holder[name])
@@ -213,7 +220,7 @@ class HiddenState:
     def _put(self, key: str, saved: Any, device: torch.device) -> bool:
         path, _, name = key.rpartition(".")
         owner = self._owners.get(path)
-        if owner is None or (key not in self._entries and _is_taken(owner, name)):
+        if owner is None or (key not in self._entries and (_is_taken(owner, name) or self._is_other(key))):
             return False
         holder, name = self._entries.get(key, (vars(owner), name))
         try:

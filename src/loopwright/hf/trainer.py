@@ -86,7 +86,7 @@ class Trainer(PrivateNames):
             preprocess_logits_for_metrics: called with (logits, labels) before predictions are stored.
             tokenizer: old name of `processing_class`.
         """
-        of_subclass = set(vars(self))
+        of_subclass = vars(self).keys() - inspect.signature(Trainer.__init__).parameters.keys()
         self.args: TrainingArguments = settled_arguments(args)
         self.model_init = model_init
         self.compute_loss_func = compute_loss_func
