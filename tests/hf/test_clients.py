@@ -130,3 +130,20 @@ def test_callbacks_that_subclass_transformers_own_class_are_accepted(tmp_path):
     steps = []
     fit(tmp_path, Own())
     assert steps == [1, 2, 3, 4, 5] and not issubclass(Own, TrainerCallback)
+
+
+def test_install_reaches_a_package_that_was_imported_before_and_leaves_trackers_quiet(tmp_path):
+    """Importing its trainer puts another object in place of the package, and trackers derive from its own callback."""
+    pytest.importorskip("tensorboard")
+    done = run_script(f"""
+import transformers
+from loopwright import hf
+from loopwright.hf.files import reporting_callbacks
+hf.install()
+assert transformers.Trainer is hf.Trainer
+callback, = reporting_callbacks(["tensorboard"], {str(tmp_path)!r})
+assert "on_log" in vars(callback) and "on_step_end" not in vars(callback)
+hf.uninstall()
+assert transformers.Trainer.__module__ == "transformers.trainer"
+""")
+    assert done.returncode == 0, done.stderr

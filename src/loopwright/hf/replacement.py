@@ -40,7 +40,6 @@ def install() -> None:
     if _replaced:
         return
     try:
-        package = importlib.import_module("transformers")
         homes = [importlib.import_module(f"transformers.{name}") for name in _HOMES]
     except ImportError as error:
         fix = "pip install 'loopwright[hf]'"
@@ -56,10 +55,12 @@ def install() -> None:
     own = importlib.import_module("loopwright.hf")
     TrainingArguments.creates_state = True
     ours = {id(original): getattr(own, name) for name, original in originals.items()}
-    for name in originals:
-        getattr(package, name, None)  # transformers loads its classes on access
-    of_package = [module for key, module in _loaded() if key.partition(".")[0] == "transformers"]
-    for module in of_package:
+    modules = _of_transformers()
+    for package in modules:
+        if package.__name__ == "transformers":
+            for name in originals:
+                getattr(package, name, None)  # it loads its classes on access
+    for module in modules:
         for name, value in list(vars(module).items()):
             if id(value) in ours:
                 _replaced.append((module, name, value))
@@ -76,6 +77,14 @@ def uninstall() -> None:
 
 def _loaded() -> list[tuple[str, Any]]:
     return [(key, module) for key, module in sys.modules.items() if isinstance(module, type(sys))]
+
+
+def _of_transformers() -> list[Any]:
+    """Return transformers' modules; others may hold a package that its own import has replaced in `sys.modules`."""
+    held = [value for _, module in _loaded() for value in list(vars(module).values())]
+    modules = [each for each in (*sys.modules.values(), *held) if issubclass(type(each), type(sys))]
+    found = {id(each): each for each in modules if str(vars(each).get("__name__")).partition(".")[0] == "transformers"}
+    return list(found.values())
 
 
 def _users(originals: Mapping[str, Any]) -> Iterator[str]:
