@@ -97,3 +97,27 @@ def test_a_callback_that_looks_at_gradients_means_eager_and_others_do_not(tmp_pa
     trainer = trained(tmp_path / "counts", tiny.on(**counts))
     assert graphs[0].num_replays > 0
     assert seen == ["begin", "end"] * trainer.state.global_step
+
+
+def test_batches_without_a_count_are_graphed(tmp_path, graphs):
+    class Uncounted(hf.Trainer):
+        def get_batch_samples(self, epoch_iterator, num_batches, device):
+            return list(epoch_iterator), None
+
+    trained(tmp_path, kind=Uncounted)
+    assert graphs[0].num_replays > 0
+
+
+def test_a_resumed_run_with_a_step_that_divides_is_graphed_with_the_same_gradients(tmp_path, graphs):
+    class Dividing(hf.Trainer):
+        graph_safe = True
+
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            loss = self.compute_loss(model, inputs) / self.args.gradient_accumulation_steps
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+    options = {"kind": Dividing, "gradient_accumulation_steps": 2, "save_strategy": "epoch"}
+    whole = trained(tmp_path, **options)
+    resumed = trained(tmp_path, resume=tmp_path / "checkpoint-3", **options)
+    assert graphs[1].num_replays > 0 and tiny.same(whole, resumed)

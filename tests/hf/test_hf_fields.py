@@ -21,7 +21,7 @@ from loopwright.hf.loss import LabelSmoother
 from loopwright.hf.model_setup import noisy_embeddings
 
 from . import tiny
-from .tiny import TOKENS, Classifier, arguments, assert_refused, bert, fit, gpt2, logged, losses, made, rows, same
+from .tiny import TOKENS, Classifier, arguments, assert_refused, bert, fit, gpt2, logged, losses, made, on, rows, same
 
 BY_STEPS = {"save_strategy": "steps", "save_steps": 2}
 AGAIN = {"num_train_epochs": 2, **BY_STEPS}
@@ -335,6 +335,13 @@ def test_schedule_free_optimizers_train_and_resume_exactly(name, tmp_path):
     assert same(whole, again) and losses(whole)[-1] < losses(whole)[0]
     assert whole.optimizer.param_groups[0].get("warmup_steps", 2) == 2
     assert not whole.optimizer.param_groups[0]["train_mode"]  # the weights to use
+
+
+def test_a_schedule_free_optimizer_trains_on_after_an_evaluation_within_an_update(tmp_path):
+    pytest.importorskip("schedulefree")
+    trainer = made(tmp_path, optim="schedule_free_adamw", gradient_accumulation_steps=2, eval_dataset=rows(4))
+    trainer.add_callback(on(substep_end=lambda *args, **kwargs: trainer.evaluate() and None))
+    assert trainer.train().global_step == 3
 
 
 def test_an_optimizer_whose_state_cannot_be_saved_is_refused_unless_only_the_model_is(tmp_path):

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from loopwright.errors import MemoryLimitError
+from loopwright.hf import Trainer
 from loopwright.training.run import run_of
 
-from .tiny import Classifier, assert_refused, fit, made, on, rows
+from .tiny import Classifier, assert_refused, fit, largest_difference, made, on, rows, weights
 
 EVENTS = ("step_begin", "step_end", "prediction_step")
 
@@ -128,3 +129,23 @@ def test_training_inside_a_run_is_refused_and_the_run_is_finished(tmp_path):
 
     trainer = made(tmp_path, on(step_end=nest), max_steps=3)
     assert trainer.train().global_step == 3 and refused == [1, 2, 3]
+
+
+def test_get_batch_samples_is_called_once_per_update_with_whole_batches(tmp_path):
+    calls = []
+
+    class Doubled(Trainer):
+        def get_batch_samples(self, epoch_iterator, num_batches, device):
+            batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+            calls.append([len(batch["x"]) for batch in batches])
+            return [{**batch, "x": batch["x"] * 2} for batch in batches], count
+
+    options = {"kind": Doubled, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+    data = [{"x": row["x"].double(), "labels": row["labels"]} for row in rows()]
+    ends = []
+    for room in (1000, 3):
+        torch.manual_seed(0)
+        model = Limited(room).double()
+        ends.append(weights(fit(tmp_path, model=model, data=data, auto_find_batch_size=True, **options)))
+    assert calls == [[8, 8], [8]] * 2
+    assert largest_difference(*ends) < 1e-12

@@ -328,3 +328,25 @@ def test_a_checkpoint_cannot_set_attributes_of_the_trainer_itself(tmp_path):
     hidden = HiddenState(trainer=Attributes(trainer, trainer.core.own_names))
     assert hidden.restore({"trainer.hub_model_id": "other/name"}, torch.device("cpu")) == ["trainer.hub_model_id"]
     assert trainer.hub_model_id is None
+
+
+@pytest.mark.parametrize(("divides", "first"), [(True, 0), (False, 0), (True, 1)])
+def test_a_training_step_that_reads_the_accumulation_has_the_gradients_of_ours(divides, first, tmp_path):
+    """A first loss of 0 does not tell whether it divides; `/=` also changes the loss that was computed."""
+
+    class Copied(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            loss = super().compute_loss(model, inputs)
+            return loss * first if self.state.global_step == 0 else loss
+
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            loss = self.compute_loss(model, inputs)
+            loss /= self.args.gradient_accumulation_steps if divides else 1
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+    class Plain(Copied):
+        training_step = Trainer.training_step
+
+    options = {"gradient_accumulation_steps": 2, "optim": "sgd", "max_grad_norm": 0}
+    assert same(fit(tmp_path, kind=Copied, **options), fit(tmp_path, kind=Plain, **options))

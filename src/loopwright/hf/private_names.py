@@ -101,7 +101,7 @@ class PrivateNames:
     core: Any
     item_counter: Any
     current_flos: float
-    current_gradient_accumulation_steps = 1
+    current_gradient_accumulation_steps: float = 1
     loss_is_scaled_for_ga: bool | None = None
     model_accepts_loss_kwargs = False
     graph_safe = False

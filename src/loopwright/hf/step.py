@@ -37,7 +37,8 @@ class HfStep(MicroBatchStep):
         self._passes_items = num_places > 2 or inspect.Parameter.VAR_POSITIONAL in kinds
         self._items: list[Tensor | None] = []  # per micro-batch of the update; None if they are rows
         self._given: list[Any] = []  # `num_items_in_batch` of each
-        self._num_added = 0  # micro-batches of an update whose losses are added up; 0 if they are averaged
+        # Micro-batches of an update, per process, whose losses are added up; 0 if they are averaged.
+        self._num_added = 0.0
         self._entries: list[tuple[Tensor, float]] = []
         self._weight: Tensor | None = None
         self._backward_losses: list[Tensor] = []  # of a micro-batch: adversarial training has several
@@ -46,36 +47,38 @@ class HfStep(MicroBatchStep):
         self._may_divide = parts > 1 and "gradient_accumulation_steps" in names_in(owner_of(run).training_step)
         self._is_divided: bool | None = None if self._may_divide else False  # before it is passed to backward
         self._computed: Tensor | None = None
+        self._total: Any = _OURS
+
+    def collect(self, window: Window) -> Window:
+        """Return the window with the batches of an overridden `get_batch_samples`, and keep its number of items."""
+        if owner_of(self.run).uses_default("get_batch_samples"):
+            return window
+        pieces, device = window.pieces, self.run.engine.device
+        given = owner_of(self.run).get_batch_samples((piece.batch for piece in pieces), len(pieces), device)
+        batches, self._total = given
+        if len(batches) != len(pieces):
+            text = f"get_batch_samples returned {len(batches)} batches for an update of {len(pieces)}"
+            raise BatchLossError(f"{text}: return as many as it was called for")
+        replaced = [piece._replace(batch=batch, moved=None) for piece, batch in zip(pieces, batches, strict=True)]
+        return window._replace(pieces=replaced)
 
     def begin(self, window: Window) -> Window:
         owner = owner_of(self.run)
         self._entries = []
-        owner.core.switch_optimizer("train")
-        total: Any = _OURS
-        if not owner.uses_default("get_batch_samples"):
-            window, total = self._collected(window)
         counted = [(id(piece), owner.item_counter.count(piece.batch)) for piece in window.pieces]
         numbers = [None if items is None else float(items) for _, items in counted]
         window, numbers = with_items(window, numbers)
         kept = {id(piece) for piece in window.pieces}  # parts without items are left out
         self._items = [items for number, items in counted if number in kept]
-        self._num_added = len(window.pieces) if owner.loss_is_scaled_for_ga else 0
-        self._given = self._items_to_pass(window, numbers, total)
-        if self._num_added:
+        self._num_added, ones = 0.0, [float(piece.rows > 0) for piece in window.pieces]
+        if owner.loss_is_scaled_for_ga:
+            self._num_added = self.run.engine.agreement.total(sum(ones)) / self.run.engine.num_processes
             owner.current_gradient_accumulation_steps = self._num_added
-            numbers = [1.0] * self._num_added
+        self._given = self._items_to_pass(window, numbers, self._total)
+        if self._num_added:
+            numbers = [*ones]
         self.run.losses.begin_update(window, numbers)
         return window
-
-    def _collected(self, window: Window) -> tuple[Window, Any]:
-        """Return the window with the batches of an overridden `get_batch_samples`, and its number of items."""
-        pieces, device = window.pieces, self.run.engine.device
-        batches, total = owner_of(self.run).get_batch_samples((piece.batch for piece in pieces), len(pieces), device)
-        if len(batches) != len(pieces):
-            text = f"get_batch_samples returned {len(batches)} batches for an update of {len(pieces)}"
-            raise BatchLossError(f"{text}: return as many as it was called for")
-        replaced = [piece._replace(batch=batch, moved=None) for piece, batch in zip(pieces, batches, strict=True)]
-        return window._replace(pieces=replaced), total
 
     def _items_to_pass(self, window: Window, numbers: list[float | None], total: Any) -> list[Any]:
         """Return the `num_items_in_batch` that `training_step` gets, for each micro-batch.
@@ -91,7 +94,8 @@ class HfStep(MicroBatchStep):
         everyone = sum(own)
         factor = 1.0 if total is _OURS or not everyone else float(total) / everyone
         if self._num_added:
-            return [torch.tensor(self.run.engine.agreement.total(everyone * factor))] * len(own)
+            read = sum(items for items, piece in zip(own, window.pieces, strict=True) if piece.rows)  # no pads
+            return [torch.tensor(self.run.engine.agreement.total(read * factor))] * len(own)
         if self._scales_by_processes:
             factor *= self.run.engine.num_processes
         given: list[Any] = [
@@ -113,13 +117,17 @@ class HfStep(MicroBatchStep):
         weighted = run.losses.weighted({"loss": loss, "batch_size": rows})
         self._weight = None if weighted is loss else weighted
         self._backward_losses = []
-        arguments = (model, batch, self._given[index]) if self._passes_items else (model, batch)
+        owner_of(run).core.switch_optimizer("train")  # an event between micro-batches may have evaluated
         try:
-            with self._watching() if self._is_divided is None else nullcontext():
-                loss.copy_(self._checked(owner_of(run).training_step(*arguments)))
+            loss.copy_(self._trained(model, batch, self._given[index]))
         except StopTrainingError as error:
             run.trainer.backward_step(run.stand_in(batch, error)["loss"])
         self._note(loss, rows, index)
+
+    def _trained(self, model: Any, batch: Any, items: Any) -> Tensor:
+        arguments = (model, batch, items) if self._passes_items else (model, batch)
+        with self._watching() if self._is_divided is None else nullcontext():
+            return self._checked(owner_of(self.run).training_step(*arguments))
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
@@ -130,7 +138,7 @@ class HfStep(MicroBatchStep):
         @functools.wraps(compute_loss)
         def watched(*args: Any, **kwargs: Any) -> Any:
             result = compute_loss(*args, **kwargs)
-            self._computed = (result[0] if isinstance(result, tuple) else result).detach()
+            self._computed = (result[0] if isinstance(result, tuple) else result).detach().clone()  # `/=` changes it
             return result
 
         vars(owner)["compute_loss"] = watched
@@ -145,9 +153,11 @@ class HfStep(MicroBatchStep):
         """Return a micro-batch's mean loss, weighted by its share of the update's items; called before backward."""
         self.run.check_first_output({"loss": loss, "batch_size": 1}, "compute_loss")
         parts = self.run.settings.gradient_accumulation_steps
-        if self._is_divided is None and self._computed is not None:
-            self._is_divided = bool(torch.isclose(loss.detach() * parts, self._computed))
-        if self._is_divided:
+        is_divided = self._is_divided
+        if is_divided is None and self._computed is not None:
+            is_divided = bool(torch.isclose(loss.detach() * parts, self._computed))
+            self._is_divided = is_divided if self._computed else None  # a loss of 0 does not tell
+        if is_divided:
             loss = loss * parts
         self._backward_losses.append(loss.detach())
         if self._weight is None:
@@ -184,18 +194,17 @@ class HfStep(MicroBatchStep):
             parts, given = self.run.settings.gradient_accumulation_steps, self._backward_losses
             known = [*given, sum(given, torch.zeros_like(loss))] if self._may_divide else []
             is_share = any(bool(torch.isclose(loss * parts, each.reshape(()))) for each in known)
-            self._num_shares = parts if is_share else 1
-        mean: Tensor = loss if self._num_shares == 1 else loss * self._num_shares
+            self._num_shares = None if is_share and not loss else parts if is_share else 1  # 0 is a share of 0
+        mean: Tensor = loss if self._num_shares in (1, None) else loss * self._num_shares
         return mean
 
     def graph_inputs(self, batch: Any, index: int) -> Any:
-        return {**super().graph_inputs(batch, index), "items": float(self._given[index])}
+        items = self._given[index]  # None if get_batch_samples returned none
+        return {**super().graph_inputs(batch, index), "items": None if items is None else float(items)}
 
     def graphed(self, inputs: Any) -> Any:
         self._weight, self._backward_losses = inputs["weight"], []
-        owner = owner_of(self.run)
-        arguments = (inputs["batch"], inputs["items"]) if self._passes_items else (inputs["batch"],)
-        return {"loss": self._checked(owner.training_step(owner.core.model, *arguments))}
+        return {"loss": self._trained(self.run.trainer.model, inputs["batch"], inputs["items"])}
 
     def take_graphed(self, output: Any, index: int) -> None:
         loss, rows = output["loss"].clone(), self.run.current_rows or 0

@@ -59,6 +59,10 @@ class MicroBatchStep:
         self.run = run
         self._counts_items = is_overridden(run.trainer, TrainerHooks, "count_batch_items")
 
+    def collect(self, window: Window) -> Window:
+        """Return the window of an update as it was read; called once, even if the update is run again in parts."""
+        return window
+
     def begin(self, window: Window) -> Window:
         """Start an update: count its items for `run.losses`; return the window without empty parts."""
         count = self.run.trainer.count_batch_items

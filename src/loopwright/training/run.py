@@ -325,7 +325,7 @@ class TrainingRun:
         self._windows = prefetched(windows, self.engine.device)
         if not self.boundary.has_reached_limit():
             for window in self.logbook.timed(self._windows):
-                yield self.begin_update(window)
+                yield self.begin_update(self.micro_batch_step.collect(window))
 
     def end_training(self) -> None:
         self.logbook.pause()
