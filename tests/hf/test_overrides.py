@@ -69,6 +69,16 @@ def test_a_run_with_an_overridden_save_resumes_exactly(kind, tmp_path):
     assert largest_difference(read(tmp_path / "checkpoint-4").model, read_weights(tmp_path / "checkpoint-4")) == 0
 
 
+def test_a_file_that_a_checkpoint_cannot_hold_is_left_out_and_the_run_goes_on(tmp_path, caplog):
+    class Hiding(Trainer):
+        def _save(self, output_dir=None, state_dict=None):
+            super()._save(output_dir, state_dict)
+            (Path(output_dir) / ".cache file").write_text("")
+
+    assert fit(tmp_path, kind=Hiding, **SAVES).state.global_step == 5
+    assert "'.cache file'" in caplog.text and "training_args.json" in verify(tmp_path / "checkpoint-4")["files"]
+
+
 def read_weights(folder):
     name = "weights" if (folder / "weights.safetensors").exists() else "model"
     return load_file(folder / f"{name}.safetensors")

@@ -106,6 +106,12 @@ class HfCheckpoints(RunCheckpoints):
         world_process_zero_only(shutil.rmtree)(self._aside, ignore_errors=True)
         owner_of(self.run).save_model(str(self._aside), _internal_call=True)
         found = {path.relative_to(self._aside).as_posix(): path for path in self._aside.rglob("*") if path.is_file()}
+        for name in list(found):
+            try:
+                store.check_file_names([name])
+            except CheckpointError as error:  # known only now: no reason to lose the run
+                del found[name]
+                _logger.warning("%s is left out: %s", name, error)
         if WEIGHTS in found and holds_exactly(found[WEIGHTS], weights):
             del found[WEIGHTS]
         return found

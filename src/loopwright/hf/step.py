@@ -118,16 +118,13 @@ class HfStep(MicroBatchStep):
         self._weight = None if weighted is loss else weighted
         self._backward_losses = []
         owner_of(run).core.switch_optimizer("train")  # an event between micro-batches may have evaluated
+        arguments = (model, batch, self._given[index]) if self._passes_items else (model, batch)
         try:
-            loss.copy_(self._trained(model, batch, self._given[index]))
+            with self._watching() if self._is_divided is None else nullcontext():
+                loss.copy_(self._checked(owner_of(run).training_step(*arguments)))
         except StopTrainingError as error:
             run.trainer.backward_step(run.stand_in(batch, error)["loss"])
         self._note(loss, rows, index)
-
-    def _trained(self, model: Any, batch: Any, items: Any) -> Tensor:
-        arguments = (model, batch, items) if self._passes_items else (model, batch)
-        with self._watching() if self._is_divided is None else nullcontext():
-            return self._checked(owner_of(self.run).training_step(*arguments))
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
@@ -204,7 +201,10 @@ class HfStep(MicroBatchStep):
 
     def graphed(self, inputs: Any) -> Any:
         self._weight, self._backward_losses = inputs["weight"], []
-        return {"loss": self._trained(self.run.trainer.model, inputs["batch"], inputs["items"])}
+        owner = owner_of(self.run)
+        arguments = (inputs["batch"], inputs["items"]) if self._passes_items else (inputs["batch"],)
+        with self._watching() if self._is_divided is None else nullcontext():
+            return {"loss": self._checked(owner.training_step(owner.core.model, *arguments))}
 
     def take_graphed(self, output: Any, index: int) -> None:
         loss, rows = output["loss"].clone(), self.run.current_rows or 0
