@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+import toys
 from loopwright.hf import EarlyStoppingCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, set_seed
 
-from .tiny import Classifier, arguments, assert_refused, fit, largest_difference, made, rows, t5, weights
+from .tiny import Classifier, arguments, assert_refused, fit, largest_difference, made, on, rows, same, t5, weights
 
 
 def scored(folder, scores, *callbacks, **options):
@@ -174,3 +175,12 @@ def test_full_determinism_gives_cublas_what_it_needs(monkeypatch):
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("event", ["step_begin", "substep_end"])
+def test_an_evaluation_within_an_update_changes_neither_its_loss_nor_its_gradients(event, tmp_path):
+    options = {"eval_dataset": rows(6), "gradient_accumulation_steps": 2}
+    trainer = made(tmp_path, model=toys.seeded(Classifier, dropout=0.3), **options)
+    trainer.add_callback(on(**{event: lambda *args, **kwargs: trainer.evaluate() and None}))
+    trainer.train()
+    assert same(trainer, fit(tmp_path, model=toys.seeded(Classifier, dropout=0.3), **options))

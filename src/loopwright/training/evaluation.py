@@ -117,7 +117,7 @@ def swapped(trainer: TrainerLike, model: Any, handler: Any, metric_prefix: str) 
 
 
 def _pieces(run: TrainingRun, loader: Loader) -> Generator[MicroBatch, None, None]:
-    device = run.engine.device
+    device, rows = run.engine.device, run.current_rows  # a callback may evaluate within an update
     with preserved_generators(device), run.engine.independent_forward(run.trainer.model):
         try:
             for window in loader.windows():
@@ -128,7 +128,7 @@ def _pieces(run: TrainingRun, loader: Loader) -> Generator[MicroBatch, None, Non
                     failpoint("mid_eval")
                     yield piece
         finally:
-            run.current_rows = None
+            run.current_rows = rows
 
 
 def _run_batches(
