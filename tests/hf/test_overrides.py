@@ -16,8 +16,9 @@ from loopwright.checkpoint import read, verify
 from loopwright.checkpoint.hidden_state import Attributes, HiddenState
 from loopwright.errors import BatchLossError, CheckpointError
 from loopwright.hf import Trainer
+from toys import seeded
 
-from .tiny import GreedyKeywords, bert, fit, folders, largest_difference, losses, made, rows, same, weights
+from .tiny import Classifier, GreedyKeywords, bert, fit, folders, largest_difference, losses, made, rows, same, weights
 
 theirs = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:transformers")
@@ -360,3 +361,30 @@ def test_a_training_step_that_reads_the_accumulation_has_the_gradients_of_ours(d
 
     options = {"gradient_accumulation_steps": 2, "optim": "sgd", "max_grad_norm": 0}
     assert same(fit(tmp_path, kind=Copied, **options), fit(tmp_path, kind=Plain, **options))
+
+
+def test_the_weights_of_other_models_and_losses_on_a_trainer_are_state_of_the_run(tmp_path):
+    """trl moves a reference model towards the trained one; sentence-transformers trains parameters of its loss."""
+
+    class Following(Trainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.reference, self.loss = seeded(Classifier), nn.ModuleList([self.model, seeded(nn.Linear, 3, 3)])
+
+        def create_optimizer(self, model=None):
+            self.optimizer = torch.optim.AdamW(self.loss.parameters(), lr=0.05)
+            return self.optimizer
+
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            with torch.no_grad():
+                for mine, other in zip(self.reference.parameters(), model.parameters(), strict=True):
+                    mine.data.lerp_(other, 0.5)
+            logits = self.loss[1](model(**inputs)["logits"]) + self.reference(inputs["x"])["logits"]
+            return nn.functional.cross_entropy(logits, inputs["labels"])
+
+    options = {"kind": Following, "save_strategy": "steps", "save_steps": 2}
+    whole = fit(tmp_path, **options)
+    resumed = fit(tmp_path, resume=tmp_path / "checkpoint-2", **options)
+    assert same(whole, resumed)
+    for one, other in ((whole.reference, resumed.reference), (whole.loss, resumed.loss)):
+        assert largest_difference(one.state_dict(), other.state_dict()) == 0

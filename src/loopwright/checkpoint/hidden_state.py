@@ -95,7 +95,7 @@ def changed_modules(
 
 
 class Attributes(NamedTuple):
-    """An object whose plain attributes are state, but for those of some names."""
+    """An object whose plain attributes, and the weights of whose modules, are state; but for some names."""
 
     owner: Any
     without: Container[str]
@@ -180,8 +180,9 @@ class HiddenState:
         for path, root in self._roots.items():
             if isinstance(root, Attributes):
                 held, self._owners[path] = vars(root.owner), root.owner
-                names = [name for name in held if name not in root.without and _is_exact(_plain_dicts(held[name]))]
-                self._entries |= {f"{path}.{name}": (held, name) for name in names}
+                for name in [name for name in held if name not in root.without]:
+                    if isinstance(held[name], nn.Module) or _is_exact(_plain_dicts(held[name])):
+                        self._entries[f"{path}.{name}"] = held, name
         self._owned.discard(0)
 
     def _is_other(self, key: str) -> bool:
@@ -192,7 +193,16 @@ class HiddenState:
 
     def _value(self, key: str) -> Any:
         holder, name = self._entries[key]
-        return _frozen(holder) if name == _FROZEN else _plain_dicts(holder[name])
+        if name == _FROZEN:
+            return _frozen(holder)
+        value = holder[name]
+        if isinstance(value, nn.Module) and isinstance(self._roots.get(key.rpartition(".")[0]), Attributes):
+            # A reference model or a loss function; what it shares with the model is saved there.
+            return {each: tensor for each, tensor in value.state_dict().items() if not self._is_owned(tensor)}
+        return _plain_dicts(value)
+
+    def _is_owned(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and _memory(value) in self._owned
 
     def _digest(self, key: str) -> Any:
         """Return a digest of a value: bit by bit, and whatever the identity of the objects."""
@@ -230,6 +240,8 @@ class HiddenState:
                 for each, parameter in holder.items():
                     if parameter is not None and parameter.requires_grad != (each not in saved):
                         parameter.requires_grad_(each not in saved)
+            elif isinstance(holder.get(name), nn.Module) and type(saved) is dict:
+                holder[name].load_state_dict(saved, strict=False)
             else:
                 now = holder.get(name)
                 saved = map_tensors(saved, lambda tensor: tensor.to(getattr(now, "device", device)))
