@@ -51,14 +51,12 @@ class SaveBestModelCallback(TrainerCallback):
         self.best_metric_epoch: int | None = None
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Reset, unless disabled; raise a ConfigError if the evaluation loss is watched without an evaluation."""
         require_evaluation(self, self.watch_metric, trainer)
         if self.reset_on_train:
             self.best_metric = None
             self.best_metric_epoch = None
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Save if the metric improved; nan never does."""
         if not has_new_value(self.watch_metric, kwargs):
             return
         value = float(trainer.run_history.get_latest_metric(self.watch_metric))
@@ -154,16 +152,13 @@ class SaveTrainingStateCallback(TrainerCallback):
             self._ask(trainer, "final")
 
     def on_checkpoint_saved(self, trainer: TrainerLike, path: Any = None, **kwargs: Any) -> None:
-        """Print it, and remove the oldest states beyond `max_checkpoints`."""
         saved = Path(path)
         if saved not in self._asked:
             return
         self._asked.remove(saved)
         trainer.notify("checkpoint.saved", f"\nSaved training state to {saved}", path=saved)
         self._written = [other for other in self._written if other != saved] + [saved]
-        if self.max_checkpoints is None:
-            return
-        while len(self._written) > self.max_checkpoints:
+        while self.max_checkpoints is not None and len(self._written) > self.max_checkpoints:
             oldest = self._written.pop(0)
             if trainer.run_config.is_world_process_zero:
                 shutil.rmtree(oldest, ignore_errors=True)
@@ -238,7 +233,6 @@ class WSDCheckpointCallback(TrainerCallback):
         self.decay_fraction = scheduler.decay_phase_ratio
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Save at the start and the end of a decay phase."""
         step = trainer.scheduler.get_current_step()
         if step == self.last_checkpoint_step:
             return

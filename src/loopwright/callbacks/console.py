@@ -58,11 +58,9 @@ class LogMetricsCallback(TrainerCallback):
         self._log_new(trainer)
 
     def on_train_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Log the metrics whose names contain "train"."""
         self._log_new(trainer, lambda name: "train" in name)
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Log all other metrics."""
         self._log_new(trainer, lambda name: "train" not in name)
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
@@ -85,7 +83,6 @@ class LogMetricsCallback(TrainerCallback):
 
 
 def _latest(trainer: TrainerLike) -> dict[str, tuple[int, Any]]:
-    """Return the count and last value of each metric, sorted by name."""
     values = {name: list(trainer.run_history.get_metric_values(name)) for name in trainer.run_history.latest()}
     return {name: (len(recorded), recorded[-1]) for name, recorded in values.items()}
 

@@ -137,12 +137,10 @@ class ModelEmaCallback(SaveBestModelCallback):
             self.ema_model.update(self._model)
 
     def on_eval_epoch_end(self, trainer: TrainerLike, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Evaluate the average after an epoch's own evaluation."""
         if self._in_training_run and self.evaluate_during_training and not is_intermediate:
             trainer.evaluate_copy(self.ema_model.module, self.callbacks, metric_prefix="ema_model_")
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Save the average if it is the best so far, or always if it is not evaluated."""
         if self.evaluate_during_training:
             super().on_training_run_epoch_end(trainer, **kwargs)
         else:

@@ -25,7 +25,6 @@ class StepBasedEvaluationCallback(TrainerCallback):
     def on_train_step_end(
         self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
     ) -> None:
-        """Request one at every n-th micro-batch but the first of the epoch."""
         step = kwargs["step"]
         if step != 0 and step % self.eval_every_n_steps == 0:
             self._asked_at = step
@@ -76,12 +75,9 @@ class LimitEvalStepsCallback(TrainerCallback):
     def batch_limit(self, trainer: TrainerLike, training: bool, is_intermediate: bool = False) -> int | None:
         if training or (self.limit_intermediate_only and not is_intermediate):
             return None
-        return self._steps_per_process(trainer)
+        return max(self.num_eval_steps // trainer.num_processes, 1)
 
     def on_eval_epoch_start(self, trainer: TrainerLike, is_intermediate: bool = False, **kwargs: Any) -> None:
-        if is_intermediate or not self.limit_intermediate_only:
-            steps = self._steps_per_process(trainer)
+        steps = self.batch_limit(trainer, training=False, is_intermediate=is_intermediate)
+        if steps is not None:
             trainer.notify("limit.evaluation", f"Limiting evaluation to {steps} steps per process", steps=steps)
-
-    def _steps_per_process(self, trainer: TrainerLike) -> int:
-        return max(self.num_eval_steps // trainer.num_processes, 1)

@@ -8,13 +8,13 @@ import weakref
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from loopwright.callbacks.base import TrainerCallback, require_counts
+from loopwright.engine.sharding import restored_variable
 from loopwright.errors import ConfigError
 from loopwright.protocols import TrainerLike
 from loopwright.run_folder import write_json
@@ -76,6 +76,8 @@ class ProfileCallback(TrainerCallback):
     def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         self._begin_if_due(trainer)
 
+    on_eval_epoch_end = on_train_epoch_start  # an evaluation may precede the first profiled update
+
     def on_train_step_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         self._mark(trainer, "data" if len(self._marks) == 1 else "backward", "forward")
 
@@ -91,7 +93,6 @@ class ProfileCallback(TrainerCallback):
         self._mark(trainer, "optimizer", "other")
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Begin after the last skipped update; end after the last profiled one."""
         if self._profiler is None:
             self._begin_if_due(trainer)
             return
@@ -105,17 +106,11 @@ class ProfileCallback(TrainerCallback):
                 self._finish(trainer)
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """End early: an evaluation is not an update."""
         if self._profiler is not None and self._updates:
             self._finish(trainer)
         self._stop()
 
-    def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Begin after an evaluation that preceded the first profiled update."""
-        self._begin_if_due(trainer)
-
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Finish with the updates profiled so far."""
         if self._profiler is not None and self._updates:
             self._finish(trainer)
         elif not self._is_over:
@@ -129,7 +124,6 @@ class ProfileCallback(TrainerCallback):
         self._is_over = True
 
     def release(self) -> None:
-        """Stop the profiler of a run that failed."""
         self._stop()
 
     def _begin_if_due(self, trainer: TrainerLike) -> None:
@@ -138,7 +132,9 @@ class ProfileCallback(TrainerCallback):
         on_gpu = [ProfilerActivity.CUDA] if trainer.device.type == "cuda" else []
         profiler = profile(activities=[ProfilerActivity.CPU, *on_gpu], acc_events=True)  # without it some versions warn
         try:
-            _start(profiler)
+            # The log lines of torch's library on stderr are off, unless they were enabled.
+            with restored_variable(_LOG_LEVEL, os.environ.get(_LOG_LEVEL, "99")):
+                profiler.start()
         except RuntimeError as error:
             self._is_over = True
             trainer.notify("profile.failed", f"Nothing is profiled: {str(error).splitlines()[0]}", error=error)
@@ -160,9 +156,7 @@ class ProfileCallback(TrainerCallback):
     def _enter(self, phase: str | None) -> None:
         if self._range is not None:
             self._range.__exit__(None, None, None)
-        self._range = None if phase is None else record_function(f"{_MARK}{phase}")
-        if self._range is not None:
-            self._range.__enter__()
+        self._range = None if phase is None else record_function(f"{_MARK}{phase}").__enter__()
 
     def _stop(self) -> Any:
         profiler, self._profiler = self._profiler, None
@@ -282,21 +276,10 @@ def rounded_shares(shares: Mapping[str, float]) -> dict[str, float]:
     return {name: value / 10 for name, value in rounded.items()}
 
 
-def _start(profiler: Any) -> None:
-    """Start a profiler without the log lines of torch's library on stderr, unless they were enabled."""
-    is_asked = _LOG_LEVEL in os.environ
-    os.environ.setdefault(_LOG_LEVEL, "99")
-    try:
-        profiler.start()
-    finally:
-        if not is_asked:
-            del os.environ[_LOG_LEVEL]
-
-
 def _now(device: torch.device) -> Any:
     """Return a point in time; on a GPU an event of its own work, without a device sync."""
     if device.type != "cuda":
-        return perf_counter()
+        return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(device))
     return event

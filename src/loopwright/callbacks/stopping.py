@@ -46,7 +46,6 @@ class EarlyStoppingCallback(TrainerCallback):
         self.early_stopping_patience_counter = 0
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Reset, unless disabled; raise a ConfigError if the evaluation loss is watched without an evaluation."""
         require_evaluation(self, self.watch_metric, trainer)
         if self.reset_on_train:
             self.best_metric = None
@@ -56,8 +55,7 @@ class EarlyStoppingCallback(TrainerCallback):
         """Compare and count, and stop the run when patience runs out; epochs without evaluation do not count."""
         if not has_new_value(self.watch_metric, kwargs):
             return
-        value = float(trainer.run_history.get_latest_metric(self.watch_metric))
-        best = self.best_metric
+        value, best = float(trainer.run_history.get_latest_metric(self.watch_metric)), self.best_metric
         if best is None and not math.isnan(value):
             self.best_metric = value
             self.early_stopping_patience_counter = 0

@@ -83,7 +83,6 @@ class TrackerCallback(TrainerCallback):
             trainer.notify("trackers", text, trackers=trackers.names)
 
     def on_log(self, trainer: TrainerLike, logs: Any = None, **kwargs: Any) -> None:
-        """Report the loss, the learning rate, the gradient norm and the speed."""
         if self._open is None:
             return
         speed: Mapping[str, Any] = getattr(trainer, "speed", {})
@@ -102,10 +101,15 @@ class TrackerCallback(TrainerCallback):
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         self._report_news(trainer, "end")
-        self._finish()
+        self.release()
 
     def release(self) -> None:
-        self._finish()
+        if self._open is not None:
+            self._open.finish()
+            self._open = None
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of reported values of each metric; later values are still to be reported."""
@@ -120,8 +124,9 @@ class TrackerCallback(TrainerCallback):
             return
         before, self._counts = self._counts or {}, _counts(trainer.run_history)
         latest = trainer.run_history.latest()
-        news = {_shown(name): latest[name] for name, count in self._counts.items() if count > before.get(name, 0)}
-        self._report(trainer, kind, news)
+        news = [name for name, count in self._counts.items() if count > before.get(name, 0)]
+        # Dashboards group metrics by the part before a slash: eval/accuracy, train/loss_epoch.
+        self._report(trainer, kind, {re.sub(r"^(eval|train)_", r"\1/", name): latest[name] for name in news})
 
     def _report(self, trainer: TrainerLike, kind: str, values: Mapping[str, Any]) -> None:
         update = trainer.progress.update
@@ -168,25 +173,9 @@ class TrackerCallback(TrainerCallback):
             with contextlib.suppress(OSError):  # at worst a resumed run repeats a point
                 self._journal.append(record)
 
-    def _finish(self) -> None:
-        if self._open is not None:
-            self._open.finish()
-            self._open = None
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
-
 
 def _counts(history: Any) -> dict[str, int]:
     return {name: len(list(history.get_metric_values(name))) for name in sorted(history.get_metric_names())}
-
-
-def _shown(name: str) -> str:
-    """Return a metric's name as dashboards group it: eval/accuracy, train/loss_epoch."""
-    for group in ("eval", "train"):
-        if name.startswith(f"{group}_"):
-            return f"{group}/{name.removeprefix(f'{group}_')}"
-    return name
 
 
 def _number(value: Any) -> float | None:
