@@ -15,25 +15,15 @@ TRAINING, TRAINED, EVALUATED, FINISHED = range(4)
 
 @dataclass(slots=True)
 class Progress:
-    """Where a run stands, always at an update boundary.
+    """Where a run stands, always at an update boundary."""
 
-    Attributes:
-        epoch: epochs finished.
-        update: optimizer updates finished, over the whole run.
-        samples: position in the current epoch: samples that its finished updates consumed, over all processes.
-        batch: micro-batches of the current epoch consumed by this process.
-        total_batches: micro-batches consumed by this process over the whole run.
-        reported: the update after which an epoch was last reported, whole or cut short by a limit.
-        stage: of the current epoch: TRAINING, TRAINED (all of it), EVALUATED or FINISHED.
-    """
-
-    epoch: int = 0
-    update: int = 0
-    samples: int = 0
-    batch: int = 0
-    total_batches: int = 0
-    reported: int = 0
-    stage: int = TRAINING
+    epoch: int = 0  # epochs finished
+    update: int = 0  # optimizer updates finished, over the whole run
+    samples: int = 0  # position in the current epoch: samples that its finished updates consumed, over all processes
+    batch: int = 0  # micro-batches of the current epoch consumed by this process
+    total_batches: int = 0  # micro-batches consumed by this process over the whole run
+    reported: int = 0  # the update after which an epoch was last reported, whole or cut short by a limit
+    stage: int = TRAINING  # of the current epoch: TRAINING, TRAINED (all of it), EVALUATED or FINISHED
 
     def advance(self, batches: int, samples: int) -> None:
         """Count one finished update of so many micro-batches (here) and samples (everywhere)."""
@@ -118,21 +108,13 @@ def rule_of(decider: Any) -> dict[str, str]:
 
 @dataclass(slots=True)
 class Requests:
-    """What was asked of the loop, to be served at the next update boundary.
+    """What was asked of the loop, to be served at the next update boundary."""
 
-    Attributes:
-        log: write a log.
-        evaluate: run an intermediate evaluation.
-        load: a checkpoint file to load when the run is over.
-        saves: folders to save the training state to, each with its metadata.
-        stop: end the run, for this reason.
-    """
-
-    log: bool = False
-    evaluate: bool = False
-    load: Path | None = None
-    saves: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
-    stop: StopReason | None = None
+    log: bool = False  # write a log
+    evaluate: bool = False  # run an intermediate evaluation
+    load: Path | None = None  # a checkpoint file to load when the run is over
+    saves: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)  # of training states: folder and metadata
+    stop: StopReason | None = None  # end the run, for this reason
 
     def any(self) -> bool:
         """Whether anything is asked for."""

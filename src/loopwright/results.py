@@ -58,22 +58,12 @@ class PredictionResult:
 
 @dataclass(frozen=True)
 class LearningRateCurve:
-    """What `find_lr` saw: the loss of each update while the learning rate rose.
+    """What `find_lr` saw: the loss of each update while the learning rate rose."""
 
-    Attributes:
-        rates: the learning rate of each update, of the first parameter group.
-        losses: the loss of each update, before its step.
-        smoothed: the same as a mean over the last few updates.
-        steepest: the rate at which the smoothed loss falls fastest; None where it never falls.
-        lowest: the rate of the lowest smoothed loss; None where no loss is finite.
-        suggestion: the steepest, or a tenth of the lowest if that is less; None where the loss never falls.
-        stop_reason: why it ended before the last rate, or None.
-    """
-
-    rates: tuple[float, ...]
-    losses: tuple[float, ...]
-    smoothed: tuple[float, ...]
-    steepest: float | None
-    lowest: float | None
-    suggestion: float | None
-    stop_reason: str | None = None
+    rates: tuple[float, ...]  # the learning rate of each update, of the first parameter group
+    losses: tuple[float, ...]  # the loss of each update, before its step
+    smoothed: tuple[float, ...]  # the same as a mean over the last few updates
+    steepest: float | None  # the rate at which the smoothed loss falls fastest; None where it never falls
+    lowest: float | None  # the rate of the lowest smoothed loss; None where no loss is finite
+    suggestion: float | None  # the steepest, or a tenth of the lowest if that is less; None where the loss never falls
+    stop_reason: str | None = None  # why it ended before the last rate, or None

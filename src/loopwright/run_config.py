@@ -15,49 +15,27 @@ _KEPT_BY_REFERENCE = frozenset({"sampler", "batch_sampler"})
 
 @dataclass(frozen=True)
 class TrainerRunConfig:
-    """The resolved numbers of the current run.
+    """The resolved numbers of the current run, as attributes or by name: `run_config["num_epochs"]`."""
 
-    Values are read as attributes or by name: `run_config.num_epochs` or `run_config["num_epochs"]`.
-
-    Attributes:
-        num_epochs: epochs of the run.
-        train_per_device_batch_size: samples of a training micro-batch.
-        train_dl_kwargs: arguments of the training loader; None without one.
-        eval_per_device_batch_size: samples of an evaluation micro-batch.
-        eval_dl_kwargs: arguments of the evaluation loader; None without one.
-        gradient_accumulation_steps: micro-batches per update on each process.
-        gradient_clip_value: bound of each gradient element; None does not clip.
-        train_total_batch_size: samples of an update over all processes.
-        eval_total_batch_size: samples that all processes evaluate at a time.
-        num_update_steps_per_epoch: micro-batches of all processes per epoch over the accumulation.
-        num_local_update_steps_per_epoch: updates per epoch of each process.
-        max_num_train_steps: the given bound on updates, or a number that no run reaches.
-        is_local_process_zero: whether this is rank 0 of its machine.
-        is_world_process_zero: whether this is rank 0.
-        is_distributed: whether several processes may take part.
-        mixed_precision: "no", "fp16", "bf16" or another type known to the engine.
-    """
-
-    num_epochs: int
-    train_per_device_batch_size: int
-    train_dl_kwargs: dict[str, Any] | None
-    eval_per_device_batch_size: int
-    eval_dl_kwargs: dict[str, Any] | None
-    gradient_accumulation_steps: int
-    gradient_clip_value: float | None
-    train_total_batch_size: int
-    eval_total_batch_size: int
-    num_update_steps_per_epoch: int
-    num_local_update_steps_per_epoch: int
-    max_num_train_steps: int | None
-    is_local_process_zero: bool
-    is_world_process_zero: bool
-    is_distributed: bool
-    mixed_precision: str
+    num_epochs: int  # epochs of the run
+    train_per_device_batch_size: int  # samples of a training micro-batch
+    train_dl_kwargs: dict[str, Any] | None  # arguments of the training loader; None without one
+    eval_per_device_batch_size: int  # samples of an evaluation micro-batch
+    eval_dl_kwargs: dict[str, Any] | None  # arguments of the evaluation loader; None without one
+    gradient_accumulation_steps: int  # micro-batches per update on each process
+    gradient_clip_value: float | None  # bound of each gradient element; None does not clip
+    train_total_batch_size: int  # samples of an update over all processes
+    eval_total_batch_size: int  # samples that all processes evaluate at a time
+    num_update_steps_per_epoch: int  # micro-batches of all processes per epoch over the accumulation
+    num_local_update_steps_per_epoch: int  # updates per epoch of each process
+    max_num_train_steps: int | None  # the given bound on updates, or a number that no run reaches
+    is_local_process_zero: bool  # whether this is rank 0 of its machine
+    is_world_process_zero: bool  # whether this is rank 0
+    is_distributed: bool  # whether several processes may take part
+    mixed_precision: str  # "no", "fp16", "bf16" or another type known to the engine
     num_processes: int
 
     def __getitem__(self, name: str) -> Any:
-        """Return the value of that name; KeyError with the nearest name if there is none."""
         names = list(self)
         if name not in names:
             nearest = get_close_matches(str(name), names, n=1, cutoff=0.0)[0]
@@ -133,7 +111,6 @@ def create_run_config(
 
 
 def _batch_size(loader: Any, kwargs: Mapping[str, Any] | None) -> int | None:
-    """Return the batch size of a loader, its batch sampler or its arguments; None if none has one."""
     batches = getattr(loader, "batch_sampler", None)
     told = (getattr(loader, "batch_size", None), getattr(batches, "batch_size", None), (kwargs or {}).get("batch_size"))
     return next((size for size in told if isinstance(size, int) and size > 0), None)

@@ -33,17 +33,11 @@ Compute = Callable[[Any], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """The loss of some rows at once, and in parts of one row, which show best what a loss is a mean of.
+    """The loss of some rows at once, and in parts of one row, which show best what a loss is a mean of."""
 
-    Attributes:
-        weighed_by: how a part is weighted, "its items" or "its samples"; None if unknown.
-        rows: rows compared; 0 if none were, because items are counted or it could not be done.
-        whole: their loss at once; nan if it differs each time.
-    """
-
-    weighed_by: str | None = None
-    rows: int = 0
-    whole: float = 0.0
+    weighed_by: str | None = None  # how a part is weighted, "its items" or "its samples"; None if unknown
+    rows: int = 0  # rows compared; 0 if none were, because items are counted or it could not be done
+    whole: float = 0.0  # their loss at once; nan if it differs each time
     parts: float = 0.0
 
     def is_same(self, rounding: float) -> bool:
@@ -130,7 +124,6 @@ def _kept_bytes(
 
 
 def compare(run: TrainingRun, window: Window) -> Comparison:
-    """Compare the loss of some rows of a window, whole and in parts."""
     if run.losses.counts_items:
         return Comparison("its items")
     whole = window.pieces if window.whole is None else window.whole
