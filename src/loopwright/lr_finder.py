@@ -12,9 +12,8 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from statistics import linear_regression
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -105,10 +104,8 @@ def _undone(trainer: Trainer) -> Iterator[None]:
     """
     attributes, before = dict(vars(trainer)), trainer._current_run
     modules = {name: value for name, value in attributes.items() if isinstance(value, nn.Module)}
-    kept, hidden = (
-        [_kept_module(part) for module in modules.values() for part in module.modules()],
-        HiddenState(**modules),
-    )
+    kept = [_kept_module(part) for module in modules.values() for part in module.modules()]
+    hidden = HiddenState(**modules)
     hidden.keep()
     optimizer = _KeptOptimizer(trainer.optimizer)
     try:
@@ -128,20 +125,14 @@ def _undone(trainer: Trainer) -> Iterator[None]:
 
 
 class _Ramp(TrainerCallback):
-    """Sets the learning rate of every update, `ratios` times that for each group, and stops once the loss diverges.
-
-    Attributes:
-        losses: of the updates so far that had one; an update without items has none.
-        tried: the rates of these updates.
-        stop_reason: why it ended before its last update, or None.
-    """
+    """Sets the learning rate of every update, `ratios` times that for each group, and stops once the loss diverges."""
 
     asks_alike = True
 
     def __init__(self, rates: list[float], ratios: list[float], on_update: Callable[[int], None] | None = None) -> None:
-        self.losses: list[float] = []
-        self.tried: list[float] = []
-        self.stop_reason: str | None = None
+        self.losses: list[float] = []  # of the updates so far that had one; an update without items has none
+        self.tried: list[float] = []  # the rates of these updates
+        self.stop_reason: str | None = None  # why it ended before its last update, or None
         self._rates = rates
         self._ratios = ratios
         self._on_update = on_update
@@ -275,7 +266,11 @@ def _kept_module(module: nn.Module) -> Callable[[], None]:
         for name, value in parameters.items():
             current = module._parameters.get(name)
             if current is not None and value is not None:
-                _fill(current, value)
+                with torch.no_grad():
+                    if local(current).shape == value.shape:
+                        local(current).copy_(value)
+                    else:
+                        current.copy_(split_like(value, current))
                 current.grad = None
         for name, value in buffers.items():
             buffer = module._buffers.get(name)
@@ -311,19 +306,8 @@ def _copy(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else local(tensor.detach()).to("cpu", copy=True)
 
 
-def _fill(current: Any, value: Tensor) -> None:
-    with torch.no_grad():
-        if local(current).shape == value.shape:
-            local(current).copy_(value)
-        else:
-            current.copy_(split_like(value, current))
-
-
-@dataclass(frozen=True)
-class _KeptTensor:
-    """A copy of a tensor in host memory, and its device."""
-
-    value: Tensor
+class _KeptTensor(NamedTuple):
+    value: Tensor  # a copy in host memory
     device: torch.device
 
 
