@@ -31,13 +31,10 @@ def is_container(value: Any) -> bool:
 def iter_tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
+    elif isinstance(value, (list, tuple, Mapping)):
+        for item in value.values() if isinstance(value, Mapping) else value:
             yield from iter_tensors(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from iter_tensors(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+    elif is_container(value):
         for field in dataclasses.fields(value):
             yield from iter_tensors(getattr(value, field.name))
 
@@ -72,19 +69,16 @@ def map_children(value: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(function(item) for item in value)
     if isinstance(value, Mapping):
-        return _rebuilt(value, {name: function(item) for name, item in value.items()})
+        items = {name: function(item) for name, item in value.items()}
+        try:
+            # Mapping types with their own constructors (transformers' ModelOutput, BatchEncoding) take a dict.
+            return type(value)(items)  # type: ignore[call-arg]
+        except TypeError:
+            return items
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: function(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
         return dataclasses.replace(value, **fields)
     return value
-
-
-def _rebuilt(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    # Mapping types with their own constructors (transformers' ModelOutput, BatchEncoding) take a dict.
-    try:
-        return type(original)(items)  # type: ignore[call-arg]
-    except TypeError:
-        return items
 
 
 def remove_padding(padded_tensor: torch.Tensor, pad_value: float) -> torch.Tensor:

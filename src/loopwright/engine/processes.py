@@ -118,7 +118,6 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def sum_over_processes(values: list[float], device: torch.device) -> list[float]:
-    """Return each value's sum over all processes (float64 where the device has it)."""
     if not is_distributed():
         return values
     dtype = torch.float32 if device.type == "mps" else torch.float64

@@ -31,13 +31,7 @@ _REFUSED = {
     "hybrid_shard_zero2": "shards within a machine and copies between machines are not supported",
     "no_shard": "leave the argument out instead",
 }
-# The fields for the entries of hf's fsdp_config.
-_FIELDS = {
-    "transformer_layer_cls_to_wrap": "layers",
-    "min_num_params": "min_num_params",
-    "reshard_after_forward": "reshard_after_forward",
-}
-# Entries that change nothing in FSDP2.
+# Entries of hf's fsdp_config that change nothing in FSDP2.
 _WITHOUT_EFFECT = frozenset(
     ("version", "fsdp_version", "use_orig_params", "sync_module_states", "state_dict_type", "auto_wrap_policy")
     + ("backward_prefetch", "limit_all_gathers", "cpu_ram_efficient_loading")
@@ -92,15 +86,14 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
         )
     chosen: dict[str, Any] = {}
     for name, value in config.items():
-        if name not in _FIELDS and name not in _WITHOUT_EFFECT and value:
+        if name == "reshard_after_forward":
+            chosen[name] = str(value).lower() in ("true", "full_shard")
+        elif name == "transformer_layer_cls_to_wrap" and value:
+            chosen["layers"] = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
+        elif name == "min_num_params" and value:
+            chosen[name] = int(value)
+        elif name not in _WITHOUT_EFFECT and value:
             raise ConfigError(f"fsdp_config: {name}={value!r} is not supported")
-        own = _FIELDS.get(name)
-        if own == "layers" and value:
-            chosen[own] = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
-        elif own == "reshard_after_forward":
-            chosen[own] = str(value).lower() in ("true", "full_shard")
-        elif own == "min_num_params" and value:
-            chosen[own] = int(value)
     return chosen
 
 
@@ -173,8 +166,7 @@ class _Origin:
         """Return a copy of the skeleton, with its parameters replaced from `memory`."""
         if isinstance(self.skeleton, str):
             raise ConfigError(f"this sharded model cannot be copied: {self.skeleton}")
-        twin: nn.Module = copy.deepcopy(self.skeleton, memory)
-        return twin
+        return copy.deepcopy(self.skeleton, memory)
 
     def split(self, model: nn.Module) -> None:
         from torch.distributed.fsdp import fully_shard
@@ -192,13 +184,11 @@ class _Origin:
 
 
 def _inner(model: nn.Module) -> nn.Module:
-    inner: nn.Module = getattr(model, "_orig_mod", model)  # inside torch.compile's wrapper
-    return inner
+    return getattr(model, "_orig_mod", model)  # inside torch.compile's wrapper
 
 
 def _origin_of(model: nn.Module) -> _Origin | None:
-    origin: _Origin | None = _inner(model).__dict__.get(_ORIGIN)
-    return origin
+    return _inner(model).__dict__.get(_ORIGIN)
 
 
 def is_sharded(model: Any) -> bool:
@@ -324,9 +314,9 @@ def _chosen(plugin: Any, model: nn.Module) -> Callable[[nn.Module], bool]:
 
 
 def _skeleton(model: nn.Module) -> nn.Module | str:
-    memory: dict[int, Any] = {}
-    for parameter in model.parameters():
-        memory[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+    memory: dict[int, Any] = {
+        id(each): nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad) for each in model.parameters()
+    }
     try:
         return copy.deepcopy(model, memory)
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
