@@ -171,7 +171,6 @@ def _plan_shapes(run: TrainingRun) -> Any:
 
 
 def check_graphs(step_mode: str, device: torch.device) -> None:
-    """Raise a ConfigError for step_mode="graph" on a device without CUDA."""
     if step_mode == "graph" and device.type != "cuda":
         raise ConfigError(f'step_mode="graph" needs a CUDA device, and this run is on {device}. Use "auto".')
 

@@ -73,7 +73,11 @@ class MemoryGuard:
     def _begin_again(self, window: Window, error: Exception) -> Window:
         """Give up an update that does not fit, and return its window in smaller parts."""
         run = self.run
-        free = self._give_up_update()
+        run.micro_batch_step.discard()
+        run.drop_gradients()
+        run.buffers.restore()
+        memory.release_memory(run.engine.device)
+        free = memory.free_bytes(run.engine.device)
         reason = self._why_not_split(window)
         if reason is not None:
             raise self._training_error(window, error, reason, free) from error
@@ -92,15 +96,6 @@ class MemoryGuard:
         found = {"update": update, "parts": self.parts.train, "rows": rows, "asked_bytes": asked, "free_bytes": free}
         self._report_split("training", text, comparison, found)
         return smaller
-
-    def _give_up_update(self) -> int:
-        """Drop everything that the update's micro-batches left so far; return the bytes that are free then."""
-        run = self.run
-        run.micro_batch_step.discard()
-        run.drop_gradients()
-        run.buffers.restore()
-        memory.release_memory(run.engine.device)
-        return memory.free_bytes(run.engine.device)
 
     def _why_not_split(self, window: Window) -> str | None:
         if self.run.settings.oom == "stop":
