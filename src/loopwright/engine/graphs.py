@@ -176,15 +176,10 @@ class UpdateGraphs:
         return len(self._whole) + len(self._parts) + (self._apply is not None)
 
     def replay(self, inputs: list[Any], before: Callable[[int], None], after: Callable[[int, Any], None]) -> None:
-        """Run an update.
+        """Run an update, given the inputs of its micro-batches, on any device; floats may change too.
 
-        Args:
-            inputs: one argument of `Step.micro_batch` per micro-batch, on any device; floats may change too.
-            before: called with the index of each micro-batch before it is replayed, to seed it.
-            after: called with the index and the output of each, which the next replay overwrites.
-
-        Raises:
-            NotCapturableError: it cannot be recorded; nothing was changed.
+        `before` gets the index of each micro-batch, to seed it; `after` the index and the output, which the next replay
+        overwrites. NotCapturableError means that it cannot be recorded; nothing was changed.
         """
         is_alone, graphs = len(inputs) == 1, []
         known = self._whole if is_alone else self._parts
@@ -232,11 +227,10 @@ class UpdateGraphs:
                 self.capturer.warm_up(lambda: step.micro_batch(inputs.value))
             if is_alone:
                 self._drop_gradients()
-                replay, output = self._capture(lambda: (step.micro_batch(inputs.value), step.apply()))
             else:
                 self._attach_gradients()
-                replay, output = self._capture(lambda: (step.micro_batch(inputs.value), None))
-        return _Recorded(inputs, replay, output)
+            recorded = self._capture(lambda: (step.micro_batch(inputs.value), step.apply() if is_alone else None))
+        return _Recorded(inputs, *recorded)
 
     def _record_apply(self) -> _Recorded:
         with self._no_trace():

@@ -23,7 +23,7 @@ _SIGNS = re.compile(
     re.IGNORECASE,
 )
 _ASKED = re.compile(r"ried to allocate ([\d.]+) ?(bytes|[KMGT]i?B)")
-_UNITS = {"bytes": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_UNITS = {"b": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _LEFT_ALONE = "is_not_of_a_batch"
 _CGROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
@@ -64,10 +64,7 @@ def leave_alone(error: BaseException) -> None:
 
 def asked_bytes(error: BaseException) -> int | None:
     found = _ASKED.search(str(error))
-    if found is None:
-        return None
-    unit = found[2] if found[2] == "bytes" else found[2][0]
-    return int(float(found[1]) * _UNITS[unit])
+    return None if found is None else int(float(found[1]) * _UNITS[found[2][0]])
 
 
 def forget_frames(error: BaseException) -> None:

@@ -88,11 +88,8 @@ def plain_config(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def where_to_look(name: str, run: TrackedRun) -> str:
     """Return a tracker's name, with the command that shows the run if one works without an account."""
-    if name == "tensorboard":
-        return f"tensorboard (tensorboard --logdir {run.folder})"
-    if name == "trackio":
-        return f"trackio (trackio show --project {run.project})"
-    return name
+    options = {"tensorboard": f"--logdir {run.folder}", "trackio": f"show --project {run.project}"}
+    return f"{name} ({name} {options[name]})" if name in options else name
 
 
 class Trackers:

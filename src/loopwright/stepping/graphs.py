@@ -38,12 +38,10 @@ def plan_stepper(run: TrainingRun) -> EagerStepper | GraphStepper:
     eager = EagerStepper(run)
     if run.settings.step_mode not in ("auto", "graph") or not has_graphs(run.trainer):
         return eager
-    reason, planned = _why_eager(run), None
-    if reason is None:
-        planned = _plan_shapes(run)
-        reason = "the shapes of its batches are not known before they are read" if planned is None else None
-    if reason is not None:
-        report_eager(run, reason)
+    reason = _why_eager(run)
+    planned = _plan_shapes(run) if reason is None else None
+    if planned is None:
+        report_eager(run, reason or "the shapes of its batches are not known before they are read")
         return eager
     prepare_optimizer(run.trainer.optimizer)
     return GraphStepper(run, planned, run.trainer.create_capturer())
@@ -90,9 +88,8 @@ class GraphStepper:
 
     def _is_planned(self, window: Window) -> bool:
         run, pieces = self.run, window.pieces
-        if len(pieces) != run.settings.gradient_accumulation_steps:
-            return False
-        if any(piece.rows != run.train_loader.batch_size for piece in pieces):
+        is_full = len(pieces) == run.settings.gradient_accumulation_steps
+        if not is_full or any(piece.rows != run.train_loader.batch_size for piece in pieces):
             return False
         if isinstance(self._planned, PlannedShapes):
             return all(piece.batch in self._planned for piece in pieces)
