@@ -117,7 +117,7 @@ def write_atomically(path: str | Path, data: bytes | str, *, faults: bool = Fals
         OSError: it could not be written: the old content is intact, and no temporary file is left. If only the sync of
             the folder failed, the new content is in place, but may not survive a power cut.
     """
-    final = Path(path)
+    final, reach = Path(path), failpoint if faults else lambda point: None
     content = memoryview(data.encode() if isinstance(data, str) else data)
     half = len(content) // 2
     aside = final.with_name(f"{_PREFIX}{final.name}-{os.urandom(4).hex()}")
@@ -125,19 +125,19 @@ def write_atomically(path: str | Path, data: bytes | str, *, faults: bool = Fals
     try:
         try:
             write_all(descriptor, content[:half])
-            _pass("mid_write", faults)
+            reach("mid_write")
             write_all(descriptor, content[half:])
-            _pass("pre_fsync", faults)
+            reach("pre_fsync")
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        _pass("pre_rename", faults)
+        reach("pre_rename")
         os.replace(aside, final)
     except BaseException:
         with contextlib.suppress(OSError):
             aside.unlink()
         raise
-    _pass("after_rename", faults)
+    reach("after_rename")
     fsync_folder(final.parent)
 
 
@@ -237,19 +237,10 @@ def warn_once(text: str) -> None:
 
 def remove_leftovers(folder: str | Path) -> list[Path]:
     """Remove the temporary files of killed processes, and return them; called at a start, by the folder's owner."""
-    leftovers = [
-        Path(entry.path)
-        for entry in os.scandir(folder)
-        if entry.name.startswith(_PREFIX) and entry.is_file(follow_symlinks=False)
-    ]
+    leftovers = [path for path in Path(folder).glob(f"{_PREFIX}*") if path.is_file() and not path.is_symlink()]
     for path in leftovers:
         path.unlink(missing_ok=True)
     return leftovers
-
-
-def _pass(point: str, faults: bool) -> None:
-    if faults:
-        failpoint(point)
 
 
 def read_bytes(path: str | Path, most_bytes: int = _MOST_BYTES) -> bytes:

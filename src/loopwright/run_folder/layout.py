@@ -80,8 +80,7 @@ class RunFolder:
     @property
     def metadata(self) -> dict[str, Any]:
         """The content of run.json."""
-        metadata: dict[str, Any] = read_json(self.path / RUN_FILE, {})
-        return metadata
+        return dict(read_json(self.path / RUN_FILE, {}))
 
     def record(self, **fields: Any) -> None:
         """Add fields to run.json, or replace them."""
@@ -109,8 +108,7 @@ class RunFolder:
 
     def read_result(self) -> dict[str, Any]:
         """Return the content of result.json; empty before the end of the run."""
-        result: dict[str, Any] = read_json(self.result, {})
-        return result
+        return dict(read_json(self.result, {}))
 
     def append_log(self, line: str) -> None:
         """Append printed output to log.txt; a write error does not stop the run."""
