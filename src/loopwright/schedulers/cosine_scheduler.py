@@ -56,11 +56,9 @@ class CosineLrScheduler(StatefulSchedulerBase):
         warmup_starting_lr_ratio: float | None = None,
         num_cooldown_epochs: float = 0,
     ) -> None:
-        require(total_num_epochs > 0, f"total_num_epochs must be positive, got {total_num_epochs}")
-        require(
-            num_update_steps_per_epoch > 0,
-            f"num_update_steps_per_epoch must be positive, got {num_update_steps_per_epoch}",
-        )
+        lengths = {"total_num_epochs": total_num_epochs, "num_update_steps_per_epoch": num_update_steps_per_epoch}
+        for name, length in lengths.items():
+            require(length > 0, f"{name} must be positive, got {length}")
         require(lr_min >= 0, f"lr_min must not be negative, got {lr_min}")
         super().__init__(optimizer)
         self.total_iterations = total_num_epochs * num_update_steps_per_epoch

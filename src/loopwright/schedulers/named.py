@@ -230,7 +230,7 @@ class GreedyLR(ReduceLROnPlateau):
         self.reset_start = reset_start
         self.recent: list[float] = []
         self.warmup_counter = 0
-        self.first_lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        self.first_lrs = self._lrs()
         self._begin()
 
     def step(self, metrics: SupportsFloat, epoch: int | None = None) -> None:  # type: ignore[override] # as its base

@@ -54,11 +54,7 @@ class Expression:
     __floordiv__, __rfloordiv__ = _binary("//")
     __mod__, __rmod__ = _binary("%")
     __pow__, __rpow__ = _binary("**")
-    __neg__ = _unary("neg")
-    __pos__ = _unary("pos")
-    __abs__ = _unary("abs")
-    __floor__ = _unary("floor")
-    __ceil__ = _unary("ceil")
+    __neg__, __pos__, __abs__, __floor__, __ceil__ = map(_unary, ("neg", "pos", "abs", "floor", "ceil"))
 
     def __round__(self, num_digits: int | None = None) -> Operation:
         return _operation("round", self) if num_digits is None else _operation("round", self, num_digits)
@@ -207,9 +203,7 @@ def _bounded_product(trainer: TrainerLike, value: Operation, limit: int) -> Numb
         return None
     factors.remove(_EPOCHS)
     factors.remove(updates)
-    product: Number = limit
-    for factor in factors:
-        product *= _number(trainer, factor)
+    product: Number = math.prod((_number(trainer, factor) for factor in factors), start=limit)
     for divisor in divisors:
         product /= _number(trainer, divisor)
     return product

@@ -148,9 +148,6 @@ class InMemoryRunHistory(RunHistory):
         # No list in here is empty: a metric exists from its first value on.
         self._metrics: dict[str, list[Any]] = {}
 
-    def latest(self) -> dict[str, Any]:
-        return {name: self._metrics[name][-1] for name in sorted(self._metrics)}
-
     def _recorded_names(self) -> str:
         if not self._metrics:
             return "Nothing has been recorded yet."

@@ -27,9 +27,7 @@ class LossTracker:
     """Keeps the mean of mean losses, each weighted by its number of items. Reading anything waits for the device."""
 
     def __init__(self) -> None:
-        self._sums = _Sums()
-        self._pending: list[tuple[float | Tensor, float | Tensor]] = []
-        self._folded: list[tuple[Sequence[float | Tensor] | Tensor, Sequence[float | Tensor] | Tensor]] = []
+        self.reset()
 
     def update(
         self, loss_batch_value: float | Tensor, batch_size: float | Tensor = 1, *, is_ours: bool = False
@@ -59,8 +57,8 @@ class LossTracker:
     def reset(self) -> None:
         """Discard everything."""
         self._sums = _Sums()
-        self._pending = []
-        self._folded = []
+        self._pending: list[tuple[float | Tensor, float | Tensor]] = []
+        self._folded: list[tuple[Sequence[float | Tensor] | Tensor, Sequence[float | Tensor] | Tensor]] = []
 
     @property
     def loss_value(self) -> float:

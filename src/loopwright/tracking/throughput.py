@@ -78,10 +78,8 @@ class Stopwatch:
 class Throughput:
     """Counts samples and tokens, and reports the speed since the last call.
 
-    Args:
-        num_parameters: of the model; None omits the utilisation.
-        peak_flops: of one device in FLOP/s; None omits the utilisation.
-        stopwatch: counts the time; evaluations and saves are told to it by others.
+    The utilisation needs the model's `num_parameters` and the `peak_flops` of one device, in FLOP/s. The `stopwatch`
+    counts the time; others tell it of evaluations and saves.
     """
 
     def __init__(
