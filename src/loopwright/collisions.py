@@ -32,18 +32,13 @@ def warn_of_collisions(
     `state` has the private attributes that instances of `base` have, each with its type.
     """
     ours, state = private_names(base, contract), state or {}
-    for kind in type(trainer).__mro__:
-        if kind.__module__.partition(".")[0] != "loopwright":
-            for name in sorted(ours & vars(kind).keys()):
-                _warn(f"{kind.__name__}.{name}", base)
-    for name, value in vars(trainer).items():
-        if name in ours and not isinstance(value, state.get(name, ())):
-            _warn(f"{type(trainer).__name__}().{name}", base)
-
-
-def _warn(place: str, base: type) -> None:
-    warnings.warn(
-        f"{place} has the name of a private part of loopwright's {base.__qualname__}, which the training loop uses. "
-        "Rename it.",
-        stacklevel=5,  # the line that makes the trainer, or calls train
-    )
+    users = [kind for kind in type(trainer).__mro__ if kind.__module__.partition(".")[0] != "loopwright"]
+    places = [f"{kind.__name__}.{name}" for kind in users for name in sorted(ours & vars(kind).keys())]
+    owned = [name for name, value in vars(trainer).items() if not isinstance(value, state.get(name, ()))]
+    places += [f"{type(trainer).__name__}().{name}" for name in owned if name in ours]
+    for place in places:
+        warnings.warn(
+            f"{place} has the name of a private part of loopwright's {base.__qualname__}, which the training loop "
+            "uses. Rename it.",
+            stacklevel=4,  # the line that makes the trainer, or calls train
+        )

@@ -225,7 +225,6 @@ _FOREIGN_NAMES = {name: each[:3] for each in _FOREIGN for name in each[3].split(
 
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 
-
 # The options of APOLLO's projection, which only the groups of projected layers have.
 _PROJECTION = {"rank": 128, "proj": "random", "scale_type": "channel", "update_proj_gap": 200, "scale": 1.0}
 _PROJECTION |= {"proj_type": "std"}
@@ -422,14 +421,10 @@ _WORDS: Mapping[str, bool | None] = {"true": True, "yes": True, "false": False, 
 
 def _typed(key: str, text: str, default: Any) -> Any:
     """Return the value of the text, in the type of the option's default."""
-    value: Any
-    if text.lower() in _WORDS:
-        value = _WORDS[text.lower()]
-    else:
-        try:
-            value = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            value = text
+    try:
+        value: Any = _WORDS[text.lower()] if text.lower() in _WORDS else ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(default, bool):
         if isinstance(value, bool) or (is_number and value in (0, 1)):

@@ -459,8 +459,7 @@ class Trainer(TrainerHooks):
         checkpoints = self._current_run.checkpoints
         checkpoint = checkpoints.read(input_dir)
         checkpoints.restore(checkpoint)
-        metadata: dict[str, Any] = checkpoint.state["metadata"]
-        return metadata
+        return dict(checkpoint.state["metadata"])
 
     save_checkpoint = model_files.save_checkpoint
     load_checkpoint = model_files.load_checkpoint
