@@ -301,9 +301,7 @@ def _state_name(callback: Any) -> str:
 
 
 def _warn_of_unknown_events(callback: Any) -> None:
-    if not isinstance(callback, TrainerCallback):
-        return
-    for name in dir(type(callback)):
+    for name in dir(type(callback)) if isinstance(callback, TrainerCallback) else ():
         if name.startswith("on_") and name not in EVENTS and name not in callback.custom_events:
             nearest = difflib.get_close_matches(name, EVENTS, n=1)
             hint = f" Did you mean {nearest[0]}?" if nearest else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import shutil
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from loopwright.errors import ConfigError
 from loopwright.protocols import TrainerLike
 
 
+@dataclass(eq=False, repr=False)
 class SaveBestModelCallback(TrainerCallback):
     """Saves the model whenever a metric improves, and loads the best one at the end of the run.
 
@@ -29,26 +31,18 @@ class SaveBestModelCallback(TrainerCallback):
         operator: compares a new value with the best.
     """
 
-    def __init__(
-        self,
-        save_path: str | Path = "best_model.pt",
-        watch_metric: str = "eval_loss_epoch",
-        greater_is_better: bool = False,
-        reset_on_train: bool = True,
-        save_optimizer: bool = True,
-        save_scheduler: bool = True,
-        load_saved_checkpoint: bool = True,
-    ) -> None:
-        self.save_path = save_path
-        self.watch_metric = watch_metric
-        self.greater_is_better = greater_is_better
-        self.reset_on_train = reset_on_train
-        self.save_optimizer = save_optimizer
-        self.save_scheduler = save_scheduler
-        self.load_saved_checkpoint = load_saved_checkpoint
-        self.operator = operator.gt if greater_is_better else operator.lt
-        self.best_metric: float | None = None
-        self.best_metric_epoch: int | None = None
+    save_path: str | Path = "best_model.pt"
+    watch_metric: str = "eval_loss_epoch"
+    greater_is_better: bool = False
+    reset_on_train: bool = True
+    save_optimizer: bool = True
+    save_scheduler: bool = True
+    load_saved_checkpoint: bool = True
+    best_metric: float | None = field(default=None, init=False)
+    best_metric_epoch: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.operator = operator.gt if self.greater_is_better else operator.lt
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         require_evaluation(self, self.watch_metric, trainer)
@@ -223,11 +217,10 @@ class WSDCheckpointCallback(TrainerCallback):
                 "Scheduler must implement get_checkpoint_steps() for WSDCheckpointCallback, got "
                 f"{type(scheduler).__name__}. Pass create_scheduler_fn=WSDLrScheduler.create_scheduler_fn()."
             )
-        is_new = trainer.progress.update == 0
-        if is_new and self.initial_checkpoint is not None and self.initial_checkpoint.exists():
-            is_state = self.initial_checkpoint.is_dir()
-            load = trainer.load_training_state if is_state else trainer.load_checkpoint
-            self.last_checkpoint_step = load(self.initial_checkpoint).get("step")
+        start = self.initial_checkpoint
+        if trainer.progress.update == 0 and start is not None and start.exists():
+            load = trainer.load_training_state if start.is_dir() else trainer.load_checkpoint
+            self.last_checkpoint_step = load(start).get("step")
         self.checkpoint_steps = set(scheduler.get_checkpoint_steps())
         self.decay_info = scheduler.get_decay_info()
         self.decay_fraction = scheduler.decay_phase_ratio

@@ -104,13 +104,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         update_every: int = 1,
     ) -> None:
         require_counts(update_every=update_every)
-        super().__init__(
-            save_path=save_path,
-            watch_metric=watch_metric,
-            greater_is_better=greater_is_better,
-            reset_on_train=False,
-            save_optimizer=False,
-        )
+        super().__init__(save_path, watch_metric, greater_is_better, reset_on_train=False, save_optimizer=False)
         self.decay = decay
         self.evaluate_during_training = evaluate_during_training
         self.model_ema = model_ema

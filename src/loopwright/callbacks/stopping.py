@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from loopwright.progress import StopKind, StopReason
 from loopwright.protocols import TrainerLike
 
 
+@dataclass(eq=False, repr=False)
 class EarlyStoppingCallback(TrainerCallback):
     """Stops the run when a metric has not improved for some epochs.
 
@@ -28,22 +30,16 @@ class EarlyStoppingCallback(TrainerCallback):
         early_stopping_patience_counter: epochs since it improved.
     """
 
-    def __init__(
-        self,
-        early_stopping_patience: int = 1,
-        early_stopping_threshold: float = 0.01,
-        watch_metric: str = "eval_loss_epoch",
-        greater_is_better: bool = False,
-        reset_on_train: bool = True,
-    ) -> None:
-        self.early_stopping_patience = early_stopping_patience
-        self.early_stopping_threshold = early_stopping_threshold
-        self.watch_metric = watch_metric
-        self.greater_is_better = greater_is_better
-        self.reset_on_train = reset_on_train
-        self.operator = operator.gt if greater_is_better else operator.lt
-        self.best_metric: float | None = None
-        self.early_stopping_patience_counter = 0
+    early_stopping_patience: int = 1
+    early_stopping_threshold: float = 0.01
+    watch_metric: str = "eval_loss_epoch"
+    greater_is_better: bool = False
+    reset_on_train: bool = True
+    best_metric: float | None = field(default=None, init=False)
+    early_stopping_patience_counter: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.operator = operator.gt if self.greater_is_better else operator.lt
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         require_evaluation(self, self.watch_metric, trainer)

@@ -142,8 +142,8 @@ class TrackerCallback(TrainerCallback):
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / _JOURNAL
         earlier = list(read_json_lines(path))
-        first = earlier[0] if earlier and earlier[0].get("event") == "run" else None
-        is_resumed = first is not None and trainer.progress.update > 0
+        first = earlier[0] if earlier and earlier[0].get("event") == "run" else {}
+        is_resumed = bool(first) and trainer.progress.update > 0
         self._journal = MetricsLog(path)
         self._written = {}
         identities: dict[str, str] = {}
@@ -155,16 +155,15 @@ class TrackerCallback(TrainerCallback):
                     self._written[kind] = max(update, self._written.get(kind, -1))
         else:
             self._journal.cut_back(0)
-        known: dict[str, Any] = {} if first is None or not is_resumed else first
         word = re.sub(r"[^A-Za-z0-9_-]+", "-", self.run_name)[:50]
         return TrackedRun(
             project=self.project,
             name=self.run_name,
             folder=self.folder,
-            id=known.get("id", f"{word}-{os.urandom(4).hex()}"),
+            id=(first if is_resumed else {}).get("id", f"{word}-{os.urandom(4).hex()}"),
             config=plain_config(_settings_of(trainer) if self.config is None else self.config),
             is_resumed=is_resumed,
-            replaces=first is not None and not is_resumed,
+            replaces=bool(first) and not is_resumed,
             identities=identities,
         )
 

@@ -231,9 +231,7 @@ class Engine:
             nn.utils.clip_grad_value_(parameters, value)
         if norm is None:
             return None
-        if self._is_sharded:
-            return clip_norm(parameters, norm)
-        return nn.utils.clip_grad_norm_(parameters, norm)
+        return (clip_norm if self._is_sharded else nn.utils.clip_grad_norm_)(parameters, norm)
 
     def share_gradients(self, model: Any, is_shared: bool) -> None:
         """Set whether the next backward syncs gradients with the other processes; only a window's last one does."""

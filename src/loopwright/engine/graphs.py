@@ -163,9 +163,8 @@ class UpdateGraphs:
     step: Step
     capturer: Capturer
     norm: Tensor | None = None
-    _whole: dict[Hashable, _Recorded] = field(default_factory=dict)
-    _parts: dict[Hashable, _Recorded] = field(default_factory=dict)
-    _apply: _Recorded | None = None
+    _graphs: dict[Hashable, _Recorded] = field(default_factory=dict)
+    _apply: tuple[Callable[[], None], Any] | None = None  # its replay, and the gradient's norm
     _gradients: dict[int, Tensor] = field(default_factory=dict)
     _rates: list[Tensor] = field(default_factory=list)
     _rate_values: list[float] = field(default_factory=list)
@@ -173,7 +172,7 @@ class UpdateGraphs:
     _has_collected: bool = False
 
     def __len__(self) -> int:
-        return len(self._whole) + len(self._parts) + (self._apply is not None)
+        return len(self._graphs) + (self._apply is not None)
 
     def replay(self, inputs: list[Any], before: Callable[[int], None], after: Callable[[int, Any], None]) -> None:
         """Run an update, given the inputs of its micro-batches, on any device; floats may change too.
@@ -182,14 +181,17 @@ class UpdateGraphs:
         overwrites. NotCapturableError means that it cannot be recorded; nothing was changed.
         """
         is_alone, graphs = len(inputs) == 1, []
-        known = self._whole if is_alone else self._parts
-        for key, value in [(signature(value), value) for value in inputs]:
-            if key not in known:
-                known[key] = self._record(value, is_alone=is_alone)
-            graphs.append(known[key])
+        for key, value in [((is_alone, signature(value)), value) for value in inputs]:
+            if key not in self._graphs:
+                self._graphs[key] = self._record(value, is_alone=is_alone)
+            graphs.append(self._graphs[key])
         if not is_alone and self._apply is None:
             self._apply = self._record_apply()
-        self._fill_rates()
+        for index, group in enumerate(self.step.optimizer.param_groups):
+            rate = float(group["lr"])
+            if rate != self._rate_values[index]:
+                self._rates[index].fill_(rate)
+                self._rate_values[index] = rate
         for index, (graph, value) in enumerate(zip(graphs, inputs, strict=True)):
             graph.inputs.fill(value)
             before(index)
@@ -199,8 +201,8 @@ class UpdateGraphs:
             self.norm = graphs[0].output[1]
         else:
             assert self._apply is not None
-            self._apply.replay()
-            self.norm = self._apply.output
+            replay, self.norm = self._apply
+            replay()
 
     def forget_if_changed(self) -> None:
         """Drop graphs recorded for other optimizer settings or other trainable weights."""
@@ -210,7 +212,7 @@ class UpdateGraphs:
         ]
         trained = [parameter.requires_grad for parameter in self.step.parameters]
         if (options, trained) != self._recorded_for:
-            self._whole, self._parts, self._apply = {}, {}, None
+            self._graphs, self._apply = {}, None
             self._gradients, self._rates = {}, []
             self._recorded_for = (options, trained)
 
@@ -232,7 +234,7 @@ class UpdateGraphs:
             recorded = self._capture(lambda: (step.micro_batch(inputs.value), step.apply() if is_alone else None))
         return _Recorded(inputs, *recorded)
 
-    def _record_apply(self) -> _Recorded:
+    def _record_apply(self) -> tuple[Callable[[], None], Any]:
         with self._no_trace():
             self._attach_gradients()
 
@@ -241,8 +243,7 @@ class UpdateGraphs:
                 torch._foreach_zero_(list(self._gradients.values()))  # one kernel for all tensors
                 return norm
 
-            replay, norm = self._capture(apply)
-        return _Recorded(StaticInputs({}, self.step.device), replay, norm)
+            return self._capture(apply)
 
     def _capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         if not self._rates:
@@ -300,13 +301,6 @@ class UpdateGraphs:
             parameter.grad = self._gradients.get(id(parameter))
         if self._gradients:
             torch._foreach_zero_(list(self._gradients.values()))
-
-    def _fill_rates(self) -> None:
-        for index, group in enumerate(self.step.optimizer.param_groups):
-            value = float(group["lr"])
-            if value != self._rate_values[index]:
-                self._rates[index].fill_(value)
-                self._rate_values[index] = value
 
 
 @contextlib.contextmanager

@@ -121,9 +121,7 @@ def sum_over_processes(values: list[float], device: torch.device) -> list[float]
     if not is_distributed():
         return values
     dtype = torch.float32 if device.type == "mps" else torch.float64
-    tensor = torch.tensor(values, dtype=dtype, device=device)
-    dist.all_reduce(tensor)
-    return [float(value) for value in tensor.tolist()]
+    return list(map(float, sum_on_device(torch.tensor(values, dtype=dtype, device=device)).tolist()))
 
 
 class Agreement:

@@ -163,7 +163,6 @@ class _Origin:
     options: dict[str, Any]  # of torch's `fully_shard`
 
     def copied(self, memory: dict[int, Any] | None = None) -> nn.Module:
-        """Return a copy of the skeleton, with its parameters replaced from `memory`."""
         if isinstance(self.skeleton, str):
             raise ConfigError(f"this sharded model cannot be copied: {self.skeleton}")
         return copy.deepcopy(self.skeleton, memory)
@@ -201,7 +200,11 @@ def shard(accelerator: Any, model: nn.Module, optimizer: Any) -> tuple[nn.Module
         inner, plugin = _inner(model), accelerator.state.fsdp_plugin
         places = _take_out(inner, optimizer)
         for tensor in (*inner.parameters(), *inner.buffers()):
-            _take_from_first(tensor, accelerator.device)
+            # Rank 0's values, as DDP does: models may have been initialised with different seeds.
+            sent = tensor.detach().to(accelerator.device).contiguous()
+            dist.broadcast(sent, 0)
+            with torch.no_grad():
+                tensor.copy_(sent)
         if accelerator.mixed_precision != "no":
             for parameter in inner.parameters():
                 if parameter.requires_grad:
@@ -254,14 +257,6 @@ def _copy_buffers(source: nn.Module, target: nn.Module) -> None:
     with torch.no_grad():
         for own, other in zip(target.buffers(), source.buffers(), strict=True):
             own.copy_(other)
-
-
-def _take_from_first(tensor: Tensor, device: torch.device) -> None:
-    """Broadcast rank 0's values, as DDP does: models may have been initialised with different seeds."""
-    sent = tensor.detach().to(device).contiguous()
-    dist.broadcast(sent, 0)
-    with torch.no_grad():
-        tensor.copy_(sent)
 
 
 def _split_options(plugin: Any, device: torch.device) -> dict[str, Any]:

@@ -123,7 +123,6 @@ class Trackers:
         return identities
 
     def log(self, values: Mapping[str, float], update: int) -> None:
-        """Log the values of an update to all trackers; one that keeps failing is disabled."""
         for name, tracker in list(self._open.items()):
             if self._try(name, "log", partial(tracker.log, dict(values), step=update)):
                 self._failures[name] = 0

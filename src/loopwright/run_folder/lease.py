@@ -364,10 +364,9 @@ def _runs(owner: Owner) -> bool:
 
 
 def _boot_id() -> str:
-    try:
+    with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return ""
 
 
 def _is_visible(owner: Owner) -> bool:

@@ -142,13 +142,10 @@ class MetricsLog:
         if self._is_torn:
             self._repair()
         try:
-            if is_armed("mid_metrics_append"):
-                half = len(line) // 2
-                write_all(descriptor, line[:half])
-                failpoint("mid_metrics_append")
-                write_all(descriptor, line[half:])
-            else:
-                write_all(descriptor, line)
+            half = len(line) // 2 if is_armed("mid_metrics_append") else 0
+            write_all(descriptor, line[:half])
+            failpoint("mid_metrics_append")
+            write_all(descriptor, line[half:])
         except BaseException:
             self._is_torn = True
             with contextlib.suppress(OSError):  # retried before the next line

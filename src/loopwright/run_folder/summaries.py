@@ -51,9 +51,7 @@ def list_runs(root: Path | None = None) -> list[RunSummary]:
     entries = {entry["id"]: entry for entry in read_index(root)}
     known = {os.path.realpath(root / entry["path"]) for entry in entries.values()}
     found = [_summary(entry, root / entry["path"]) for entry in entries.values()]
-    for folder in runs_in(root):
-        if os.path.realpath(folder) not in known:
-            found.append(_summary({"id": folder.name}, folder))
+    found += [_summary({"id": each.name}, each) for each in runs_in(root) if os.path.realpath(each) not in known]
     return sorted(found, key=lambda run: run.created or 0.0)
 
 
@@ -118,7 +116,6 @@ def _last_seconds(path: Path) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite number as it is; None for anything else."""
     is_number = isinstance(value, (int, float)) and abs(value) < sys.float_info.max
     return float(value) if is_number else None
 

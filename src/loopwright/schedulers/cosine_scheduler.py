@@ -78,8 +78,7 @@ class CosineLrScheduler(StatefulSchedulerBase):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule and the count; the groups' own lr is saved with the optimizer."""
-        state = {name: getattr(self, name) for name in _STATE_ATTRIBUTES}
-        return {**state, "num_updates": self._num_updates}
+        return {**{name: getattr(self, name) for name in _STATE_ATTRIBUTES}, "num_updates": self._num_updates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state and its lr, whether the optimizer was loaded or not; ConfigError for one of another class."""

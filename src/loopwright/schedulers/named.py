@@ -351,8 +351,7 @@ def get_scheduler(
     }
     options = {key: each for key, each in offered.items() if key in parameters and each is not None} | options
     _check_options(name, options, list(parameters))
-    required = [key for key, each in parameters.items() if each.default is Parameter.empty]
-    missing = [key for key in required if key not in options]
+    missing = [key for key, each in parameters.items() if each.default is Parameter.empty and key not in options]
     if missing:
         raise ConfigError(f"the schedule {name!r} needs {', '.join(missing)}")
     for length in ("num_warmup_steps", "num_training_steps"):

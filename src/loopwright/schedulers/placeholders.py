@@ -120,9 +120,7 @@ def resolve(trainer: TrainerLike, value: Any) -> Any:
     if isinstance(value, list | dict):
         keyed = list(value.items() if isinstance(value, dict) else enumerate(value))
         replaced = {key: new for key, item in keyed if (new := resolve(trainer, item)) is not item}
-        if not replaced:
-            return value
-        changed: Any = copy.copy(value)
+        changed: Any = copy.copy(value) if replaced else value
         for key, item in replaced.items():
             changed[key] = item
         return changed

@@ -173,7 +173,6 @@ def check_graphs(step_mode: str, device: torch.device) -> None:
 
 
 def why_not_recorded(optimizer: Any) -> str | None:
-    """Return why the steps of an optimizer cannot be recorded, or None if they can."""
     name = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
         return f"the optimizer is wrapped in a {name}"

@@ -201,7 +201,6 @@ def length_of(batch: Any) -> int | None:
 
 @contextmanager
 def _checkpointing(model: Any) -> Iterator[None]:
-    """Run a block in which a model recomputes activations in its backward pass."""
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     try:
         yield

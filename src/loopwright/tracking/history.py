@@ -78,12 +78,11 @@ class RunHistory(ABC):
 
         A history that keeps more, or keeps it elsewhere, overrides this and `load_state_dict`.
         """
-        # A set of strings has another order in every process; saved state must not.
-        names = sorted(self.get_metric_names())
         return {
             "epoch": self.current_epoch,
             "prefix": self.metric_name_prefix,
-            "metrics": {name: list(self.get_metric_values(name)) for name in names},
+            # A set of strings has another order in every process; saved state must not.
+            "metrics": {name: list(self.get_metric_values(name)) for name in sorted(self.get_metric_names())},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -37,7 +37,6 @@ _PEAKS: tuple[tuple[str, float, float], ...] = (
 _SECONDS_BETWEEN_WATTS = 1.0
 _FLOPS_PER_PARAMETER_AND_TOKEN = 6  # two forward, four backward (Kaplan et al. 2020, section 2.1)
 
-
 W = TypeVar("W")  # a data.Window
 
 
@@ -196,9 +195,7 @@ def peak_flops(device: torch.device, precision: str | None) -> float | None:
 
     "bf16" and "fp16" are 16-bit inputs; anything else counts as TF32, which float32 falls short of.
     """
-    if device.type != "cuda":
-        return None
-    return peak_of(torch.cuda.get_device_name(device), precision)
+    return peak_of(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
 
 
 def peak_of(name: str, precision: str | None) -> float | None:
