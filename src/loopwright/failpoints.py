@@ -58,7 +58,6 @@ FAILPOINTS: Final[dict[str, str]] = {
 
 _Action = Callable[[str], None]
 
-
 # The hits of each armed point, and what happens at the n-th of them or, with None, at each. `next` on a count is one
 # bytecode: thread-safe, and without a lock that a fork could leave taken.
 _points: dict[str, tuple[Iterator[int], list[tuple[int | None, _Action]]] | None] = dict.fromkeys(FAILPOINTS)

@@ -203,16 +203,8 @@ def create_curve(rates: Sequence[float], losses: Sequence[float], stop_reason: s
     steepest = _steepest(rates, smoothed)
     finite = [(loss, rate) for loss, rate in zip(smoothed, rates, strict=True) if math.isfinite(loss)]
     lowest = min(finite)[1] if finite else None
-    found = [rate for rate in (steepest, None if lowest is None else lowest / 10) if rate is not None]
-    return LearningRateCurve(
-        rates=tuple(rates),
-        losses=tuple(losses),
-        smoothed=tuple(smoothed),
-        steepest=steepest,
-        lowest=lowest,
-        suggestion=None if steepest is None else min(found),
-        stop_reason=stop_reason,
-    )
+    suggestion = None if steepest is None or lowest is None else min(steepest, lowest / 10)
+    return LearningRateCurve(tuple(rates), tuple(losses), tuple(smoothed), steepest, lowest, suggestion, stop_reason)
 
 
 def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None:
@@ -222,20 +214,14 @@ def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None
         return None
     bottom = min(finite, key=lambda index: smoothed[index])
     reach = max(1, len(rates) // 20)
+    logs = [math.log10(rate) for rate in rates]
+    slopes: dict[int, float] = {}
     # A mean of one or two losses says little: slopes count once it has settled.
-    slopes = {
-        index: _slope(rates, smoothed, max(0, index - reach), min(bottom, index + reach))
-        for index in range(min(len(rates) // 10, bottom), bottom + 1)
-    }
+    for index in range(min(len(rates) // 10, bottom), bottom + 1):
+        near = slice(max(0, index - reach), min(bottom, index + reach) + 1)
+        slopes[index] = linear_regression(logs[near], smoothed[near]).slope if len(logs[near]) > 1 else 0.0
     best = min(slopes, key=lambda index: slopes[index])
     return rates[best] if slopes[best] < 0 else None
-
-
-def _slope(rates: Sequence[float], losses: Sequence[float], first: int, last: int) -> float:
-    if last <= first:
-        return 0.0
-    logs = [math.log10(rate) for rate in rates[first : last + 1]]
-    return linear_regression(logs, losses[first : last + 1]).slope
 
 
 class _Smoothed:

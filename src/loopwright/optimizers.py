@@ -174,7 +174,6 @@ class Adafactor(Optimizer):
 
 
 def _in_full(tensor: Tensor) -> Tensor:
-    """Return the tensor itself, or a float32 copy if it is in half precision."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
