@@ -36,33 +36,33 @@ MOST_BODY_LINES = 60
 
 # Lines per package; "core" holds the modules at the top level. These only go down.
 MOST_LINES = {
-    "baselines": 351,
-    "callbacks": 1797,
-    "checkpoint": 3004,
-    "cli": 1978,
-    "config": 2332,
-    "core": 3205,
-    "data": 5053,
-    "demos": 1441,
-    "engine": 2491,
-    "hf": 3572,
-    "metrics": 3848,
-    "models": 794,
-    "report": 3544,
-    "run_folder": 1655,
-    "runs": 5201,
-    "schedulers": 1274,
-    "sources": 5915,
-    "stepping": 805,
-    "tasks": 9117,
-    "tracking": 557,
-    "training": 2836,
+    "baselines": 345,
+    "callbacks": 1740,
+    "checkpoint": 3108,
+    "cli": 1883,
+    "config": 2455,
+    "core": 3180,
+    "data": 5019,
+    "demos": 1413,
+    "engine": 2475,
+    "hf": 4957,
+    "metrics": 3797,
+    "models": 778,
+    "report": 3368,
+    "run_folder": 1637,
+    "runs": 5050,
+    "schedulers": 1267,
+    "sources": 5780,
+    "stepping": 794,
+    "tasks": 8797,
+    "tracking": 546,
+    "training": 2881,
 }
 
 # Lines of the packages that any training run needs, and of the tests.
-# docs/decisions/0017-lines-of-state-that-nobody-registered.md
+# docs/decisions/0017-lines-of-state-that-nobody-registered.md, 0018-libraries-over-transformers.md
 MOST_CORE_LINES = 19_330
-MOST_TEST_LINES = 52_810
+MOST_TEST_LINES = 55_980
 CORE_FOLDERS = {"core", "training", "stepping", "checkpoint", "engine"}
 CORE_FOLDERS |= {"callbacks", "run_folder", "schedulers", "tracking"}
 CORE_OF_DATA = ("order", "loader", "samples", "workers", "prefetch", "streams", "defaults", "collate")

@@ -158,7 +158,7 @@ def test_a_run_killed_again_and_again_at_random_moments_ends_with_the_same_bits(
         workers = moments.choice((0, 0, 2))
         process = SERVER.Process(target=job, args=(tmp_path, None, {"workers": workers}))
         process.start()
-        time.sleep(moments.uniform(0.05, 0.5))
+        time.sleep(moments.uniform(0.02, 0.2))
         process.kill()
         process.join()
         kills += process.exitcode == -signal.SIGKILL

@@ -18,13 +18,7 @@ from loopwright.callbacks.extra_state import warn_of_unsaved
 from loopwright.checkpoint import Checkpoint, read
 from loopwright.checkpoint import sharded_checkpoint as sharded
 from loopwright.checkpoint.fingerprint import Change, fingerprint, tier
-from loopwright.checkpoint.hidden_state import (
-    Attributes,
-    HiddenState,
-    SamplerState,
-    changed_modules,
-    describe_modules,
-)
+from loopwright.checkpoint.hidden_state import HiddenState, SamplerState, changed_modules, describe_modules
 from loopwright.checkpoint.saver import Captured, Saver
 from loopwright.checkpoint.state_by_name import fitted_state, optimizer_state, parameter_names
 from loopwright.checkpoint.store import Label, check_savable, commit, set_aside_newer, take_snapshot
@@ -114,8 +108,8 @@ class RunCheckpoints:
         self.buffers, names = buffer_shapes(run.bare_model()), parameter_names(**modules)
         self.initial = hyper_parameters(run.bare_optimizer(), run.trainer.scheduler, names)
 
-    def state_holders(self) -> dict[str, Attributes]:
-        """Return further objects by name whose attributes are state of the run."""
+    def state_holders(self) -> dict[str, Any]:
+        """Return further objects whose attributes are state of the run, as `Attributes` by name."""
         return {}
 
     def start(self) -> None:
