@@ -388,3 +388,20 @@ def test_the_weights_of_other_models_and_losses_on_a_trainer_are_state_of_the_ru
     assert same(whole, resumed)
     for one, other in ((whole.reference, resumed.reference), (whole.loss, resumed.loss)):
         assert largest_difference(one.state_dict(), other.state_dict()) == 0
+
+
+def test_what_a_callback_keeps_is_state_of_the_run(tmp_path):
+    class Averaging(ours.TrainerCallback):
+        def __init__(self):
+            self.average, self.steps, self.started = seeded(Classifier), 0, object()
+
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            self.steps += 1
+            for mine, other in zip(self.average.parameters(), model.parameters(), strict=True):
+                mine.data.lerp_(other.data, 1 / self.steps)
+
+    callbacks = [Averaging(), Averaging()]
+    fit(tmp_path, callbacks[0], **SAVES)
+    fit(tmp_path, callbacks[1], resume=tmp_path / "checkpoint-2", **SAVES)
+    assert callbacks[1].steps == callbacks[0].steps == 5
+    assert largest_difference(callbacks[0].average.state_dict(), callbacks[1].average.state_dict()) == 0

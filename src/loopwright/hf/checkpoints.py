@@ -14,6 +14,7 @@ from torch import Tensor
 from loopwright.checkpoint import Checkpoint, store
 from loopwright.checkpoint.hidden_state import Attributes
 from loopwright.checkpoint.saver import Captured
+from loopwright.engine.buffers import is_of_library
 from loopwright.engine.processes import world_process_zero_only
 from loopwright.errors import CheckpointError, ConfigError
 from loopwright.hf.adapters import base_digest, changing, completed, is_adapter
@@ -53,9 +54,11 @@ class HfCheckpoints(RunCheckpoints):
             self.metadata["model_only"] = True
 
     def state_holders(self) -> dict[str, Attributes]:
-        """Return the owner: libraries keep counters and buffered batches in attributes of their trainers."""
+        """Return the owner and its callbacks: libraries keep counters, buffered batches and averaged weights there."""
         owner = owner_of(self.run)
-        return {"trainer": Attributes(owner, owner.core.own_names)}
+        foreign = [each for each in owner.callback_handler.callbacks if not is_of_library(each)]
+        callbacks = {f"callbacks.{i}.{type(each).__name__}": Attributes(each, ()) for i, each in enumerate(foreign)}
+        return {"trainer": Attributes(owner, owner.core.own_names), **callbacks}
 
     def read(self, path: str | Path) -> Checkpoint:
         if not is_foreign(Path(path)):
