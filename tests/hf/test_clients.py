@@ -118,6 +118,7 @@ def test_install_refuses_when_a_class_is_already_in_use(line, named):
     )
     assert done.returncode == 0, done.stderr
     assert "install.late" in done.stdout and named in done.stdout and done.stdout.endswith("False\n")
+    assert "before the first import from transformers" in done.stdout
 
 
 def test_callbacks_that_subclass_transformers_own_class_are_accepted(tmp_path):

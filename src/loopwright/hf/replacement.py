@@ -45,12 +45,11 @@ def install() -> None:
         fix = "pip install 'loopwright[hf]'"
         raise ConfigError(f"install() needs transformers: {error}", code="install.transformers", fix=fix) from error
     originals = {name: next(vars(home)[name] for home in homes if name in vars(home)) for name in _REPLACED}
-    for user in _users(originals):
-        library = user.partition(".")[0]
+    for user, library in _users(originals):
         raise ConfigError(
             f"install() comes too late: {user} is transformers' own class, or a subclass of it",
             code="install.late",
-            fix=f"call loopwright.hf.install() before {library} imports or defines it",
+            fix=f"call loopwright.hf.install() before the first import from {library}",
         )
     own = importlib.import_module("loopwright.hf")
     TrainingArguments.creates_state = True
@@ -87,11 +86,12 @@ def _of_transformers() -> list[Any]:
     return list(found.values())
 
 
-def _users(originals: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names by which other modules already hold transformers' classes, or subclasses of them."""
+def _users(originals: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the names by which other modules already hold transformers' classes or subclasses, and whose they are."""
     taken = tuple(originals[name] for name in _SUBCLASSED)
     others = [each for each in _loaded() if each[0].partition(".")[0] not in ("transformers", "loopwright")]
     for key, module in others:
         for name, value in list(vars(module).items()):
             if issubclass(type(value), type) and issubclass(value, taken):  # isinstance would ask the value
-                yield f"{key}.{name}"
+                library = value.__module__.partition(".")[0]
+                yield f"{key}.{name}", "transformers" if library == "__main__" else library
