@@ -45,7 +45,7 @@ MOST_LINES = {
     "data": 5019,
     "demos": 1413,
     "engine": 2475,
-    "hf": 4960,
+    "hf": 4961,
     "metrics": 3797,
     "models": 778,
     "report": 3368,
@@ -62,7 +62,7 @@ MOST_LINES = {
 # Lines of the packages that any training run needs, and of the tests.
 # docs/decisions/0017-lines-of-state-that-nobody-registered.md, 0018-libraries-over-transformers.md
 MOST_CORE_LINES = 19_330
-MOST_TEST_LINES = 55_990
+MOST_TEST_LINES = 56_000
 CORE_FOLDERS = {"core", "training", "stepping", "checkpoint", "engine"}
 CORE_FOLDERS |= {"callbacks", "run_folder", "schedulers", "tracking"}
 CORE_OF_DATA = ("order", "loader", "samples", "workers", "prefetch", "streams", "defaults", "collate")

@@ -217,7 +217,7 @@ _FOREIGN = (
     ("schedulefree", "SGDScheduleFree", "sgd", "schedule_free_sgd"),
     (_IN_BACKWARD, "", "adafactor", "lomo adalomo apollo_adamw_layerwise galore_adamw_layerwise"),
     (_IN_BACKWARD, "", "adafactor", "galore_adamw_8bit_layerwise galore_adafactor_layerwise"),
-    ("has no state that a checkpoint can hold", "", "adafactor", "galore_adamw galore_adamw_8bit galore_adafactor"),
+    ("keeps state that no checkpoint can hold", "", "adafactor", "galore_adamw galore_adamw_8bit galore_adafactor"),
     ("is not built in", "", "adamw_torch", "adamw_anyprecision adamw_torch_xla adamw_torch_npu_fused adamw_apex_fused"),
 )
 _FOREIGN_NAMES = {name: each[:3] for each in _FOREIGN for name in each[3].split()}

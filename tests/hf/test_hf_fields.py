@@ -397,3 +397,16 @@ def test_accumulation_and_split_batches_of_accelerate_take_effect(tmp_path, monk
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert args.train_batch_size == 1
     assert_refused("divides a batch of 6 by 4 processes", lambda: args.eval_batch_size)
+
+
+def test_the_order_of_the_data_never_depends_on_workers(tmp_path):
+    workers = {"dataloader_num_workers": 2, "dataloader_in_order": False}
+    assert same(fit(tmp_path, **workers), fit(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["lomo", "adalomo", "galore_adamw", "galore_adafactor_layerwise"])
+def test_optimizers_whose_state_no_checkpoint_can_hold_are_refused_before_the_first_update(name, tmp_path):
+    steps = []
+    callback = on(step_begin=lambda *args, **kwargs: steps.append(1))
+    assert_refused("adafactor.*optimizers=", fit, tmp_path, callback, optim=name)
+    assert steps == []

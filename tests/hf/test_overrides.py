@@ -279,6 +279,7 @@ def test_the_accelerator_takes_attributes(tmp_path):
     trainer = made(tmp_path, model=bert())
     trainer.accelerator.even_batches = False
     assert trainer.accelerator.even_batches is False
+    assert trainer.gather_function(torch.ones(2)).tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])

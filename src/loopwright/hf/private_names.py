@@ -128,7 +128,8 @@ class PrivateNames:
     @property
     def gather_function(self) -> Any:
         """accelerate's function that gathers the predictions of all processes."""
-        return functools.partial(self.core.accelerator.gather_for_metrics, use_gather_object=False)
+        gather, as_objects = self.core.accelerator.gather_for_metrics, self.args.eval_use_gather_object
+        return functools.partial(gather, use_gather_object=as_objects)
 
     @property
     def _train_batch_size(self) -> int:
@@ -224,7 +225,7 @@ class PrivateNames:
         cast("HfCheckpoints", run_of(self.core).checkpoints).write()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: Any, model: Any = None) -> None:
-        """Load the weights of a checkpoint; a resumed run restores its own state exactly, without calling it."""
+        """Load the weights of a checkpoint; a resume calls only an override of it, then restores the state exactly."""
         self.core.hf_run.load_weights(Path(resume_from_checkpoint))
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
