@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -49,6 +50,12 @@ def supervise(asked: Namespace, folder: Path, first: Sequence[str], again: Seque
         raise InputError("args.value", "--supervise is for one process on Linux or macOS", fix=fix, flag="--supervise")
     again = again or ["resume", str(folder), *words_for_resuming(first)]
     return _Supervisor(asked, folder).run(first, again)
+
+
+def _wait_for(file: Any) -> None:
+    """Wait until a file can be read. A signal that arrives just before is handled soon, not when the wait is over."""
+    while not select.select([file], [], [], _LOOK_SECONDS)[0]:
+        pass
 
 
 class _Supervisor:
@@ -101,9 +108,19 @@ class _Supervisor:
         os.close(writing)
         if self._signal is not None:  # received just before
             os.kill(self._child, self._signal)
-        with open(reading, "rb") as pipe, contextlib.suppress(ValueError):  # empty or cut off if the process ends first
-            self._imports = json.loads(pipe.readline()) if self._imports is None else self._imports
+        sent = b""
+        with open(reading, "rb", buffering=0) as pipe:
+            while self._imports is None and not sent.endswith(b"\n"):
+                _wait_for(pipe)
+                if not (part := pipe.read(1 << 16)):
+                    break
+                sent += part
+        with contextlib.suppress(ValueError):  # empty or cut off if the process ends first
+            self._imports = json.loads(sent) if self._imports is None else self._imports
         self._import()
+        if hasattr(os, "pidfd_open"):
+            with open(os.pidfd_open(self._child), "rb", buffering=0) as process:
+                _wait_for(process)
         return os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
 
     def _begin_child(self, parent: int) -> None:
