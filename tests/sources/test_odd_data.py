@@ -5,12 +5,15 @@ import errno
 import gzip
 import json
 import os
+import unicodedata
+from functools import partial
+from pathlib import Path
 
 import pytest
 from tests.sources.refusing import all_rows, assert_refused, plan_of, refused, write, write_csv, write_jsonl
 
-from loopwright.sources import SCHEMAS, DataOptions, open_table
-from loopwright.sources.hub import DatasetTable
+from loopwright.sources import SCHEMAS, DataOptions, DataPlan, open_table
+from loopwright.sources.arrow import ArrowTable
 from loopwright.sources.locations import locate, split_files
 from loopwright.sources.scan import scan_table
 
@@ -28,7 +31,7 @@ def csv_file(path, labels, names=("text", "label")):
 
 def test_pipes_links_to_nowhere_and_names_that_are_no_utf8_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.csv")
-    assert_refused("data.file", tmp_path / "pipe.csv", seen="is a pipe", fix="write it to a file first")
+    assert_refused("data.file", tmp_path / "pipe.csv", seen="is a pipe", fix="write its content to a file")
     (tmp_path / "link.csv").symlink_to(tmp_path / "nowhere.csv")
     refusal = assert_refused("data.file", tmp_path / "link.csv")
     assert f"is a link to {tmp_path / 'nowhere.csv'}, which does not exist" in refusal
@@ -36,15 +39,15 @@ def test_pipes_links_to_nowhere_and_names_that_are_no_utf8_are_refused(tmp_path)
     path = os.fsencode(csv_file(tmp_path / "rows.csv", "ab" * 20))
     os.rename(path, path.replace(b"rows", b"caf\xe9"))
     refusal = assert_refused("data.encoding", CLASSIFY, tmp_path / os.fsdecode(b"caf\xe9.csv"))
-    assert r"caf\udce9.csv is not UTF-8" in refusal and refusal.fix == "rename it"
+    assert r"caf\udce9.csv is not UTF-8" in refusal and refusal.fix == "rename it, in ASCII or UTF-8"
 
 
 def test_a_file_of_another_kind_that_is_called_csv_is_told_what_it_is(tmp_path):
     for content, kind, fix in (
         (gzip.compress(b"text,label\n"), "gzip", "rows.csv.gz"),
-        (b"PK\x03\x04" + bytes(30), "zip", "unzip /"),
+        (b"PK\x03\x04" + bytes(30), "zip", "unzip -p /"),
         (b"PAR1" + bytes(30), "parquet", "--file_kind parquet"),
-        (b"ARROW1\0\0" + bytes(30), "arrow", "to_parquet"),
+        (b"ARROW1\0\0" + bytes(30), "arrow", "--file_kind arrow"),
     ):
         assert_refused("data.ending", write(tmp_path / "rows.csv", content), seen=f"{kind} file", fix=fix)
     content = "".join(json.dumps({"text": f"a, {k}", "label": k % 2}) + "\n" for k in range(9))
@@ -53,16 +56,9 @@ def test_a_file_of_another_kind_that_is_called_csv_is_told_what_it_is(tmp_path):
     assert "--file_kind csv" in refused("data.json", csv_file(tmp_path / "rows.jsonl", "ab")).fix
 
 
-@pytest.mark.parametrize(("encoding", "name"), [("utf-16-le", "UTF-16LE"), ("utf-16-be", "UTF-16BE")])
-def test_utf_16_without_a_mark_is_recognised(tmp_path, encoding, name):
-    path = write(tmp_path / "wide file.csv", "text,label\ngood,1\n".encode(encoding))
-    fix = f"iconv -f {name} -t UTF-8 '{path}' > '{tmp_path / 'utf8_wide file.csv'}'"
-    assert refused("data.encoding", path).fix == fix
-
-
 @pytest.mark.parametrize(
     ("name", "fix"),
-    [("a.zip", "unzip"), ("a.xlsx", "save it as csv"), ("a.arrow", "to_parquet"), ("a.tar.gz", "tar -xf")],
+    [("a.zip", "unzip"), ("a.ods", "save it as xlsx or csv"), ("a.tar.gz", "tar -xf")],
 )
 def test_files_of_other_programs_come_with_their_own_way_out(tmp_path, name, fix):
     refusal = assert_refused("data.ending", write(tmp_path / name, b"x"))
@@ -90,7 +86,7 @@ def test_a_folder_that_may_not_be_looked_into_is_no_trouble_with_writing(tmp_pat
     (tmp_path / "train").mkdir()
     monkeypatch.setattr(os, "scandir", forbidden)  # nothing is forbidden to root
     monkeypatch.setattr(os, "listdir", forbidden)
-    assert_refused("data.file", SCHEMAS[task], tmp_path, seen="Permission denied", fix="permissions")
+    assert_refused("data.file", SCHEMAS[task], tmp_path, seen="Permission denied", fix="chmod u+rX")
 
 
 def test_a_line_above_the_header_names_the_delimiter_or_is_suspected_and_a_row_as_a_header_is_noted(tmp_path):
@@ -157,17 +153,97 @@ def test_a_word_for_nothing_among_numbers_is_named_with_its_line(tmp_path, word)
     path = csv_file(tmp_path / "rows.csv", [word if k == 3 else f"{k / 7:.2f}" for k in range(30)])
     refusal = assert_refused("data.label_type", CLASSIFY, path)
     assert f"{word!r}, first in line 5" in refusal
-    assert "--missing_values drop" in refusal.fix and "--label_map" not in refusal.fix
+    assert refusal.fix.startswith("--label_kind float --bad_rows drop") and "--label_map" not in refusal.fix
+    plan = plan_of(CLASSIFY, path, label_kind="float", bad_rows="drop")
+    assert plan.dropped == {"bad_rows": 1} and plan.labels.kind == "float"
+
+
+def _jsonl(bad):
+    good = [json.dumps({"text": f"text number {k}", "label": "ab"[k % 2]}) for k in range(40)]
+    return "".join(f"{bad.get(k, line)}\n" for k, line in enumerate(good))
+
+
+SENTENCES = [[f"word{k}", "runs"] for k in range(40)]
+BAD_ROWS = {
+    "too many fields": (
+        CLASSIFY,
+        "rows.csv",
+        "text,label\n" + "".join(f"text number {k},{'ab'[k % 2]}{',c' * (k == 3)}\n" for k in range(40)),
+        "data.ragged",
+    ),
+    "too few fields": (
+        CLASSIFY,
+        "rows.tsv",
+        "text\tlabel\n" + "".join(f"text {k}" + f"\t{'ab'[k % 2]}" * (k != 3) + "\n" for k in range(40)),
+        "data.ragged",
+    ),
+    "a line cut off": (CLASSIFY, "rows.jsonl", _jsonl({3: '{"text": "cut'}), "data.json"),
+    "a list in a line": (CLASSIFY, "rows.jsonl", _jsonl({3: "[1, 2]"}), "data.json"),
+    "a text that is an object": (CLASSIFY, "rows.jsonl", _jsonl({3: '{"text": {"a": 1}, "label": "a"}'}), "data.value"),
+    "an item that is a number": (
+        CLASSIFY,
+        "rows.json",
+        f"[{','.join(_jsonl({3: '7'}).splitlines())}]",
+        "data.json",
+    ),
+    "a token without its tag": (
+        TAG,
+        "rows.conll",
+        "\n\n".join(
+            "\n".join(f"{word} {'O' if word == 'runs' else 'B-X'}" if k != 3 else word for word in SENTENCES[k])
+            for k in range(40)
+        ),
+        "data.ragged",
+    ),
+    "fewer tags than tokens": (
+        TAG,
+        "rows.json",
+        json.dumps([{"tokens": words, "tags": ["B-X", "O"][k == 3 :]} for k, words in enumerate(SENTENCES)]),
+        "data.tags",
+    ),
+    "an answer elsewhere": (
+        ANSWER,
+        "rows.json",
+        json.dumps(
+            [
+                {
+                    "id": str(k),
+                    "question": f"Who is number {k}?",
+                    "context": f"Ada {k} is.",
+                    "answers": {"text": ["Bob" if k == 3 else "Ada"], "answer_start": [0]},
+                }
+                for k in range(40)
+            ]
+        ),
+        "data.answers",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_ROWS)
+def test_a_bad_row_is_refused_or_dropped_and_every_other_row_is_read_again(tmp_path, kind):
+    schema, name, content, code = BAD_ROWS[kind]
+    path = write(tmp_path / name, content)
+    assert assert_refused(code, schema, path).fix.startswith("--bad_rows drop   or   ")
+    plan = plan_of(schema, path, bad_rows="drop")
+    assert plan.dropped == {"bad_rows": 1} and plan.files[0].num_rows == 40
+    assert any("1 row of" in warning and "left out" in warning for warning in plan.warnings)
+    again = DataPlan.read(write(tmp_path / "data.json", plan.to_json()))
+    for split in plan.splits:
+        rows = all_rows(again, split)
+        assert rows == all_rows(plan, split) and len(rows) == len(plan.splits[split])
+    assert sum(map(len, plan.splits.values())) == 39
 
 
 def test_classes_that_look_like_nothing_or_each_other_are_noted_and_one_for_each_row_refused(tmp_path):
     plan = plan_of(CLASSIFY, csv_file(tmp_path / "rows.csv", ["yes", "no", "Yes", "yes", "nan"] * 10))
     assert any("'nan'" in note and "no value" in note for note in plan.warnings)
-    assert any("'Yes' and 'yes'" in note and "--label_map Yes=yes makes" in note for note in plan.warnings)
+    assert any("'Yes' (10) and 'yes' (20)" in note and "--label_map Yes=yes makes" in note for note in plan.warnings)
     refusal = assert_refused("data.labels", CLASSIFY, csv_file(tmp_path / "rows.csv", [f"label{k}" for k in range(30)]))
-    assert "30 rows" in refusal and "30 classes" in refusal and "--label_column" in refusal.fix
-    path = write(tmp_path / "comma.csv", "text;label\n" + "".join(f"a {k};{k},5\n" for k in range(30)))
-    assert "decimal point" in refused("data.labels", CLASSIFY, path).fix
+    assert "30 rows" in refusal and "30 classes" in refusal and "labels that repeat" in refusal.fix
+    path = write(tmp_path / "comma.csv", "text,label\n" + "".join(f'a {k},"{k},5"\n' for k in range(30)))
+    assert refused("data.labels", CLASSIFY, path).fix == "--decimal comma"
+    assert plan_of(CLASSIFY, path, decimal="comma").label_range == (0.5, 29.5)
 
 
 @pytest.mark.parametrize(("labels", "fix"), [((0.0, 1.0), "0.0=0 1.0=1"), ((False, True), "false=0 true=1")])
@@ -243,7 +319,7 @@ def test_a_token_without_a_tag_and_a_missing_token_are_refused(jsonl, changed, c
     [
         ("a.txt", "Anna B-PER\nlives O\n\n" * 9, "--file_kind conll"),
         ("a.csv", "Sentence #,Word,Tag\n" + "1,Anna,B-PER\n,lives,O\n" * 9, "one row per sentence"),
-        ("a.jsonl", '{"text": "Anna lives", "spans": [{"start": 0, "label": "PER"}]}\n' * 9, "lists of tags"),
+        ("a.jsonl", '{"text": "Anna lives", "spans": [{"start": 0, "label": "PER"}]}\n' * 9, "with a list in each row"),
     ],
 )
 def test_other_forms_of_tagged_text_come_with_a_way_out_that_is_one(tmp_path, name, content, fix):
@@ -297,7 +373,7 @@ def test_answers_in_other_forms_are_read(form, jsonl):
 
 def test_a_score_in_words_is_not_told_of_a_flag_that_pairs_do_not_have(jsonl):
     pairs = [{"sentence1": f"a {k}", "sentence2": f"b {k}", "label": "entailment"} for k in range(9)]
-    refusal = assert_refused("data.label_type", EMBED, jsonl(pairs), fix="--score_column")
+    refusal = assert_refused("data.label_type", EMBED, jsonl(pairs), seen="--score_column names another column")
     assert "--label_kind" not in refusal.fix
 
 
@@ -339,5 +415,19 @@ def test_a_number_below_zero_is_no_class_of_a_list_that_names_them(tmp_path, mon
         rows[4]["ner_tags"] = [0, other]
         made = datasets.Dataset.from_list(rows, features=features)
         with assert_refused("data.tags"):
-            table = DatasetTable(made, str(tmp_path / "a.parquet"), "parquet", "0" * 64, 1)
+            table = ArrowTable(lambda made=made: made.data.table, str(tmp_path / "a.parquet"), "parquet", "0" * 64, 1)
             scan_table(table, TAG, {"tokens": "tokens", "tags": "ner_tags"}, "tags", DataOptions(), {}, None)
+
+
+def test_names_and_labels_are_found_in_either_normal_form_of_unicode(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    decomposed = partial(unicodedata.normalize, "NFD")
+    rows = [f"영화 {index},{decomposed('péssimo') if index % 4 < 2 else 'péssimo'}" for index in range(40)]
+    rows = [row if index % 2 else row.replace("p", "P") for index, row in enumerate(rows)]
+    for name, form in (("리뷰.csv", decomposed), ("다른.csv", str)):
+        lines = [f"{form('의견')},{form('étiquette')}", *(f"{name} {row}" for row in rows)]
+        Path(form(name)).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    columns = {"text": "의견", "label": "étiquette"}
+    for files in ({}, {"validation_file": "다른.csv"}):
+        plan = plan_of(CLASSIFY, "리뷰.csv", columns=columns, **files)
+        assert plan.label_names == ("Péssimo", "péssimo") and sum(plan.counts["train"].values()) >= 30

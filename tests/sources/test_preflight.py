@@ -83,7 +83,8 @@ def test_columns_and_roles_that_do_not_exist_are_refused(reviews_csv, tmp_path):
     assert "review  e.g. 'review number 0'" in refusal.error.saw[1] and "100 distinct" in refusal.error.saw[1]
     assert "2 distinct" in refusal.error.saw[2]
     assert refusal.fix == "--text_column review"
-    assert refused("args.value", CLASSIFY, reviews_csv, columns={"lable": "stars"}).fix == "--label_column stars"
+    refusal = assert_refused("args.value", CLASSIFY, reviews_csv, columns={"lable": "stars"})
+    assert refusal.fix == "--label_column instead of --lable_column"
     other = write_csv(tmp_path / "val.csv", reviews(5), ["text", "stars"])
     refusal = assert_refused("data.column", CLASSIFY, train_file=reviews_csv, validation_file=other)
     assert "val.csv has no column 'review'" in refusal
@@ -103,7 +104,7 @@ def test_a_column_that_another_role_has_is_not_proposed(columns, named, fix, tab
     assert refused("data.column", CLASSIFY, path, columns=named).fix == fix
     path = table([[f"some words {k}", k % 2] for k in range(20)])
     refusal = assert_refused("data.column", CLASSIFY, path, columns={"text_pair": "text2"})
-    assert refusal.fix == "a file with a column for text_pair, named by --text_pair_column"
+    assert refusal.fix == "add a column named text_pair to rows.csv"
 
 
 def test_columns_that_would_both_do_are_not_guessed_and_the_one_with_most_words_is_proposed(table):
@@ -254,25 +255,23 @@ def test_a_label_that_training_never_sees_is_refused_with_what_was_meant(tmp_pat
     assert str(refusal.error).endswith("fix: --label_map positive=pos POS=pos   or   --unknown_labels drop")
 
 
-def test_a_renamed_label_that_never_occurs_is_told_with_the_nearest_of_those_that_do(tmp_path):
+def test_a_renamed_label_that_never_occurs_is_refused_with_the_nearest_of_those_that_do(tmp_path):
     rows = [[f"a{k} b c", label] for k, label in enumerate(["pos", "neg", "neutral", "Mixed"] * 10)]
     train = write_csv(tmp_path / "train.csv", rows)
-    options = DataOptions(label_map={"mixed": "neutral", "neutral": "neutral", "net": "neg"})
-    plan = plan_of(CLASSIFY, train_file=train, options=options)
-    assert [warning for warning in plan.warnings if "label_map" in warning] == [
-        "--label_map mixed=neutral changes nothing: no row has the label 'mixed', but 'Mixed', 'neg', 'neutral', 'pos'",
-        "--label_map net=neg changes nothing: no row has the label 'net', but 'neg', 'neutral', 'Mixed', 'pos'",
-    ]
-    assert plan.labels.names == ("Mixed", "neg", "neutral", "pos")
+    given = {"mixed": "neutral", "neutral": "neutral", "net": "neg"}
+    error = assert_refused("data.labels", CLASSIFY, train_file=train, label_map=given).error
+    assert error.saw == (
+        "no row has the label 'mixed', but 'Mixed', 'neg', 'neutral', 'pos'",
+        "no row has the label 'net', but 'neg', 'neutral', 'Mixed', 'pos'",
+    )
+    assert error.fix == "--label_map Mixed=neutral" and error.flag == "--label_map"
     # A model keeps its map; other rows need not have all of its labels.
-    kept = DataOptions(label_map=options.label_map, label_names=plan.labels.names)
+    kept = DataOptions(label_map=given, label_names=("Mixed", "neg", "neutral", "pos"))
     assert plan_of(CLASSIFY, validation_file=train, options=kept).warnings == ()
     rows = [[f"a{k} b c", f"class {k % 20:02}"] for k in range(60)]
     train = write_csv(tmp_path / "train.csv", rows)
-    plan = plan_of(CLASSIFY, train_file=train, label_map={"class 7": "class 07"})
-    (seen,) = [warning for warning in plan.warnings if "label_map" in warning]
-    begin, end = seen.split(": no row has the label 'class 7', but ")
-    assert begin == "--label_map 'class 7=class 07' changes nothing"
+    (seen,) = refused("data.labels", CLASSIFY, train_file=train, label_map={"class 7": "class 07"}).error.saw
+    _, end = seen.split("no row has the label 'class 7', but ")
     assert set(end.split(", ")[:2]) == {"'class 17'", "'class 07'"}
     assert end.endswith(" and 12 more") and end.count("'class ") == 8
 

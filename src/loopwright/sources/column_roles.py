@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from shlex import quote
 from typing import Any, NamedTuple
 
-from loopwright.errors import InputError
+from loopwright.config.display_width import display_width, pad, truncate
+from loopwright.errors import InputError, nearest
 from loopwright.metrics.words import count_words
 from loopwright.sources.images.image_file import is_image_name
 from loopwright.sources.schema import Role, Schema
 from loopwright.sources.tables import Row, Table, value_at
 
 ROWS_SAMPLED = 500
+_EXAMPLE_COLUMNS = 40
 _BY_NAME = "guessed by its name"
 _LANGUAGES = "translation."  # prefix of the entries of a column of languages
+_ROWS_SEARCHED = 50  # for entries of nested columns
+_MOST_NESTED = 200
 FEW_LABELS = 50  # A column with more distinct values is not guessed to be labels.
+
+# The values of columns that are a class each, in lower case.
+IS_SET = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 
 Column = str | tuple[str, ...]
 Columns = dict[str, Column]
@@ -70,6 +77,10 @@ class ColumnSample(NamedTuple):
             return False
         return 2 <= self.num_distinct <= min(FEW_LABELS, len(self.values) // 2)
 
+    def could_be(self, role: Role) -> bool:
+        """Whether a column can have a role if the user says so: numbers are no texts, and texts no numbers."""
+        return self.is_text if role.kind == "text" else role.kind != "float" or all(map(is_number, self.values))
+
     def fits(self, role: Role) -> bool:
         if role.kind == "text":
             return self.is_text and not (self.could_be_label and role.is_input)
@@ -116,6 +127,32 @@ def sample_columns(table: Table) -> dict[str, ColumnSample]:
     return {name: ColumnSample(name, [each for each in columns[name] if each is not None]) for name in names}
 
 
+def nested_columns(table: Table, samples: Mapping[str, ColumnSample]) -> dict[str, ColumnSample]:
+    """Return the texts and numbers inside columns of objects: `data.review.text`, `annotations.0.label`."""
+    names: dict[str, None] = {}
+    for name, sample in samples.items():
+        for value in sample.values[:_ROWS_SEARCHED]:
+            names |= dict.fromkeys(islice(_leaves(value, name), _MOST_NESTED)) if len(names) < _MOST_NESTED else {}
+    rows = list(islice(table, ROWS_SAMPLED)) if names else []
+    found = {name: [value_at(row, name) for row in rows] for name in names if name not in samples}
+    return {name: ColumnSample(name, [each for each in values if each is not None]) for name, values in found.items()}
+
+
+def _leaves(value: Any, path: str) -> Iterator[str]:
+    parts: Any = value.items() if isinstance(value, dict) else ()
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        parts = [("0", value[0])]
+    for name, part in parts:
+        if isinstance(part, str | int | float):
+            yield f"{path}.{name}"
+        yield from _leaves(part, f"{path}.{name}")
+
+
+def has_column(table: Table, name: str) -> bool:
+    """Whether a file has a column, or an entry of that name in one of its first rows."""
+    return name in table.columns or any(value_at(row, name) is not None for row in islice(table, ROWS_SAMPLED))
+
+
 def _truncated(value: Any) -> Any:
     if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):
         return value | {"bytes": value["bytes"][:16]}
@@ -133,7 +170,7 @@ def choose_columns(schema: Schema, table: Table, given: GivenColumns) -> tuple[C
     unknown = next((name for name in given if name not in roles), None)
     if unknown is not None:
         what, saw = f"--{unknown}_column: {schema.task} has no such role", [f"its roles: {', '.join(roles)}"]
-        fix = f"--{(difflib.get_close_matches(unknown, roles) or roles)[0]}_column {given[unknown]}"
+        fix = f"--{nearest(unknown, roles) or roles[0]}_column instead of --{unknown}_column"
         raise InputError("args.value", what, saw=saw, fix=fix)
     choice = _Choice(schema, table)
     choice.take(given)
@@ -141,19 +178,30 @@ def choose_columns(schema: Schema, table: Table, given: GivenColumns) -> tuple[C
     return {role: choice.columns[role] for role in roles if role in choice.columns}, choice.guesses
 
 
+def as_spelled(name: str, others: Iterable[str]) -> str:
+    """Return the one of the other names that differs only in Unicode's normal form, or the name itself."""
+    others, form = list(others), unicodedata.normalize("NFC", name)
+    same = (other for other in others if unicodedata.normalize("NFC", other) == form)
+    return name if name in others or name.isascii() else next(same, name)
+
+
 class _Choice:
     def __init__(self, schema: Schema, table: Table) -> None:
         self.schema = schema
         self.table = table
         self.samples = sample_columns(table)
+        self.nested = nested_columns(table, self.samples)
+        self.samples |= self.nested
         self.columns: Columns = {}
         self.guesses: list[Guess] = []
+        self.given: GivenColumns = {}
 
     def take(self, given: GivenColumns) -> None:
+        self.given = given
         absent: dict[str, str] = {}
         for role in (role for role in self.schema.roles if role.name in given):
-            names = self._split(role, given[role.name])
-            unknown = [name for name in names if name not in self.samples and name not in self.table.columns]
+            names = [as_spelled(name, self.samples) for name in self._split(role, given[role.name])]
+            unknown = [name for name in names if name not in self.samples and not has_column(self.table, name)]
             if unknown:
                 absent[role.name] = unknown[0]
             else:
@@ -165,7 +213,7 @@ class _Choice:
         for role in self.schema.roles:
             if role.name in self.columns:
                 continue
-            matching = self._by_name(role)
+            matching = self._by_name(role) or (self._by_name(role, is_nested=True) if role.is_required else [])
             if len(matching) > 1:
                 raise self._ambiguous(role, [str(name) for name in matching])
             if matching:
@@ -173,7 +221,7 @@ class _Choice:
         for role in self.schema.roles:
             if role.name in self.columns or not role.is_required:
                 continue
-            fitting = [name for name in self._free() if self.samples[name].fits(role)]
+            fitting = self._fitting(role)
             if len(fitting) != 1:
                 raise self._ambiguous(role, fitting)
             self._add(role, fitting[0], "guessed: no other column is left that fits")
@@ -182,18 +230,26 @@ class _Choice:
         self.columns[role.name] = column
         self.guesses.append(Guess(role.name, column, reason))
 
-    def _free(self) -> list[str]:
+    def _free(self, is_nested: bool = False) -> list[str]:
         used = {name for column in self.columns.values() for name in column_names(column)}
-        return [name for name in self.samples if name not in used]
+        return [name for name in self.samples if name not in used and (name in self.nested) == is_nested]
+
+    def _fitting(self, role: Role) -> list[str]:
+        """Return the unused columns with suitable values; nested ones only if there are no others."""
+        found = ([name for name in self._free(depth) if self.samples[name].fits(role)] for depth in (False, True))
+        return next(filter(None, found), [])
 
     def _split(self, role: Role, column: str | Sequence[str]) -> list[str]:
-        """Return the columns given for a role; several of a role of texts may be one comma-separated text."""
-        if isinstance(column, str) and role.kind == "texts" and column not in self.samples and "," in column:
+        """Return the columns given for a role; several, of texts or of 0 and 1, may be one comma-separated text."""
+        if isinstance(column, str) and role.kind in ("texts", "label") and column not in self.samples and "," in column:
             return [name.strip() for name in column.split(",")]
         return column_names(column)
 
-    def _by_name(self, role: Role) -> list[Column]:
+    def _by_name(self, role: Role, is_nested: bool = False) -> list[Column]:
         """Return the columns that have the role's names: one, or several if none of them is preferred."""
+        if is_nested:
+            nested = (name for name in self._free(True) if name.rpartition(".")[2].lower() in role.names)
+            return [name for name in nested if self.samples[name].fits(role)]
         free = {name.lower(): name for name in self._free()}
         for name in role.names:
             if name.endswith("*") and (family := _family(name, free)):
@@ -210,11 +266,14 @@ class _Choice:
                 self.columns[role.name] = matching[0] if len(matching) == 1 else ()
         whats, fixes = [], []
         for role in (role for role in self.schema.roles if role.name in absent):
-            free = self._free()
-            near = difflib.get_close_matches(absent[role.name], free, n=1, cutoff=0.5)
-            fitting = near or [name for name in free if self.samples[name].fits(role)]
+            free = [name for name in self._free() + self._free(True) if self.samples[name].could_be(role)]
+            near = nearest(absent[role.name], free)
+            fitting = [near] if near else self._fitting(role)
             whats.append(f"{role.flag} {absent[role.name]!r}: no such column")
-            fixes.append(self._fix(role, fitting))
+            names = self._split(role, self.given[role.name])
+            is_one_of_several = role.kind == "label" and len(names) > 1 and fitting
+            right = [fitting[0] if name == absent[role.name] else name for name in names] if is_one_of_several else []
+            fixes.append(_columns_flag(role, right) if right else self._fix(role, fitting))
             self.columns[role.name] = tuple(fitting[:1] or free[:1])
         saw = describe_columns(self.table, self.samples)
         return InputError("data.column", "; ".join(whats), saw=saw, fix=" ".join(fixes))
@@ -238,21 +297,27 @@ class _Choice:
     def _fix(self, role: Role, fitting: list[str]) -> str:
         """Return the flag with the nearest column, of `fitting` ones or else of unused ones with suitable values."""
         free = self._free()
+        switches = [name for name in free if {str(each).lower() for each in self.samples[name].values} <= IS_SET.keys()]
+        if role.kind == "label" and len(set(fitting) & set(switches)) > 1:
+            return _columns_flag(role, switches)
         if role.kind in ("tokens", "tags") and not fitting:
             if self.table.kind == "txt":
-                return "--file_kind conll if each line holds a word and its tag, with blank lines between sentences"
+                return "--file_kind conll"
             if self.table.kind in ("csv", "tsv"):
-                return "give one row per sentence, with its words and its tags separated by blanks; or a .conll file"
-            return f"{role.flag} with a column of lists of {'words' if role.kind == 'tokens' else 'tags'}"
+                return f"write one row per sentence into {self.table.name}, with words and tags separated by blanks"
+            return f"add a column named {role.name} to {self.table.name}, with a list in each row"
         if role.kind in ("image", "mask") and not fitting:
-            return f"--data FOLDER of images   or   a file with a column of their paths, named by {role.flag}"
+            return f"add a column named {role.name} to {self.table.name}, with the paths of the images"
         if role.kind == "text" and fitting:  # an id is a text too: prefer the column with the most words
             fitting = [max(fitting, key=lambda name: self.samples[name].num_words)]
-        if role.kind == "text":
-            free = [name for name in free if not self.samples[name].is_nested]
+        free = [name for name in free if self.samples[name].could_be(role)]
         if not fitting and not free:
-            return f"a file with a column for {role.name}, named by {role.flag}"
+            return f"add a column named {role.name} to {self.table.name}"
         return f"{role.flag} {quote((fitting or free)[0])}"
+
+
+def _columns_flag(role: Role, names: list[str]) -> str:
+    return f"--{role.name}_columns {quote(','.join(names) if ',' not in ''.join(names) else json.dumps(names))}"
 
 
 def _family(pattern: str, free: dict[str, str]) -> list[str]:
@@ -263,11 +328,11 @@ def _family(pattern: str, free: dict[str, str]) -> list[str]:
 
 
 def describe_columns(table: Table, samples: dict[str, ColumnSample]) -> list[str]:
-    width = max(map(len, samples), default=0)
+    width = max(map(display_width, samples), default=0)
     part = "" if len(table) <= ROWS_SAMPLED else f" in the first {ROWS_SAMPLED} rows"
     lines = []
     for name, sample in samples.items():
         example = repr(sample.values[0]) if sample.values else "nothing"
-        example = example if len(example) <= 40 else example[:37] + "..."
-        lines.append(f"  {name:<{width}}  e.g. {example:<40}  {sample.num_distinct} distinct{part}")
+        example = pad(truncate(example, _EXAMPLE_COLUMNS, "..."), _EXAMPLE_COLUMNS)
+        lines.append(f"  {pad(name, width)}  e.g. {example}  {sample.num_distinct} distinct{part}")
     return [f"columns in {table.name}:", *lines]

@@ -31,6 +31,8 @@ HEAD_ROWS = 200
 MOST_ROWS_NAMED = 5
 MOST_HEADER_BYTES = 16 << 20
 _QUOTE = 34
+_DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+)(,\d+)?")
+_DECIMAL_POINT = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?")
 _SEPARATOR_LINE = re.compile(rb'"?sep=([^"\r\n])"?\r?\n')
 
 Bytes = npt.NDArray[np.uint8]
@@ -127,7 +129,7 @@ class DelimitedSplitter(RowSplitter):
         text = buffer[opened : opened + 60].split(b"\n")[0].decode("utf-8", "replace")
         what = f"{source.path}: the quote opened in line {line:,} is never closed"
         saw = [f"it starts with {text!r}", "a quote inside a quoted field is doubled"]
-        fix = f"close the quote in line {line:,} or before it; or --quoting none if quotes are ordinary characters"
+        fix = f"--quoting none   or   close the quote in line {line:,} or before it"
         return InputError("data.quote", what, saw=saw, fix=fix)
 
 
@@ -178,6 +180,7 @@ class DelimitedTable(IndexedTable):
         self, source: FileBytes, kind: str, delimiter: str | None, quoting: str | None, say: Say | None
     ) -> None:
         super().__init__(source, kind)
+        self.decimals: dict[str, str] = {}  # "comma" or "point", of columns whose numbers are written so
         head = source.read(source.start, HEAD_BYTES)
         stated = _SEPARATOR_LINE.match(head)
         if stated is not None:  # Spreadsheets write and read this line above the header.
@@ -192,7 +195,7 @@ class DelimitedTable(IndexedTable):
         check_columns(self.path, first.count(self.dialect.delimiter.encode()) + 1 if b'"' not in first else 1)
         index = index_rows(source, DelimitedSplitter(self.dialect), say)
         header = self._decode(source.read_row(int(index[0]), int(index[1])))
-        self.columns = _column_names(split_fields(header, self.dialect), self.path)
+        self.columns = header_names(split_fields(header, self.dialect), self.path)
         self.index = index[1:]
         self.sha256 = source.sha256
         if not len(self):
@@ -202,32 +205,48 @@ class DelimitedTable(IndexedTable):
 
     def settings(self) -> dict[str, Any]:
         quoting = "minimal" if self.dialect.has_quotes else "none"
-        return {"kind": self.kind, "delimiter": self.dialect.delimiter, "quoting": quoting}
+        decimals = {"decimals": self.decimals} if self.decimals else {}
+        return super().settings() | {"delimiter": self.dialect.delimiter, "quoting": quoting} | decimals
 
     def parse(self, data: bytes, index: int) -> Row:
         fields = split_fields(self._decode(data), self.dialect)
         if len(fields) != len(self.columns):
-            self._refuse_ragged([(index, len(fields))])
-        return dict(zip(self.columns, fields, strict=True))
+            raise self._ragged([(index, len(fields))])
+        return dict(zip(self.columns, fields, strict=True)) | {
+            name: with_point(fields[self.columns.index(name)], sign) for name, sign in self.decimals.items()
+        }
+
+    def salvage(self, data: bytes) -> Row:
+        return dict(zip(self.columns, split_fields(self._decode(data), self.dialect), strict=False))
 
     def __iter__(self) -> Iterator[Row]:
-        return Table.__iter__(self)  # by blocks, several times faster than by row
+        # By blocks is several times faster than by row.
+        return super().__iter__() if self.source.keeps_damaged else Table.__iter__(self)
 
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
         num_columns = len(self.columns)
         numbers = {name: number for number, name in enumerate(self.columns)}
         places = {name: numbers[name] for name in columns}
+        for block in self._blocks(places, num_columns, say):
+            for name in self.decimals.keys() & places.keys():
+                block.values[name] = [with_point(value, self.decimals[name]) for value in block.values[name]]
+            yield block
+
+    def _blocks(self, places: dict[str, int], num_columns: int, say: Say | None) -> Iterator[Block]:
         delimiter, has_quotes, _ = self.dialect
         for start, data, ends in self.stretches(say):
             cut = cut_columns(data, ends, delimiter, has_quotes, num_columns, list(places.values()))
             if cut is not None:
                 yield Block(start, dict(zip(places, cut, strict=True)))
                 continue
-            rows = self._split_all(data, ends)
+            rows, damaged = self._split_all(data, ends), {}
             if set(map(len, rows)) != {num_columns}:
                 wrong = [(start + k, len(row)) for k, row in enumerate(rows) if len(row) != num_columns]
-                self._refuse_ragged(wrong[:MOST_ROWS_NAMED])
-            yield Block(start, {name: [row[place] for row in rows] for name, place in places.items()})
+                if not self.source.keeps_damaged:
+                    raise self._ragged(wrong[:MOST_ROWS_NAMED])
+                damaged = {index: self._ragged([(index, number)]) for index, number in wrong}
+                rows = [[""] * num_columns if len(row) != num_columns else row for row in rows]
+            yield Block(start, {name: [row[place] for row in rows] for name, place in places.items()}, damaged)
 
     def _split_all(self, data: bytes, ends: list[int]) -> list[list[str]]:
         if data.isascii():
@@ -245,7 +264,7 @@ class DelimitedTable(IndexedTable):
     def _decode(self, data: bytes) -> str:
         return data.decode("utf-8").rstrip("\r\n")
 
-    def _refuse_ragged(self, wrong: list[tuple[int, int]]) -> None:
+    def _ragged(self, wrong: list[tuple[int, int]]) -> InputError:
         expected = len(self.columns)
         saw = [f"columns: {', '.join(self.columns)[:500]}"]
         for index, found in wrong:
@@ -254,13 +273,35 @@ class DelimitedTable(IndexedTable):
             note = f", over {breaks + 1} lines: is a quote left open?" if breaks else ""
             saw.append(f"{self.place(index)}: expected {expected}, found {found}{note}   {text[:60]!r}")
         name = next((name for name, text in DELIMITERS.items() if text == self.dialect.delimiter), "delimiter")
-        fix = f"quote fields that contain a {name}, or give --delimiter"
-        if expected == 1 and wrong[0][0] == 0:
-            fix = f"does line 1 hold the names of the columns? It is {self.columns[0][:40]!r}; or give --delimiter"
+        fix = f"--bad_rows drop   or   quote fields that contain a {name}"
         if wrong[0][1] < expected:
-            fix = f"complete {self.place(wrong[0][0])}, or delete it"
+            fix = f"--bad_rows drop   or   complete {self.place(wrong[0][0])}"
+        if expected == 1 and wrong[0][0] == 0:
+            fix = f"delete line 1, {self.columns[0][:40]!r}, if it does not hold the names of the columns"
         what = f"{self.path}: a row has {wrong[0][1]} field{'s' if wrong[0][1] > 1 else ''}, the header has {expected}"
-        raise InputError("data.ragged", what, saw=saw, fix=fix)
+        return InputError("data.ragged", what, saw=saw, fix=fix)
+
+
+def with_point(text: str, sign: str) -> str:
+    """Return a number with a decimal point and without separators of thousands; any other text as it is."""
+    if sign == "comma" and _DECIMAL_COMMA.fullmatch(text.strip()):
+        return text.replace(".", "").replace(",", ".")
+    return text.replace(",", "") if sign == "point" and _DECIMAL_POINT.fullmatch(text.strip()) else text
+
+
+def decimal_sign(table: DelimitedTable, column: str) -> tuple[str, str] | None:
+    """Return the decimal sign of a column of numbers with commas, and one of them; refuse an ambiguous column."""
+    texts = {text.strip() for block in table.blocks([column]) for text in block.values[column]} - {""}
+    with_comma = sorted(text for text in texts if "," in text)
+    is_comma, is_point = ({text for text in texts if form.fullmatch(text)} for form in (_DECIMAL_COMMA, _DECIMAL_POINT))
+    if not with_comma or is_comma | is_point != texts:
+        return None
+    if (is_comma == texts) == (is_point == texts):
+        others = sorted(texts - is_comma) or with_comma
+        what = f"the numbers in {column!r} of {table.name} are ambiguous: does a comma precede their decimals?"
+        saw = [f"for instance {with_comma[0]} and {others[-1]}", "--decimal point: a comma is between thousands"]
+        raise InputError("data.label_type", what, saw=saw, fix="--decimal comma", flag="--decimal")
+    return ("comma" if is_comma == texts else "point"), with_comma[0]
 
 
 def _refuse_json(head: bytes, path: Path) -> None:
@@ -272,11 +313,11 @@ def _refuse_json(head: bytes, path: Path) -> None:
     except (ValueError, RecursionError):
         return
     saw = [f"its first line is {line[:60].decode('utf-8', 'replace')!r}", f"an object with {len(row)} values"]
-    fix = "--file_kind jsonl, or rename it"
+    fix = "--file_kind jsonl"
     raise InputError("data.ending", f"{path} holds JSON, despite its name", saw=saw, fix=fix)
 
 
-def _column_names(fields: list[str], path: str) -> tuple[str, ...]:
+def header_names(fields: list[str], path: str) -> tuple[str, ...]:
     check_columns(path, len(fields))
     names = [field.strip().strip("\ufeff").strip() for field in fields]
     names = [name or f"unnamed_{place}" for place, name in enumerate(names)]

@@ -1,42 +1,49 @@
 """The bytes of a data file, read in order or at any offset, and the index of its rows.
 
 The first read checks a file: UTF-8, no NUL bytes, no row over 10 MB; the same pass computes its sha256. Only the index
-stays in memory: eight bytes per row. gz files are unpacked into memory, up to a limit.
+stays in memory: eight bytes per row. Packed files, up to a limit, and files in another encoding are converted once,
+into a temporary file without a name.
 """
 
 from __future__ import annotations
 
-import difflib
+import bz2
 import gzip
 import hashlib
+import lzma
 import os
+import tempfile
+import unicodedata
+import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from loopwright.errors import InputError
+from loopwright.errors import InputError, near_names
 from loopwright.run_folder.files import DamagedFileError, open_regular
+from loopwright.sources.encodings import REPLACE, check_encoding, decode_chunks, detect, encoding_by_mark, is_utf8
 
 CHUNK_BYTES = 4 << 20
 BLOCK_BYTES = 2 << 20  # of rows parsed together
 MAX_ROW_BYTES = 10_000_000
 MAX_UNPACKED_BYTES = 256 << 20
 
+PACKINGS = (".gz", ".bz2", ".xz", ".zip")
+
 _BOM = b"\xef\xbb\xbf"
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 # The first bytes of files that are not text, their type, and the fix.
 _PACKED = {
-    b"\x1f\x8b": ("a gzip file", "mv {name} {name}.gz   and give that file"),
-    b"PK\x03\x04": ("a zip file", "unzip {name}   and give the file that was in it; save a spreadsheet as csv"),
-    b"PAR1": ("a parquet file", "--file_kind parquet, or rename it"),
-    b"ARROW1": ("an arrow file", "in Python: datasets.Dataset.from_file({name!r}).to_parquet('train.parquet')"),
+    b"\x1f\x8b": ("a gzip file", "mv {name} {name}.gz && gunzip {name}.gz"),
+    b"PK\x03\x04": ("a zip file", "mv {name} {name}.zip && unzip -p {name}.zip > {name}"),
+    b"PAR1": ("a parquet file", "--file_kind parquet"),
+    b"ARROW1": ("an arrow file", "--file_kind arrow"),
     b"%PDF": ("a pdf file", "save its text as a txt file"),
 }
 
@@ -54,6 +61,7 @@ class Progress(NamedTuple):
 
 
 Say = Callable[[Progress], None]
+Opened = TypeVar("Opened")
 
 
 class RowSplitter(ABC):
@@ -68,24 +76,46 @@ class RowSplitter(ABC):
         return None
 
 
+class OtherEncodingError(Exception):
+    """A file whose encoding was not given is not UTF-8."""
+
+
 class FileBytes:
-    """The bytes of one file, or the unpacked content of a gz file.
+    """The bytes of one file in UTF-8, unpacked and converted if it is something else.
 
     Can be pickled and used in forked processes: reading has no position, and each process opens the file itself.
+    `encoding` is the given one, or that of the file's mark; None for plain UTF-8.
     """
 
-    def __init__(self, path: Path) -> None:
+    unit = "line"
+
+    def __init__(self, path: Path, encoding: str | None = None, keeps_damaged: bool = False) -> None:
+        self.keeps_damaged = keeps_damaged  # whether its table keeps the place of rows that cannot be read
         self.path = path
         self._descriptor = -1
-        self._unpacked: bytes | None = None
+        self.packing = path.suffix.lower() if path.suffix.lower() in PACKINGS else ""
+        self.encoding = encoding
+        self._is_given = encoding is not None
+        self._last_line = (0, 1)  # the last offset of `line_at`, and its line
         try:
             with os.fdopen(open_data(path), "rb") as file:
                 status = os.fstat(file.fileno())
         except OSError as error:
             raise unreadable(path, error) from error
         self._stamp = (status.st_size, status.st_mtime_ns)
-        self.is_gzip = path.suffix == ".gz"
-        self.num_bytes = len(self._unpack()) if self.is_gzip else status.st_size
+        self._converts_from: tuple[str, ...] = ()
+        if encoding is None:
+            self.encoding = encoding = encoding_by_mark(self.read(0, 4096))
+        if encoding is not None and not is_utf8(names := check_encoding(encoding)):
+            self._close()
+            self._converts_from = names
+        try:
+            self.num_bytes = os.fstat(self._open()).st_size
+        except InputError as error:
+            if error.code != "data.encoding":
+                raise
+            error.fix = self._encoding_fix()  # of the mark, or of what the content looks like
+            raise
         self.sha256 = ""
         head = self.read(0, 4096)
         self.start = len(_BOM) if head.startswith(_BOM) else 0
@@ -93,23 +123,27 @@ class FileBytes:
             if head.startswith(mark):
                 what, fix = f"{path} is {kind}, despite its name", fix.format(name=quote(str(path)))
                 raise InputError("data.ending", what, saw=[f"it starts with {head[:8]!r}"], fix=fix)
-        if head.startswith(_UTF16_MARKS):
-            raise self._wrong_encoding(0, head[0])
         if not head.strip(b" \t\r\n" + _BOM) and self.num_bytes <= len(head):
             size = f"{self.num_bytes} bytes, nothing but blanks" if head else "0 bytes"
             raise InputError("data.empty", f"{path} is empty", saw=[size], fix="give a file with rows")
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_descriptor": -1, "_unpacked": None}
+        return self.__dict__ | {"_descriptor": -1}
 
     def __del__(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
         if getattr(self, "_descriptor", -1) >= 0:
             os.close(self._descriptor)
+            self._descriptor = -1
+
+    def settings(self) -> dict[str, Any]:
+        encoding = {"encoding": self.encoding} if self.encoding is not None else {}
+        return encoding | ({"keeps_damaged": True} if self.keeps_damaged else {})
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return the bytes from offset on; fewer only at the end of the file."""
-        if self.is_gzip:
-            return self._unpack()[offset : offset + num_bytes]
         parts = []
         while num_bytes > 0 and (part := os.pread(self._open(), min(num_bytes, 1 << 30), offset)):
             parts.append(part)
@@ -123,6 +157,13 @@ class FileBytes:
         if len(row) != end - offset:
             raise self._changed()
         return row
+
+    def chunks(self) -> Iterator[bytes]:
+        for offset in range(0, self.num_bytes, CHUNK_BYTES):
+            yield self.read(offset, CHUNK_BYTES)
+
+    def detect(self) -> str:
+        return detect(self.chunks(), str(self.path))
 
     def checked_chunks(self, say: Say | None) -> Iterator[bytes]:
         """Yield the file after its byte order mark, refuse bytes that are not text, and compute the sha256."""
@@ -143,69 +184,98 @@ class FileBytes:
             if say is not None:
                 say(Progress(str(self.path), "indexing", offset, self.num_bytes))
         if pending:
-            raise self._wrong_encoding(self.num_bytes - len(pending), pending[0])
-        self.sha256 = sha256_of(self.path) if self.is_gzip else digest.hexdigest()
+            self._check_utf8(pending + b" ", self.num_bytes - len(pending))
+        self.sha256 = sha256_of(self.path) if self.is_converted else digest.hexdigest()
 
     def line_at(self, offset: int) -> int:
-        starts = range(0, offset, CHUNK_BYTES)
-        return 1 + sum(self.read(start, min(CHUNK_BYTES, offset - start)).count(b"\n") for start in starts)
+        known, line = self._last_line if self._last_line[0] <= offset else (0, 1)  # many rows are located in order
+        starts = range(known, offset, CHUNK_BYTES)
+        line += sum(self.read(start, min(CHUNK_BYTES, offset - start)).count(b"\n") for start in starts)
+        self._last_line = (offset, line)
+        return line
 
     def _open(self) -> int:
         if self._descriptor < 0:
             try:
-                self._descriptor = open_data(self.path)
+                descriptor = open_data(self.path)
             except OSError as error:
                 raise unreadable(self.path, error) from error
-            status = os.fstat(self._descriptor)
+            status = os.fstat(descriptor)
             if (status.st_size, status.st_mtime_ns) != self._stamp:
+                os.close(descriptor)
                 raise self._changed()
+            self._descriptor = self._convert(descriptor) if self.is_converted else descriptor
         return self._descriptor
 
-    def _unpack(self) -> bytes:
-        if self._unpacked is not None:
-            return self._unpacked
+    @property
+    def is_converted(self) -> bool:
+        return bool(self.packing or self._converts_from)
+
+    def _convert(self, descriptor: int) -> int:
+        """Write the content as UTF-8 into a temporary file, and return its descriptor."""
+        with os.fdopen(descriptor, "rb") as file, tempfile.TemporaryFile() as target:
+            for chunk in self.convert(file):
+                try:
+                    target.write(chunk)
+                except OSError as error:
+                    what = f"{self.path} cannot be converted: no room for a temporary file"
+                    fix = f"free some space in {tempfile.gettempdir()}, or name another folder: export TMPDIR=FOLDER"
+                    raise InputError("disk.write", what, saw=[str(error)], fix=fix) from error
+            target.flush()
+            return os.dup(target.fileno())
+
+    def convert(self, file: BinaryIO) -> Iterator[bytes]:
+        chunks = self._unpacked(file) if self.packing else iter(lambda: file.read(CHUNK_BYTES), b"")
+        if not self._converts_from:
+            return chunks
+        return (text.encode("utf-8") for text in decode_chunks(chunks, self._converts_from, str(self.path)))
+
+    def _unpacked(self, packed: BinaryIO) -> Iterator[bytes]:
+        num_bytes = 0
         try:
-            with os.fdopen(open_data(self.path), "rb") as packed, gzip.open(packed) as file:
-                data = file.read(MAX_UNPACKED_BYTES + 1)
-        except (OSError, EOFError, zlib.error) as error:
-            what, fix = f"{self.path} cannot be unpacked", "copy or download it again"
-            raise InputError("data.gzip", what, saw=[str(error)], fix=fix) from error
-        if len(data) > MAX_UNPACKED_BYTES:
-            what = f"{self.path} unpacks to more than {MAX_UNPACKED_BYTES >> 20} MB, too much to keep in memory"
-            saw, fix = ["a gz file cannot be read from the middle"], f"gunzip {self.path}   and give the unpacked file"
-            raise InputError("data.gzip", what, saw=saw, fix=fix)
-        self._unpacked = data
-        return data
+            with unpack(packed, self.path, self.packing) as file:
+                while chunk := file.read(CHUNK_BYTES):
+                    num_bytes += len(chunk)
+                    if num_bytes > MAX_UNPACKED_BYTES:
+                        what = f"{self.path} unpacks to more than {MAX_UNPACKED_BYTES >> 20} MB, the limit"
+                        fix = _unpacking(self.path, getattr(file, "name", ""))
+                        raise InputError("data.gzip", what, saw=["it may be made to fill the disk"], fix=fix)
+                    yield chunk
+        except (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, RuntimeError) as error:
+            what = f"{self.path} cannot be unpacked"
+            raise InputError("data.gzip", what, saw=[str(error)], fix="copy or download it again") from error
 
     def _check_utf8(self, data: bytes, offset: int) -> bytes:
         """Refuse bytes that are not UTF-8; return the start of an incomplete character."""
         try:
             data.decode("utf-8")
         except UnicodeDecodeError as error:
-            if error.reason != "unexpected end of data":
-                raise self._wrong_encoding(offset + error.start, data[error.start]) from None
-            return data[error.start :]
+            if error.reason == "unexpected end of data":
+                return data[error.start :]
+            if self.encoding is None:
+                raise OtherEncodingError from error
+            line, byte = self.line_at(offset + error.start), data[error.start]
+            what = f"{self.path} is not {self.encoding}: byte 0x{byte:02x} in line {line:,}"
+            raise InputError("data.encoding", what, fix=self._encoding_fix(), flag="--encoding") from None
         return b""
 
-    def _wrong_encoding(self, offset: int, byte: int) -> InputError:
-        around = self.read(max(0, offset - 20), 40).decode("latin-1").replace("\n", " ").strip()
-        encoding, saw = "LATIN1", f"around it: {around!r}"
-        if self.read(0, 2) in _UTF16_MARKS:
-            encoding, saw = "UTF-16", "the file starts with the mark of UTF-16"
-        elif byte == 0:
-            encoding = "UTF-16BE" if offset % 2 == 0 else "UTF-16LE"
-        what = f"{self.path} is not UTF-8: byte 0x{byte:02x} in line {self.line_at(offset)}"
-        fix = f"iconv -f {encoding} -t UTF-8 {quote(str(self.path))} > {self._beside('utf8_')}"
-        return InputError("data.encoding", what, saw=[saw], fix=fix)
+    def _encoding_fix(self) -> str:
+        """Return the flag that reads the file: its own encoding, or else the given one for the lines that are in it."""
+        if not self._is_given:
+            return f"--encoding {self.encoding},{REPLACE}"
+        try:
+            source = FileBytes(self.path)
+            name = (source.encoding or "utf-8") if is_evident(self.path) else source.detect()
+        except InputError as error:
+            return error.fix or ""
+        return f"--encoding {name if name != self.encoding else f'{name},{REPLACE}'}"
 
     def _nul(self, offset: int) -> InputError:
-        head = self.read(0, 400)
-        if max(head[::2].count(0), head[1::2].count(0)) > len(head) // 4:
-            return self._wrong_encoding(head.index(0), 0)  # every other byte: UTF-16 without its mark
         what = f"{self.path} holds a NUL byte in line {self.line_at(offset)}"
         saw = [f"byte {offset:,} of {self.num_bytes:,}"]
-        command = f"tr -d '\\000' < {quote(str(self.path))} > {self._beside('clean_')}"
-        return InputError("data.nul", what, saw=saw, fix=f"write the file again as UTF-8 text, or: {command}")
+        path, clean = quote(str(self.path)), self._beside("clean_")
+        command = f"tr -d '\\000' < {path} > {clean}   then   {clean} instead of {path}"
+        return InputError("data.nul", what, saw=saw, fix=command)
 
     def _beside(self, prefix: str) -> str:
         """Return the path of a new file beside this one, quoted for a shell."""
@@ -214,6 +284,55 @@ class FileBytes:
     def _changed(self) -> InputError:
         saw, fix = f"it had {self._stamp[0]:,} bytes when it was opened", "put the file back, or start again"
         return InputError("data.changed", f"{self.path} changed while it was being read", saw=[saw], fix=fix)
+
+
+def _unpacking(path: Path, member: str) -> str:
+    """Return the fix that unpacks a file by hand, and gives the result instead."""
+    packed, bare = quote(str(path)), path.with_suffix("")
+    commands = {".gz": "gunzip -kf", ".bz2": "bunzip2 -kf", ".xz": "unxz -kf"}
+    if command := commands.get(path.suffix.lower()):
+        return f"{command} {packed}   then   {quote(str(bare))} instead of {packed}"
+    folder = bare.with_name(f"{bare.name}_files")
+    return f"unzip -oq {packed} -d {quote(str(folder))}   then   {quote(str(folder / member))} instead of {packed}"
+
+
+def unpack(packed: BinaryIO, path: Path, packing: str) -> Any:
+    """Open a packed file; a zip file has to hold one file."""
+    if packing != ".zip":
+        openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+        return openers[packing](packed)
+    archive = zipfile.ZipFile(packed)
+    names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
+    if len(names) != 1:
+        saw = [f"it holds: {', '.join(names[:8])}"]
+        if not names:
+            raise InputError("data.gzip", f"{path} holds no file", fix="copy or download it again")
+        largest = max(names, key=lambda name: archive.getinfo(name).file_size)
+        raise InputError(
+            "data.gzip", f"{path} holds {len(names):,} files, not one", saw=saw, fix=_unpacking(path, largest)
+        )
+    return archive.open(names[0])
+
+
+def open_text(
+    path: Path, encoding: str | None, read: Callable[[FileBytes], Opened], keeps_damaged: bool = False
+) -> Opened:
+    """Return what `read` makes of a text file, again with the detected encoding if it is not UTF-8."""
+    source = FileBytes(path, encoding, keeps_damaged)
+    try:
+        return read(source)
+    except OtherEncodingError:
+        return read(FileBytes(path, source.detect(), keeps_damaged))
+
+
+def is_evident(path: Path) -> bool:
+    """Whether a file is UTF-8, or has a mark of its encoding."""
+    try:
+        for _ in FileBytes(path).checked_chunks(None):
+            pass
+    except OtherEncodingError:
+        return False
+    return True
 
 
 def open_data(path: str | os.PathLike[str]) -> int:
@@ -225,7 +344,10 @@ def open_data(path: str | os.PathLike[str]) -> int:
         return open_regular(Path(path), follows_links=True)
     except DamagedFileError:
         what = f"{path} is {'a pipe' if Path(path).is_fifo() else 'not a regular file'}"
-        saw, fix = ["files are read more than once, and in any order"], "write it to a file first, and give that"
+        saw, fix = (
+            ["files are read more than once, and in any order"],
+            f"write its content to a file, and give that instead of {path}",
+        )
         raise InputError("data.file", what, saw=saw, fix=fix) from None
 
 
@@ -276,7 +398,8 @@ def _long_row(source: FileBytes, start: int) -> InputError:
 
 
 def unreadable(path: Path, error: OSError) -> InputError:
-    return InputError("data.file", f"{path} cannot be read", saw=[str(error)], fix="check the name and its permissions")
+    fix = f"chmod u+rX {quote(str(path))}" if isinstance(error, PermissionError) else f"check the disk of {path}"
+    return InputError("data.file", f"{path} cannot be read", saw=[str(error)], fix=fix)
 
 
 def line_starts(buffer: bytes, is_last: bool) -> tuple[Places, npt.NDArray[np.bool_], int]:
@@ -310,18 +433,29 @@ def missing_file(path: Path, flag: str) -> InputError:
         target = os.readlink(path)
         what = f"{flag} {path} is a link to {target}, which does not exist"
         return InputError("data.file", what, fix=f"create {target}, or give another file")
-    folder, near = path.parent, near_names(path)
+    folder, near = path.parent, near_files(path)
     saw = [f"looked in {'the current folder' if folder == Path('.') else folder}"]
     if not folder.is_dir():
         saw = [f"there is no folder {folder}"]
     elif near:
-        saw.append(f"similar names there: {', '.join(near)}")
+        saw.append(f"similar names there: {', '.join(Path(each).name for each in near)}")
     else:
         saw += folder_listing(folder)
-    fix = f"{flag} {quote(str(folder / near[0]))}" if near else f"{flag} with a file that exists"
+    fix = f"{flag} {quote(near[0])}" if near else f"put the file there: {quote(str(path))}"
     return InputError("data.file", f"{flag} {path} does not exist", saw=saw, fix=fix)
 
 
-def near_names(path: Path) -> list[str]:
-    names = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    return difflib.get_close_matches(path.name, names, n=3, cutoff=0.7)
+def as_on_disk(path: str | Path) -> Path:
+    """Return the path, in Unicode's other normal form if only that exists: macOS decomposes letters, others do not."""
+    path = Path(path).expanduser()
+    forms = (Path(unicodedata.normalize(form, str(path))) for form in ("NFC", "NFD"))
+    return path if path.exists() else next((each for each in forms if each.exists()), path)
+
+
+def near_files(path: Path, endings: tuple[str, ...] = ()) -> list[str]:
+    """Return the paths beside a missing one that were probably meant: files for a name with an ending."""
+    beside = list(path.parent.iterdir()) if path.parent.is_dir() else []
+    names = {each.name: each.name for each in beside if each.is_file() or not path.suffix}
+    names |= {} if path.suffix else {each.stem: each.name for each in beside if each.is_file()}
+    near = dict.fromkeys(names[name] for name in near_names(path.name, names))
+    return [str(path.parent / name) for name in near if name.endswith(endings or "")]

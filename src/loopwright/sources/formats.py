@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import tarfile
+import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from shlex import quote
 
 from loopwright.errors import InputError
+from loopwright.sources.arrow import open_arrow
 from loopwright.sources.delimited import DelimitedTable
-from loopwright.sources.files import FileBytes, Say, folder_listing, missing_file
-from loopwright.sources.hub import open_hub, open_parquet
+from loopwright.sources.files import (
+    PACKINGS,
+    FileBytes,
+    Say,
+    as_on_disk,
+    folder_listing,
+    missing_file,
+    open_text,
+    read_data,
+)
+from loopwright.sources.hub import open_hub
 from loopwright.sources.images.coco import CocoTable
 from loopwright.sources.images.folders import ImageFolderTable, ImagesTable, MaskFolderTable
 from loopwright.sources.images.image_file import IMAGE_ENDINGS
 from loopwright.sources.images.tables import TableOfImages
 from loopwright.sources.images.yolo import YoloTable
 from loopwright.sources.json_files import JsonLinesTable, open_json
+from loopwright.sources.sheets import open_sheet
 from loopwright.sources.tables import Table, check_columns
 from loopwright.sources.text_files import ConllTable, TextTable
 
@@ -25,7 +40,9 @@ _ENDINGS = {
     "jsonl": (".jsonl", ".ndjson"),
     "txt": (".txt", ".text"),
     "conll": (".conll", ".iob", ".iob2", ".bio"),
-    "parquet": (".parquet",),
+    "parquet": (".parquet", ".pq"),
+    "arrow": (".arrow", ".feather"),
+    "xlsx": (".xlsx", ".xlsm"),
 }
 KINDS_BY_ENDING = {ending: kind for kind, endings in _ENDINGS.items() for ending in endings}
 KINDS = tuple(_ENDINGS)
@@ -33,11 +50,11 @@ IMAGE_KINDS = ("images", "image-folder", "mask-folder", "yolo", "coco")
 FROM_ARROW = "write it as parquet: datasets.load_from_disk({folder}).to_parquet('train.parquet')"
 # Endings of unsupported formats, and how to convert them.
 _CONVERSIONS = {
-    (".zip", ".7z", ".rar"): "unzip {path}   and give the file or folder that was in it",
-    (".tar", ".tgz"): "tar -xf {path}   and give the file or folder that was in it",
-    (".bz2", ".xz", ".zst"): "unpack {path}   and give the file that was in it",
-    (".xlsx", ".xls", ".ods", ".numbers"): "open it in the program that wrote it and save it as csv",
-    (".arrow", ".feather"): FROM_ARROW.format(folder="FOLDER"),
+    (".zip",): "unzip {path}   then   {inner} instead of {path}",
+    (".gz", ".bz2", ".xz"): "--file_kind csv",
+    (".tar", ".tgz"): "tar -xf {path}   then   {inner} instead of {path}",
+    (".zst", ".7z", ".rar"): "unpack {path}, and give the file that was in it",
+    (".xls", ".xlsb", ".ods", ".numbers"): "open it in the program that wrote it and save it as xlsx or csv",
     (".pkl", ".pickle", ".pt", ".npy", ".npz"): "write its rows as csv or jsonl; it is not opened, as it can hold code",
     (".pdf", ".docx", ".doc", ".html"): "save its text as a txt file",
     IMAGE_ENDINGS: "give a file with rows of text; lw tasks lists the tasks that read images",
@@ -48,64 +65,94 @@ def open_table(
     path: str | Path,
     *,
     kind: str | None = None,
+    encoding: str | None = None,
+    sheet: str | None = None,
     delimiter: str | None = None,
     quoting: str | None = None,
+    decimals: Mapping[str, str] | None = None,
     text_unit: str = "line",
     split: str | None = None,
     image_dir: str | None = None,
     annotation_dir: str | None = None,
     names_file: str | None = None,
+    bad_annotations: str | None = None,
+    keeps_damaged: bool = False,
+    keeps_blank: bool = False,
     flag: str = "--data",
     say: Say | None = None,
 ) -> Table:
     """Open a data file, check its bytes and index its rows; any problem is an InputError.
 
     Args:
-        path: A csv, tsv, json, jsonl, txt, conll or parquet file, all but the last also as .gz, or the id of a Hub
-            dataset with `split`.
+        path: A csv, tsv, json, jsonl, txt or conll file, also packed (`PACKINGS`); a parquet, arrow, feather or xlsx
+            file; or the id of a Hub dataset with `split`.
         kind: One of `KINDS` for a file with another ending, or one of `IMAGE_KINDS` for images.
+        encoding: Of a text file; detected by default. `utf-8,cp1252` decodes each line by the first one that can.
+        sheet: Of an xlsx file; the first by default.
         delimiter: Of a csv file; sniffed by default.
         quoting: "minimal", or "none" for a csv file in which quotes are ordinary characters; sniffed by default.
+        decimals: The columns of a csv file whose numbers have a "comma" before their decimals, or a "point" and
+            commas between thousands.
         text_unit: "line" or "paragraph": the row of a txt file.
         image_dir: The location of the images: a sub-folder, or for a file the base folder of its paths, relative to it.
             It turns a csv, json, jsonl or parquet file into a table of images.
         annotation_dir: The sub-folder of masks or text files of objects.
         names_file: A file of class names by number, relative to the folder or the file.
+        bad_annotations: "drop" to leave out entries of a COCO json that do not match its images or categories.
+        keeps_damaged: Keep the place of a row that cannot be read, as a `DamagedRow`.
+        keeps_blank: Keep the blank lines of a txt file as rows.
         flag: The option that named the file, for error messages.
         say: Receives the progress every few megabytes.
     """
-    local = Path(path).expanduser()
+    local = as_on_disk(path)
     if kind == "hub" and split is not None:
         table: Table = open_hub(str(path), split)[split]
     elif not local.exists():
         raise missing_file(local, flag)
     elif kind == "coco":
-        return CocoTable(FileBytes(local), image_dir, say)
+        return open_text(local, encoding, lambda source: CocoTable(source, image_dir, say, bad_annotations))
     elif kind in IMAGE_KINDS:
         return _open_images(local, kind, flag, image_dir, annotation_dir, names_file)
     elif local.is_dir():
-        what, fix = f"{flag} {path} is a folder", f"--data {path}   or name a file"
+        what, fix = f"{flag} {path} is a folder", f"--data {quote(str(path))} instead of {flag} {quote(str(path))}"
         raise InputError("data.folder", what, saw=folder_listing(local), fix=fix)
     else:
-        table = _open_file(local, kind or kind_of(local, flag), delimiter, quoting, text_unit, say)
+        kind = kind or kind_of(local, flag)
+        if kind in ("parquet", "arrow"):
+            table = open_arrow(local, kind)
+        elif kind == "xlsx":
+            table = open_sheet(local, sheet, say)
+        else:
+            table = _open_text(local, encoding, kind, delimiter, quoting, text_unit, keeps_damaged, keeps_blank, say)
+        if isinstance(table, DelimitedTable):
+            table.decimals = dict(decimals or {})
     check_columns(table.path, len(table.columns))
     return table if image_dir is None else TableOfImages(table, image_dir, names_file)
 
 
-def _open_file(
-    path: Path, kind: str, delimiter: str | None, quoting: str | None, text_unit: str, say: Say | None
+def _open_text(
+    path: Path,
+    encoding: str | None,
+    kind: str,
+    delimiter: str | None,
+    quoting: str | None,
+    text_unit: str,
+    keeps_damaged: bool,
+    keeps_blank: bool,
+    say: Say | None,
 ) -> Table:
-    if kind == "parquet":
-        return open_parquet(path)
-    if kind not in KINDS:
+    readers: dict[str, Callable[[FileBytes], Table]] = {
+        "csv": lambda source: DelimitedTable(source, kind, delimiter, quoting, say),
+        "tsv": lambda source: DelimitedTable(source, kind, delimiter, quoting, say),
+        "txt": lambda source: TextTable(source, text_unit, keeps_blank, say),
+        "json": lambda source: open_json(source, say),
+        "jsonl": lambda source: JsonLinesTable(source, say),
+        "conll": lambda source: ConllTable(source, say),
+    }
+    if kind not in readers:
         saw = ["known: " + ", ".join((*KINDS, *IMAGE_KINDS))]
         raise InputError("args.value", f"--file_kind {kind!r} is unknown", saw=saw, fix="--file_kind csv")
-    source = FileBytes(path)
-    if kind in ("csv", "tsv"):
-        return DelimitedTable(source, kind, delimiter, quoting, say)
-    if kind == "txt":
-        return TextTable(source, text_unit, say)
-    return {"json": open_json, "jsonl": JsonLinesTable, "conll": ConllTable}[kind](source, say)
+    return open_text(path, encoding, readers[kind], keeps_damaged)
 
 
 def _open_images(
@@ -115,7 +162,7 @@ def _open_images(
         return ImagesTable(path, image_dir)
     if not path.is_dir():
         what = f"{flag} {path} is not a folder, which {kind} needs"
-        raise InputError("data.folder", what, fix=f"{flag} {path.parent}")
+        raise InputError("data.folder", what, fix=f"{flag} {quote(str(path.parent))}")
     if kind == "image-folder":
         return ImageFolderTable(path)
     if kind == "mask-folder":
@@ -128,12 +175,38 @@ def kind_of(path: Path, flag: str) -> str:
     if ending in KINDS_BY_ENDING:
         return KINDS_BY_ENDING[ending]
     what = f"{flag} {path}: {f'the ending {ending!r} is not supported' if ending else 'the file name has no ending'}"
-    saw = ["supported: " + " ".join(KINDS_BY_ENDING) + ", also with .gz"]
+    saw = ["supported: " + " ".join(KINDS_BY_ENDING) + f", also with {' '.join(PACKINGS)}"]
     fix = next((fix for endings, fix in _CONVERSIONS.items() if ending in endings), "")
-    fix = fix or "rename the file, or name its format: --file_kind txt"
-    raise InputError("data.ending", what, saw=saw, fix=fix.format(path=quote(str(path))))
+    fix = fix or f"--file_kind {_sniffed(path)}"
+    if ending == ".xls" and not (head := read_data(path)[:8]).startswith(b"\xd0\xcf\x11\xe0"):
+        fix = "--file_kind xlsx" if head.startswith(b"PK") else "--file_kind csv"  # what web sites call .xls
+    raise InputError("data.ending", what, saw=saw, fix=fix.format(path=quote(str(path)), inner=quote(_inner(path))))
+
+
+def _inner(path: Path) -> str:
+    """Return the data file in an archive: its first one of a known kind, else the folder or name without the ending."""
+    names = []
+    with contextlib.suppress(OSError, zipfile.BadZipFile, tarfile.TarError):
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                names = archive.namelist()
+        elif path.is_file() and tarfile.is_tarfile(path):
+            with tarfile.open(path) as packed:
+                names = packed.getnames()
+    known = (name for name in names if ending_of(Path(name)) in KINDS_BY_ENDING)
+    return next(known, None) or next(iter(names), None) or str(path.with_suffix(""))
+
+
+def _sniffed(path: Path) -> str:
+    """Return the probable kind of a file with another ending, by its first line."""
+    with contextlib.suppress(OSError, InputError):
+        line = read_data(path)[:4096].lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")[0]
+        marks = {"jsonl": line[:1] == b"{", "json": line[:1] == b"[", "tsv": b"\t" in line, "csv": b"," in line}
+        return next((kind for kind, is_such in marks.items() if is_such or (kind == "csv" and b";" in line)), "txt")
+    return "txt"
 
 
 def ending_of(path: Path) -> str:
-    """Return the ending of a file name in lower case, without .gz."""
-    return Path(path.name.lower().removesuffix(".gz")).suffix
+    """Return the ending of a file name in lower case, without that of a packed file."""
+    name = Path(path.name.lower())
+    return (Path(name.stem).suffix or name.suffix) if name.suffix in PACKINGS else name.suffix

@@ -15,7 +15,7 @@ from typing import Any
 from loopwright.config.files import MOST_DEPTH, check_depth
 from loopwright.errors import InputError
 from loopwright.sources.files import FileBytes, Places, RowSplitter, Say, index_rows, line_starts
-from loopwright.sources.tables import MOST_COLUMNS, IndexedTable, Row, Table
+from loopwright.sources.tables import MOST_COLUMNS, DamagedRow, IndexedTable, Row, Table
 
 MAX_JSON_BYTES = 512 << 20
 LIST_NAMES = ("data", "rows", "examples", "instances", "items", "records", "train", "validation", "test")
@@ -26,11 +26,14 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a lone surrogate, or one of a 
 
 
 class LineSplitter(RowSplitter):
-    """Finds lines; blank ones do not count."""
+    """Finds lines; blank ones do not count, unless they are kept."""
+
+    def __init__(self, keeps_blank: bool = False) -> None:
+        self._keeps_blank = keeps_blank
 
     def split(self, buffer: bytes, is_last: bool) -> tuple[Places, int]:
         starts, is_blank, num_done = line_starts(buffer, is_last)
-        return starts[~is_blank], num_done
+        return starts if self._keeps_blank else starts[~is_blank], num_done
 
 
 class JsonLinesTable(IndexedTable):
@@ -50,9 +53,9 @@ class JsonLinesTable(IndexedTable):
                 check_depth(row)
         except (ValueError, RecursionError) as error:
             message, place = _explain(error)
-            fix = "write one JSON object per line, for instance with json.dumps"
+            fix = f"--bad_rows drop   or   write {self.place(index)} as one JSON object"
             if not index and not text.lstrip().startswith("{"):
-                fix = "--file_kind csv if the file is one, or write one JSON object per line"
+                fix = "--file_kind csv"
             what = f"{self.path}: {self.place(index)} is not JSON: {message} at character {place + 1}"
             raise InputError("data.json", what, saw=[repr(text[max(0, place - 30) : place + 30])], fix=fix) from error
         if not isinstance(row, dict):
@@ -87,13 +90,17 @@ class JsonTable(Table):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_rows": None}
 
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | self.source.settings()
+
     def __len__(self) -> int:
         return self._num_rows
 
     def row(self, index: int) -> Row:
         if self._rows is None:
             self._rows = self._load(None)
-        return dict(self._rows[index])
+        row = self._rows[index]
+        return row if isinstance(row, DamagedRow) else dict(row)
 
     def __iter__(self) -> Iterator[Row]:
         return map(self.row, range(len(self)))  # with the keys that each row has
@@ -102,14 +109,12 @@ class JsonTable(Table):
         items = _find_list(load_json(self.source, say, _conversion(self.source)), self.path)
         rows: list[Row] = []
         for number, item in enumerate(items):
-            if not isinstance(item, dict):
-                raise _not_an_object(self.path, f"item {number + 1:,} of the list", item)
-            place = f"{self.path}: item {number + 1:,} of the list"
             try:
-                check_depth(item)
-            except ValueError as error:
-                raise InputError("data.json", f"{place}: {error}", fix="write its values as text or numbers") from error
-            rows += _questions(item, place)
+                rows += _rows_of(item, self.path, f"item {number + 1:,} of the list")
+            except InputError as error:
+                if not self.source.keeps_damaged:
+                    raise
+                rows.append(DamagedRow(error, {}))
         if _SURROGATE.search(self.source.read(0, self.num_bytes)) is not None:
             broken = {number: new for number, row in enumerate(rows) if (new := encodable(row)) != row}
             for number, row in broken.items():
@@ -149,7 +154,7 @@ def _conversion(source: FileBytes) -> str:
 def _explain(error: ValueError | RecursionError) -> tuple[str, int]:
     """Return the problem and its position; huge numbers and deep nesting have none."""
     if isinstance(error, json.JSONDecodeError):
-        return error.msg, error.pos
+        return error.msg.removesuffix(" at"), error.pos
     return ("nested too deeply" if isinstance(error, RecursionError) else str(error)), 0
 
 
@@ -176,6 +181,17 @@ def _is_by_column(content: Row) -> bool:
     return bool(content) and all(isinstance(values, dict) and "0" in values for values in content.values())
 
 
+def _rows_of(item: Any, path: str, place: str) -> list[Row]:
+    if not isinstance(item, dict):
+        raise _not_an_object(path, place, item)
+    try:
+        check_depth(item)
+    except ValueError as error:
+        what, fix = f"{path}: {place}: {error}", "--bad_rows drop   or   write its values as text or numbers"
+        raise InputError("data.json", what, fix=fix) from error
+    return _questions(item, f"{path}: {place}")
+
+
 def _questions(item: Row, place: str) -> list[Row]:
     """Return the rows of an object: itself, or its questions in SQuAD's nested format."""
     paragraphs = item.get("paragraphs")
@@ -185,7 +201,7 @@ def _questions(item: Row, place: str) -> list[Row]:
         questions = paragraph["qas"]
         if not isinstance(questions, list) or not all(isinstance(question, dict) for question in questions):
             what = f"{place} is an article without readable questions"
-            fix = 'write "qas": [{"question": ..., "answers": [...]}, ...] for each paragraph'
+            fix = '--bad_rows drop   or   write "qas": [{"question": ..., "answers": [...]}, ...] for each paragraph'
             raise InputError("data.json", what, saw=[f'"qas" is {repr(questions)[:60]}'], fix=fix)
     return [
         {
@@ -225,7 +241,7 @@ def columns_of(rows: Iterable[Row]) -> tuple[str, ...]:
 
 def _not_an_object(path: str, place: str, value: Any) -> InputError:
     kind = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}.get(type(value), "a number")
-    fix = 'write each row as an object: {"column": value, ...}'
+    fix = '--bad_rows drop   or   write each row as an object: {"column": value, ...}'
     return InputError("data.json", f"{path}: {place} is {kind}, not an object", saw=[repr(value)[:80]], fix=fix)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import shlex
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from loopwright.errors import InputError
+from loopwright.config.display_width import truncate
+from loopwright.errors import InputError, nearest
 from loopwright.sources.column_roles import is_number
-from loopwright.sources.labels import LabelScan, label_text, ordered
+from loopwright.sources.labels import LabelScan, is_whole, label_text, ordered
 from loopwright.sources.tables import Table
 
 MOST_SHOWN = 12
@@ -17,6 +20,13 @@ MOST_NAMED = 5
 _MOST_NEAR = 8
 _MOST_COMPARED = 1_000
 _LONGEST_SHOWN = 40
+FEW_ROWS = 5  # A class with fewer training rows is noted,
+IMBALANCE = 10  # and one with so many times fewer than another.
+_TIMES_RARER = 10  # a misspelt class, than the right one
+_SHORTEST_TYPO = 4
+_LIKE = 0.85  # the similarity of a misspelt word
+_DIGITS = re.compile(r"\d")
+_WORD_ENDS = re.compile(r"[\s_-]+")
 _TRUTH = {"false": "0", "true": "1"}
 _NO_VALUES = ("nan", "na", "n/a", "null", "#n/a")
 _NO_NUMBERS = frozenset((*_NO_VALUES, "none", "inf", "-inf", "infinity", "-infinity", "-", "?", "#div/0!", "unknown"))
@@ -29,12 +39,12 @@ def mixed_types(scan: LabelScan) -> InputError | None:
     if "object" in types or ("list" in types and scan.kind == "class"):
         kind, article = ("object", "an") if "object" in types else ("list", "a")
         what = f"the label in {table.place(types[kind])} of {table.name} is {article} {kind}"
-        fix = "--label_kind multi if rows have several labels, or --label_column with another column"
+        fix = "--label_kind multi"
         return InputError("data.value", what, saw=[f"column {scan.column!r}"], fix=fix)
-    as_classes = "--label_kind class to take all of them as classes"
+    as_classes = "--label_kind class"
     if len(types) > 1 and not set(types) <= {"whole number", "number"}:
         saw = [f"{name}: first in {table.place(row)}" for name, row in types.items()]
-        fix = f"write all labels in the same way, or {as_classes}"
+        fix = f"{as_classes}   or   write all labels in the same way"
         return InputError("data.label_type", f"{scan.name} holds values of {len(types)} kinds", saw=saw, fix=fix)
     texts = scan.texts
     numbers = [place for place, text in enumerate(texts) if text and is_number(text)]
@@ -43,12 +53,12 @@ def mixed_types(scan: LabelScan) -> InputError | None:
         return None
     if all(texts[place].strip().lower() in _NO_NUMBERS for place in words):
         saw = [f"{texts[place]!r}, first in {scan.place(place)}" for place in words[:MOST_SHOWN]]
-        fix = "write numbers there, or leave these cells empty, and --missing_values drop"
+        fix = "--label_kind float --bad_rows drop   or   write numbers there"
         what = f"{scan.name} holds numbers, and words that stand for none"
         return InputError("data.label_type", what, saw=saw, fix=fix)
     first = {"numbers": numbers[0], "words": words[0]}
     saw = [f"{name}: e.g. {texts[place]!r}, first in {scan.place(place)}" for name, place in first.items()]
-    fix = f"{map_flag([(texts[words[0]], texts[numbers[0]])])} if they mean the same, or {as_classes}"
+    fix = f"{map_flag([(texts[words[0]], texts[numbers[0]])])}   or   {as_classes}"
     return InputError("data.label_type", f"{scan.name} holds numbers and words", saw=saw, fix=fix)
 
 
@@ -68,15 +78,16 @@ def unknown_labels(
     """
     pairs = []
     for text, place in first.items():
-        near = did_you_mean(text, names) if not fix else None
+        near = did_you_mean(text, names) if not fix or "--label_names" in fix else None
         saw = [*saw, f"unknown {text!r}: {place}" + (f" -- did you mean {near!r}?" if near else "")]
         pairs += [(text, near)] if near else []
-    fix = fix or (f"{map_flag(pairs)}   or   " if pairs else "") + "--unknown_labels drop"
+    is_listed = "--label_names" in fix
+    fix = (f"{map_flag(pairs)}   or   " if pairs and (is_listed or not fix) else "") + (fix or "--unknown_labels drop")
     is_one = number == 1
     counted = f"{number} {noun if is_one else 'classes' if noun == 'class' else noun + 's'} of {table.name}"
     what = f"{counted} never occur{'s' if is_one else ''} in {lead.name}"
-    if table is lead:
-        what = f"{counted} {'is' if is_one else 'are'} unknown"
+    if table is lead or is_listed:
+        what = f"{counted} {'is' if is_one else 'are'} {'not in --label_names' if is_listed else 'unknown'}"
     return InputError("data.labels", what, saw=saw, fix=fix)
 
 
@@ -85,9 +96,9 @@ def known_names(names: Sequence[str]) -> str:
 
 
 def unique_labels(scan: LabelScan, num_rows: int) -> InputError:
-    fix = f"{scan.role.flag} with another column, or rows with labels that repeat"
+    fix = f"write labels that repeat into {scan.table.name}"
     if all(_DECIMAL_COMMA.fullmatch(label_text(text)) for text in scan.texts if text.strip()):
-        fix = "write the numbers with a decimal point: 3.5 instead of 3,5"
+        fix = "--decimal comma"
     examples = ", ".join(repr(shortened(text)) for text in scan.texts[:MOST_NAMED])
     what = f"{num_rows:,} rows of {scan.table.name} have {len(scan.texts):,} classes: hardly any occurs twice"
     return InputError("data.labels", what, saw=[f"{scan.column!r} holds {examples}, ..."], fix=fix)
@@ -101,26 +112,102 @@ def fix_of_positions(found: Sequence[str], num_choices: int) -> str:
         if set(found) <= set(form):
             return map_flag((text, str(place)) for place, text in enumerate(form))
     if all(text.removeprefix("-").isdecimal() for text in found):
-        return "--unknown_labels drop   or write the position of the right choice, from 0"
+        return "--unknown_labels drop   or   write the position of the right choice, from 0"
     return "write the position of the right choice, from 0, as the label"
 
 
-def odd_classes(counts: Mapping[str, int], column: str, is_guessed: bool) -> Iterator[str]:
+def names_of_numbers(names: Sequence[str], found: Sequence[str], label_map: Mapping[str, str]) -> dict[str, str]:
+    """Return the label map, also from 0, 1, ... to the names if all labels are such numbers, or false and true."""
+    texts = {text: label_map.get(text, text).casefold() for text in found}
+    mapped = {text: _TRUTH.get(new, new).removesuffix(".0") for text, new in texts.items()}
+    numbers = list(map(str, range(len(names))))
+    if not set(mapped.values()) <= set(numbers) or not {name.casefold() for name in names}.isdisjoint(texts.values()):
+        return dict(label_map)
+    return dict(zip(numbers, names, strict=True)) | {text: names[int(number)] for text, number in mapped.items()}
+
+
+def fix_of_names(names: Sequence[str], unknown: Sequence[str]) -> str:
+    """Return how to read labels that `--label_names` does not list: numbers from 1 by the map, others as classes."""
+    if set(unknown) <= (numbers := {str(place): name for place, name in enumerate(names, 1)}).keys():
+        return map_flag(numbers.items())
+    listed = [*names, *unknown[:MOST_SHOWN]]
+    return f"{names_flag('label_names', listed)}   or   --unknown_labels drop"
+
+
+def odd_separator(scan: LabelScan) -> Iterator[str]:
+    """Yield notes about a separator that is never used, and rows without a label."""
+    if scan.most_labels < 2:
+        yield f"no row of {scan.table.name} has two labels: {scan.separator!r} never separates any (--label_separator)"
+    if scan.num_without:
+        rows, have = ("row", "has") if scan.num_without == 1 else ("rows", "have")
+        yield f"{scan.num_without:,} {rows} of {scan.table.name} {have} no label"
+
+
+def rare_classes(counts: Mapping[str, Mapping[str, int]], kind: str) -> Iterator[str]:
+    """Yield notes about classes with few training rows, with none, or with none to validate on."""
+    training, validation = counts["train"], counts.get("validation", {})
+    absent = [name for name, number in training.items() if not number]
+    if absent:
+        yield f"{_classes(absent, 'never occurs', 'never occur')} in training: {listing(absent)}"
+    if kind == "tags":
+        return
+    rare = [f"{name} ({number})" for name, number in training.items() if 0 < number < FEW_ROWS]
+    if rare:
+        yield f"{_classes(rare, 'has', 'have')} fewer than {FEW_ROWS} training rows: {listing(rare)}"
+    alone = [name for name, number in validation.items() if not number and training[name]]
+    if alone and sum(map(bool, validation.values())) > 1:  # one class alone has a note of its own
+        yield f"{_classes(alone, 'has', 'have')} no validation rows: {listing(alone)}"
+
+
+def _classes(names: Sequence[str], one: str, several: str) -> str:
+    return f"1 class {one}" if len(names) == 1 else f"{len(names):,} classes {several}"
+
+
+def imbalance(counts: Mapping[str, int]) -> str | None:
+    """Return a note about classes of very different sizes, for tasks with class weights."""
+    present = {name: number for name, number in counts.items() if number}
+    most, least = max(present, key=present.__getitem__, default=""), min(present, key=present.__getitem__, default="")
+    if not present or present[most] < IMBALANCE * present[least]:
+        return None
+    rows = f"{most!r} has {present[most]:,} training rows, {least!r} only {present[least]:,}"
+    return f"{rows}: --class_weights balanced makes rare classes count more"
+
+
+def odd_classes(counts: Mapping[str, int], column: str, is_guessed: bool, has_typos: bool = True) -> Iterator[str]:
     """Yield notes about suspicious classes; the name of a guessed column may be a row of a file without a header."""
     empty = [name for name in counts if name.lower() in _NO_VALUES]
     if empty:
         are = "is a class" if len(empty) == 1 else "are classes"
         yield f"{_quoted(empty)} {are} of {column!r}: for no value leave the cell empty, and --missing_values drop"
-    spellings: dict[str, list[str]] = {}
-    for name in counts:
-        spellings.setdefault(name.casefold(), []).append(name)
-    twins = [found for found in spellings.values() if len(found) > 1]
-    if twins:
-        usual = [max(found, key=counts.__getitem__) for found in twins[:MOST_NAMED]]
-        pairs = [(name, best) for best, found in zip(usual, twins, strict=False) for name in found if name != best]
-        yield f"{_quoted(twins[0])} differ only in case and are separate classes: {map_flag(pairs)} makes them one"
+    names = sorted(counts, key=lambda name: -counts[name])[:_MOST_COMPARED]  # the usual spelling comes first
+    pairs = [
+        (name, next((best for best in names[:place] if _is_spelling(name, best, counts, has_typos)), ""))
+        for place, name in enumerate(names)
+    ]
+    if pairs := [(name, best) for name, best in pairs if best]:
+        shown = [f"{name!r} ({counts[name]:,}) and {best!r} ({counts[best]:,})" for name, best in pairs[:MOST_NAMED]]
+        are = f"{', '.join(shown)} are separate classes: did you mean the same?"
+        yield f"{are} {map_flag(pairs)} makes them one"
     if is_guessed and column in counts:
         yield f"the first line names the columns, and {column!r} is also a class: if it is a row, put names above it"
+
+
+def _is_spelling(name: str, usual: str, counts: Mapping[str, int], has_typos: bool) -> bool:
+    """Whether a name differs from a more frequent one in case, width, blanks, _ and - alone; or looks like a typo."""
+    one, other = (_WORD_ENDS.sub(" ", unicodedata.normalize("NFKC", each).casefold()) for each in (name, usual))
+    if one == other:
+        return True
+    # Names of rare and frequent classes; those that differ in a number, a letter or their beginning are meant.
+    if not has_typos or one[:1] != other[:1] or counts[name] * _TIMES_RARER > counts[usual]:
+        return False
+    words, others = one.split(), other.split()
+    differ = [(word, right) for word, right in zip(words, others, strict=False) if word != right]
+    return len(words) == len(others) and all(
+        min(len(word), len(right)) >= _SHORTEST_TYPO
+        and _DIGITS.findall(word) == _DIGITS.findall(right)
+        and difflib.SequenceMatcher(None, word, right).ratio() >= _LIKE
+        for word, right in differ
+    )
 
 
 def listing(names: Sequence[str]) -> str:
@@ -140,25 +227,45 @@ def did_you_mean(text: str, names: Sequence[str]) -> str | None:
     for name in names:
         if min(len(name), len(text)) >= 2 and (lower.startswith(name.lower()) or name.lower().startswith(lower)):
             return name
-    return next(iter(difflib.get_close_matches(text, names, n=1)), None)
+    return nearest(text, names)
 
 
 def map_flag(pairs: Iterable[tuple[str, str]]) -> str:
-    return " ".join(["--label_map", *(shlex.quote(f"{old}={new}") for old, new in pairs)])
+    found = list(pairs)
+    if any("=" in old or "," in old + new or old.startswith("{") for old, new in found):
+        return f"--label_map {shlex.quote(json.dumps(dict(found), ensure_ascii=False))}"
+    return " ".join(["--label_map", *(shlex.quote(f"{old}={new}") for old, new in found)])
 
 
-def never_renamed(label_map: Mapping[str, str], found: Iterable[str], what: str = "row has the label") -> Iterator[str]:
-    """Yield a warning for each renamed label that no split has; not an error, as the map may cover more data."""
+def names_flag(flag: str, names: Sequence[str]) -> str:
+    has_commas = any("," in name or name.startswith("[") for name in names)
+    return f"--{flag} {shlex.quote(json.dumps(names, ensure_ascii=False) if has_commas else ','.join(names))}"
+
+
+def absent_labels(
+    label_map: Mapping[str, str], dropped: Sequence[str], found: Iterable[str], what: str = "row has the label"
+) -> InputError | None:
+    """Return the error about labels to rename or to drop that no split has; a map may name more numbers than occur."""
     names = list(dict.fromkeys(found))
-    for old, new in label_map.items() if names else ():
-        if old in names:
-            continue
-        near = did_you_mean(old, names)
+    if not names or (not dropped and all(map(is_whole, [*names, *label_map]))):
+        return None
+    known = {*names, *label_map.values()}
+    absent = [*(old for old in label_map if old not in names), *(name for name in dropped if name not in known)]
+    if not absent:
+        return None
+    near, saw = {name: name for name in known} | {name: did_you_mean(name, names) or "" for name in absent}, []
+    for name in absent:
         # With very many labels only some are compared letter by letter.
-        like = difflib.get_close_matches(old, names[:_MOST_COMPARED], n=_MOST_NEAR, cutoff=0)
-        shown = ", ".join(map(repr, list(dict.fromkeys([near, *like] if near else like))[:_MOST_NEAR]))
+        like = difflib.get_close_matches(name, names[:_MOST_COMPARED], n=_MOST_NEAR, cutoff=0)
+        shown = ", ".join(map(repr, list(dict.fromkeys([near[name], *like] if near[name] else like))[:_MOST_NEAR]))
         more = f" and {len(names) - _MOST_NEAR} more" if len(names) > _MOST_NEAR else ""
-        yield f"{map_flag([(old, new)])} changes nothing: no {what} {old!r}, but {shown}{more}"
+        saw.append(f"no {what} {name!r}, but {shown}{more}")
+    pairs = [(near[old], new) for old, new in label_map.items() if near[old] not in ("", new)]
+    kept = list(filter(None, (near[name] for name in dropped)))
+    flag = "--label_map" if absent[0] in label_map else "--drop_labels"
+    fixes = [map_flag(pairs) if pairs else "", names_flag("drop_labels", kept) if kept else ""]
+    fix = " ".join(filter(None, fixes)) or f"leave out {flag}"
+    return InputError("data.labels", f"{flag} {absent[0]!r}: there is no such label", saw=saw, fix=fix, flag=flag)
 
 
 def shown_counts(counts: Mapping[str, int]) -> str:
@@ -168,8 +275,7 @@ def shown_counts(counts: Mapping[str, int]) -> str:
 
 
 def shortened(name: str) -> str:
-    name = " ".join(name.split())
-    return name if len(name) <= _LONGEST_SHOWN else name[: _LONGEST_SHOWN - 1] + "…"
+    return truncate(" ".join(name.split()), _LONGEST_SHOWN)
 
 
 def _quoted(names: Sequence[str]) -> str:

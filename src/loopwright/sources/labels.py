@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.errors import InputError
-from loopwright.sources.column_roles import is_number
+from loopwright.sources.column_roles import IS_SET, is_number
 from loopwright.sources.schema import Role
-from loopwright.sources.tables import Table
-from loopwright.sources.values import listed, written_list
+from loopwright.sources.tables import Block, Row, Table, value_at
+from loopwright.sources.values import listed, without_empty_end, written_list
 
 MOST_LABELS = 20_000
+SEPARATOR = "|"  # between the labels of a row of kind multi, if none is given
 
 Codes = npt.NDArray[np.int32]
 
@@ -33,16 +35,18 @@ class Labels:
         names: The classes in the order of their ids; empty for numbers.
         label_map: Renamed labels: {"positive": "pos"}.
         separator: Between the classes of a row of kind multi, if they are one text.
+        dropped: Labels to leave out of rows of kind multi, as written or as renamed.
     """
 
     kind: str
     names: tuple[str, ...]
     label_map: Mapping[str, str]
-    separator: str = "|"
+    separator: str = SEPARATOR
+    dropped: tuple[str, ...] = ()
 
     @cached_property
     def _ids(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.names)}
+        return {label_text(name): number for number, name in enumerate(self.names)}
 
     def encode(self, value: Any) -> int | float | list[int]:
         """Return a label for training: an id, a number, or a list of ids; raise a KeyError for an unknown one."""
@@ -50,7 +54,8 @@ class Labels:
             return float(value)
         if self.kind == "class":
             return self._ids[self.rename(label_text(value))]
-        return [self._ids[self.rename(text)] for text in label_list(value, self.kind, self.separator)]
+        texts = label_list(value, self.kind, self.separator)
+        return [self._ids[self.rename(text)] for text in texts if not self.is_dropped(text)]
 
     def find(self, text: str | None) -> int | None:
         """Return the id of a class by its name in the file, None if unknown."""
@@ -59,21 +64,27 @@ class Labels:
     def rename(self, text: str) -> str:
         return self.label_map.get(text, text)
 
+    def is_dropped(self, text: str) -> bool:
+        return text in self.dropped or self.rename(text) in self.dropped
+
 
 def label_text(value: Any) -> str:
-    """Return a label as stripped text: "true" and "false" for booleans."""
+    """Return a label as stripped text in Unicode's NFC: "true" and "false" for booleans."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return (value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)).strip()
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return unicodedata.normalize("NFC", text.strip())
 
 
 def label_list(value: Any, kind: str, separator: str) -> list[str]:
     """Return the labels of a row: a list, a list written as text, or a text with separators (spaces for tags)."""
+    if not has_value(value):
+        return []
     if isinstance(value, str):
         written = written_list(value) if kind == "tags" and value.lstrip().startswith("[") else listed(value)
         if written is None:
             parts = value.split() if kind == "tags" else value.split(separator)
-            return [part.strip() for part in parts if part.strip()]
+            return [label_text(part) for part in parts if part.strip()]
         value = written
     if not isinstance(value, list):
         return [label_text(value)]
@@ -98,6 +109,42 @@ def has_value(value: Any) -> bool:
     return value is not None and value != [] and value != {}
 
 
+def set_columns(cells: Sequence[Any], columns: Sequence[str]) -> list[str] | None:
+    """Return the names of the columns that hold 1 or true; None if a cell is empty, a ValueError for other values."""
+    found = []
+    for value, column in zip(cells, columns, strict=True):
+        if not has_value(value):
+            return None
+        if (text := label_text(value).lower()) not in IS_SET:
+            raise ValueError(f"{value!r} in {column!r}")
+        found += [column] if IS_SET[text] else []
+    return found
+
+
+def cell_of(row: Row, names: Sequence[str], kind: str) -> Any:
+    """Return the value of a role of a kind in a row: that of its column, or of its columns together."""
+    parts = [value_at(row, name) for name in names]
+    if len(parts) == 1:
+        return parts[0]
+    return set_columns(parts, names) if kind == "label" else without_empty_end(parts)
+
+
+class BadRows(dict[int, InputError]):
+    """The rows of a file that cannot be used, with the reason; the first one is an error, unless they are dropped."""
+
+    FIX = "--bad_rows drop"
+
+    def __init__(self, are_dropped: bool) -> None:
+        super().__init__()
+        self._are_dropped = are_dropped
+
+    def add(self, *rows: int, error: InputError) -> None:
+        if not self._are_dropped:
+            raise error
+        for row in rows:
+            self.setdefault(row, error)
+
+
 class LabelScan:
     """Collects the labels of one file, block by block.
 
@@ -105,12 +152,17 @@ class LabelScan:
     multi-label rows only the texts are kept. `types` has the kinds of values, each with the first row that has it.
     """
 
-    def __init__(self, table: Table, column: str, role: Role, kind: str, separator: str) -> None:
+    def __init__(
+        self, table: Table, columns: Sequence[str], role: Role, kind: str, separator: str | None, bad: BadRows
+    ) -> None:
         self.table = table
-        self.column = column
+        self._bad = bad
+        self.columns = columns  # one, or one of 0 and 1 for each class
+        self.column = ", ".join(columns)
         self.role = role
         self.kind = kind
-        self.separator = separator
+        self.separator = separator or SEPARATOR
+        self.most_labels = self.num_without = 0  # labels of a row; rows without any
         self._codes_by_text: defaultdict[str, int] = defaultdict(count().__next__)
         self._codes: list[Codes] = []
         self.first_rows: list[int] = []
@@ -141,7 +193,8 @@ class LabelScan:
         if len(self._codes_by_text) > MOST_LABELS:
             what = f"{self.name} has more than {MOST_LABELS:,} different values"
             saw = [f"e.g. {', '.join(map(repr, self.texts[:3]))}"]
-            fix = "--label_column with another column, or --label_kind float if it holds numbers to predict"
+            is_numeric = all(is_number(text) for text in self.texts[:99])
+            fix = "--label_kind float" if is_numeric else f"keep at most {MOST_LABELS:,} classes in {self.table.name}"
             raise InputError("data.labels", what, saw=saw, fix=fix)
 
     def _add_classes(self, start: int, values: list[Any]) -> None:
@@ -163,7 +216,9 @@ class LabelScan:
         for row, value in enumerate(values, start):
             for part in value if isinstance(value, list) else ():
                 self._note_type(row, part)
-            for text in label_list(value, self.kind, self.separator) if has_value(value) else ():
+            texts = label_list(value, self.kind, self.separator)
+            self.most_labels, self.num_without = max(self.most_labels, len(texts)), self.num_without + (not texts)
+            for text in texts:
                 if text not in self._codes_by_text:
                     self._codes_by_text[text]
                     self.first_rows.append(row)
@@ -174,10 +229,15 @@ class LabelScan:
                 continue
             if not is_number(value):
                 what = f"{self.name} holds numbers, but not in {self.table.place(row)}"
-                fix = f"write a number there, or {self.role.flag} with another column"
-                if self.role.kind != "float":
-                    fix = "write a number there, or --label_kind class to take all of them as classes"
-                raise InputError("data.label_type", what, saw=[repr(value)], fix=fix)
+                other = "--label_kind class" if self.role.kind != "float" else "write a number there"
+                fix = f"{BadRows.FIX}   or   {other}"
+                self._bad.add(
+                    row,
+                    error=InputError(
+                        "data.label_type", what, saw=[repr(value), f"{self.role.flag} names another column"], fix=fix
+                    ),
+                )
+                continue
             self.smallest, self.largest = min(self.smallest, float(value)), max(self.largest, float(value))
 
     def _note_type(self, row: int, value: Any) -> None:
@@ -212,9 +272,23 @@ class LabelScan:
         return found
 
     def _lists(self) -> Iterator[tuple[int, list[str]]]:
-        for block in self.table.blocks([self.column]):
-            for row, value in enumerate(block.values[self.column], block.start):
-                yield row, label_list(value, self.kind, self.separator) if has_value(value) else []
+        for block in self.table.blocks(list(self.columns)):
+            for row, value in enumerate(self.cells(block), block.start):
+                yield row, label_list(value, self.kind, self.separator)
+
+    def cells(self, block: Block) -> list[Any]:
+        """Return the label of each row of a block, as it is in the file: the names of several columns that are set."""
+        if len(self.columns) == 1:
+            return block.values[self.columns[0]]
+        found = []
+        for row, cells in enumerate(zip(*(block.values[name] for name in self.columns), strict=True), block.start):
+            try:
+                found.append(set_columns(cells, self.columns))
+            except ValueError as error:
+                place = f"{self.table.place(row)} of {self.table.name}"
+                what = f"a column of --label_columns holds neither 0 nor 1 in {place}"
+                raise InputError("data.value", what, saw=[str(error)], fix=f"write 0 or 1 in {place}") from error
+        return found
 
 
 def guess_kind(role: Role, given: str | None, values: list[Any]) -> str:

@@ -9,7 +9,7 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from loopwright.errors import InputError
-from loopwright.sources.files import Say, folder_listing, near_names
+from loopwright.sources.files import Say, as_on_disk, folder_listing, near_files
 from loopwright.sources.formats import FROM_ARROW, KINDS_BY_ENDING, ending_of, open_table
 from loopwright.sources.hub import HUB_ID, open_hub
 from loopwright.sources.images.tables import ListedTable
@@ -40,13 +40,13 @@ def check_given(data: str | Path | None, files: Given) -> None:
     given = {"--data": data} | {f"--{split}_file": file for split, file in files.items()}
     for flag, name in given.items():
         if isinstance(name, str) and not name.strip():
-            raise InputError("args.value", f"{flag} is empty", fix=f"{flag} FILE   or leave it out")
+            raise InputError("args.value", f"{flag} is empty", fix=f"leave out {flag}")
     if all(name is None for name in given.values()):
-        raise InputError("args.value", "no data was given", fix="--data FILE_OR_FOLDER   or   --train_file FILE")
+        raise InputError("args.value", "no data was given", fix="lw demo")
     if data is not None and files["train"] is not None:
         saw = [f"--data {data}", f"--train_file {files['train']}"]
         what = "both --data and --train_file name the training data"
-        raise InputError("args.value", what, saw=saw, fix="leave one of them out")
+        raise InputError("args.value", what, saw=saw, fix="leave out --data")
 
 
 def locate(data: str | Path | None, files: Given, settings: Settings) -> dict[str, Place]:
@@ -55,7 +55,7 @@ def locate(data: str | Path | None, files: Given, settings: Settings) -> dict[st
     places = {split: Place(str(file), f"--{split}_file", settings) for split, file in files.items() if file is not None}
     if data is None:
         return places
-    folder = Path(data).expanduser()
+    folder = as_on_disk(data)
     found = split_files(folder) if folder.is_dir() else {"train": Path(data)}
     return {split: Place(str(file), "--data", settings) for split, file in found.items()} | places
 
@@ -88,12 +88,12 @@ def split_files(folder: Path) -> dict[str, Path]:
     if "train" in found:
         return found
     what = f"--data {folder} holds no training file"
-    fix = "name one train.csv (or .tsv .json .jsonl .txt .conll .parquet), or give --train_file"
+    fix = f"put a train.csv (or .tsv .json .jsonl .txt .conll .parquet) into {folder}"
     if any(path.suffix == ".arrow" for path in folder.iterdir()):
         what = f"--data {folder} was saved by the package datasets in a format that is not supported"
         fix = FROM_ARROW.format(folder=repr(str(folder)))
     elif usable:
-        fix = f"--train_file {quote(str(usable[0]))}"
+        fix = f"--train_file {quote(str(usable[0]))} instead of --data {quote(str(folder))}"
     raise InputError("data.folder", what, saw=folder_listing(folder), fix=fix)
 
 
@@ -102,9 +102,9 @@ def files_by_split(folder: Path, splits: Mapping[Path, str]) -> dict[str, Path]:
     for split in SPLITS:
         matching = [path for path, name in splits.items() if name == split]
         if len(matching) > 1:
-            fix = "keep one of them, or name the files one by one"
+            fix = f"keep one of them in {folder}"
             if split == "train":
-                fix = f"--train_file {quote(str(matching[0]))}   and leave --data out"
+                fix = f"--train_file {quote(str(matching[0]))} instead of --data {quote(str(folder))}"
             what, saw = f"--data {folder} has several files for {split}", [path.name for path in matching]
             raise InputError("data.folder", what, saw=saw, fix=fix)
         if matching:
@@ -117,16 +117,16 @@ def check_encoding(table: Table) -> None:
     names = [table.path, *(table.files if isinstance(table, ListedTable) else ())]
     odd = [ascii(name)[1:-1] for name in names if any("\ud800" <= character <= "\udfff" for character in name)]
     if len(odd) == 1:
-        raise InputError("data.encoding", f"the file name {odd[0]} is not UTF-8", fix="rename it")
+        raise InputError("data.encoding", f"the file name {odd[0]} is not UTF-8", fix="rename it, in ASCII or UTF-8")
     if odd:
-        fix = "rename them, for instance: convmv -f latin1 -t utf8 -r --notest FOLDER"
+        fix = "rename them, in ASCII or UTF-8"
         raise InputError("data.encoding", f"{len(odd):,} file names are not UTF-8", saw=odd[:5], fix=fix)
 
 
 def is_hub(name: str) -> bool:
     """Whether a name is not a local file or similar to one, and can be a Hub dataset."""
-    path = Path(name).expanduser()
+    path = as_on_disk(name)
     if path.exists() or ending_of(path) in KINDS_BY_ENDING:
         return False
     is_in_folder = "/" in name and path.parent.is_dir()
-    return HUB_ID.fullmatch(name.partition(":")[0]) is not None and not is_in_folder and not near_names(path)
+    return HUB_ID.fullmatch(name.partition(":")[0]) is not None and not is_in_folder and not near_files(path)

@@ -10,9 +10,10 @@ from itertools import islice
 import numpy as np
 
 from loopwright.errors import InputError
+from loopwright.quantities import counted
 from loopwright.sources import label_checks, splits
 from loopwright.sources.column_roles import Columns, column_names
-from loopwright.sources.labels import Labels, label_text
+from loopwright.sources.labels import Labels, cell_of, label_text
 from loopwright.sources.locations import SPLITS
 from loopwright.sources.options import DataOptions
 from loopwright.sources.plan import Part, Split
@@ -63,7 +64,7 @@ class Partition:
         else:
             keys = groups[rows]
             if len(np.unique(keys)) < 2:
-                what, fix = f"all rows of {name} are in one group", f"{GROUP.flag} with another column"
+                what, fix = f"all rows of {name} are in one group", f"leave out {GROUP.flag}"
                 raise InputError("data.groups", what, saw=[f"column {self.columns[GROUP.name]!r}"], fix=fix)
             held_back = splits.are_groups_held_back(keys, self.options.validation_ratio)
         if labels is not None and labels.kind == "class" and scan.labels is not None:
@@ -78,7 +79,7 @@ class Partition:
         if scan.labels is not None and len(rows) > MOST_FEW_ROWS:
             raise label_checks.unique_labels(scan.labels, len(rows))
         saw = [f"{len(rows)} rows, and no class would be left in training"]
-        fix = "give more rows, or --validation_file"
+        fix = f"add rows to {name}"
         raise InputError("data.split", f"{name} has too few rows to hold some out", saw=saw, fix=fix)
 
     def _without_near_duplicates(self, training: Rows, validation: Rows) -> tuple[Rows, Rows]:
@@ -89,11 +90,13 @@ class Partition:
         if number == len(validation):
             what = f"no group of {self.tables['train'].name} can be held out for validation"
             saw = ["its classes would be missing in training, or training has all of its inputs"]
-            fix = f"{GROUP.flag} with another column, or --validation_file"
+            fix = f"leave out {GROUP.flag}"
             raise InputError("data.groups", what, saw=saw, fix=fix)
         if number:
             self.dropped["near_duplicates"] += number
-            what = f"{rows_text(number)} of held-out groups with a near-duplicate in training left out of validation"
+            what = (
+                f"{counted(number, 'row')} of held-out groups with a near-duplicate in training left out of validation"
+            )
             self.warnings.append(f"{what} (--keep_duplicates leaves them)")
         return training, validation[~is_double]
 
@@ -108,7 +111,7 @@ class Partition:
         first = np.sort(self.rows[split][is_shared][firsts])[: label_checks.MOST_NAMED].tolist()
         saw = [f"{column} {value_at(table[row], column)!r}, first in {table.place(row)}" for row in first]
         what = f"{len(shared):,} of {len(np.unique(groups)):,} groups of {table.name} are also in"
-        fix = f"put all rows of a group into one file, or leave out {GROUP.flag}"
+        fix = f"leave out {GROUP.flag}   or   put all rows of a group into one file"
         raise InputError("data.groups", f"{what} {self.tables['train'].name}", saw=saw, fix=fix)
 
     def _handle_duplicates(self, split: str, parts: dict[str, list[Part]]) -> None:
@@ -116,28 +119,32 @@ class Partition:
         keys, known = self.scans[split].keys, self.scans["train"].keys
         is_double = duplicated_in(keys["content"][rows], known["content"][training])
         is_near = duplicated_in(keys["near"][rows], known["near"][training]) & ~is_double
-        if is_near.any():
+
+        def examples(key: str, is_shown: splits.Mask) -> str:
             shown = []
-            for row in rows[is_near][:_NUM_EXAMPLES].tolist():
-                other = int(training[np.argmax(known["near"][training] == keys["near"][row])])
+            for row in rows[is_shown][:_NUM_EXAMPLES].tolist():
+                other = int(training[np.argmax(known[key][training] == keys[key][row])])
                 shown.append(f"{self._shown(split, row)} and {self._shown('train', other)}")
-            what = f"near-duplicates of {name} in {self.tables[split].name}: {rows_text(int(is_near.sum()))}"
+            return "; ".join(shown)
+
+        if is_near.any():
+            what = f"near-duplicates of {name} in {self.tables[split].name}: {counted(int(is_near.sum()), 'row')}"
             alike = f"the same except for case, blanks and punctuation, so {split} looks better than it is"
-            self.warnings.append(f"{what}, {alike}: {'; '.join(shown)}")
+            self.warnings.append(f"{what}, {alike}: {examples('near', is_near)}")
         number = int(is_double.sum())
         if not number:
             return
         self.duplicates[split] = number
-        what = f"{number:,} rows of {self.tables[split].name} are also in {name}"
+        what = f"{counted(number, 'row')} of {self.tables[split].name} {'is' if number == 1 else 'are'} also in {name}"
         if split == "test" or self.options.keep_duplicates:
-            self.warnings.append(f"{what}: kept, so {split} looks better than it is")
+            self.warnings.append(f"{what}: kept, so {split} looks better than it is: {examples('content', is_double)}")
         elif is_double.all():
-            fix = "give other rows with --validation_file, leave it out, or --keep_duplicates"
+            fix = "leave out --validation_file   or   --keep_duplicates"
             raise InputError("data.split", f"all {what}", saw=["nothing would be left to validate on"], fix=fix)
         else:
             has_groups = "group" in keys  # then the other rows of their groups are in validation
             done = "left out" if has_groups else "moved to train"
-            self.warnings.append(f"{what}: {done} (--keep_duplicates leaves them)")
+            self.warnings.append(f"{what}: {done} (--keep_duplicates leaves them): {examples('content', is_double)}")
             (part,) = parts[split]
             parts[split] = [replace(part, rows=rows[~is_double])]
             parts["train"] += [] if has_groups else [replace(part, rows=rows[is_double])]
@@ -162,7 +169,7 @@ class Partition:
             if role is not None and role.name in self.columns and "label" not in keys:
                 continue  # a test file without labels
             if number < FEWEST_EVALUATED:
-                self.warnings.append(f"{split} has {rows_text(number)}, too few for a reliable metric")
+                self.warnings.append(f"{split} has {counted(number, 'row')}, too few for a reliable metric")
             elif "label" in keys and (
                 len(np.unique(keys["label"][part.rows])) == 1
                 or (kind == "tags" and sum(map(bool, counts[split].values())) == 1)
@@ -174,10 +181,6 @@ class Partition:
         table = self.tables[split]
         roles = [next(role for role in self.schema.roles if role.is_input)]
         roles += [role for role in self.schema.roles if role.is_label and has_label]
-        found = [value_at(table[row], column_names(self.columns[role.name])[0]) for role in roles]
+        found = [cell_of(table[row], column_names(self.columns[role.name]), role.kind) for role in roles]
         texts = [repr(label_checks.shortened(str(value))) for value in found if not isinstance(value, bytes | dict)]
         return f"{': '.join(texts)} ({table.place(row)} of {table.name})".strip()
-
-
-def rows_text(number: int) -> str:
-    return f"{number:,} row{'s' if number != 1 else ''}"

@@ -21,11 +21,11 @@ from loopwright.sources.hub import open_hub
 from loopwright.sources.images.image_file import as_source, upright_size
 from loopwright.sources.images.scene_scan import SceneOptions, hash_files, joined, read_scene
 from loopwright.sources.images.tables import ImageTable
-from loopwright.sources.labels import Labels
+from loopwright.sources.labels import Labels, cell_of
 from loopwright.sources.schema import GROUP, PICTURE_KINDS
 from loopwright.sources.splits import Rows, group_number
-from loopwright.sources.tables import Row, Table, value_at
-from loopwright.sources.values import as_role, without_empty_end
+from loopwright.sources.tables import DamagedRow, Row, Table, outer_column, value_at
+from loopwright.sources.values import as_role
 
 FORMAT = 1
 _MOST_ROWS_LISTED = 50
@@ -189,7 +189,7 @@ class DataPlan:
                 files=files,
                 splits=splits,
                 columns={role: _column(column) for role, column in content["columns"].items()},
-                labels=None if labels is None else Labels(**labels | {"names": tuple(labels["names"])}),
+                labels=None if labels is None else _labels(labels),
                 label_range=None if content["label_range"] is None else tuple(content["label_range"]),
                 guessed=tuple(Guess(name, _column(value), why) for name, value, why in content.get("guessed", ())),
                 warnings=tuple(content["warnings"]),
@@ -200,13 +200,18 @@ class DataPlan:
             raise _no_plan(error) from error
 
 
+def _labels(content: Mapping[str, Any]) -> Labels:
+    lists: dict[str, Any] = {name: tuple(content.get(name, ())) for name in ("names", "dropped")}
+    return Labels(**{**content, **lists})
+
+
 def _column(value: Any) -> str | tuple[str, ...]:
     return value if isinstance(value, str) else tuple(value)
 
 
 def _no_plan(error: Exception) -> InputError:
     what, saw = "data.json cannot be read as a data plan", [f"{type(error).__name__}: {error}"]
-    return InputError("resume.data", what, saw=saw, fix="start the run again from its config.yaml")
+    return InputError("resume.data", what, saw=saw, fix="start the run again with the command in its command.txt")
 
 
 class SplitRows:
@@ -239,13 +244,17 @@ class SplitRows:
         if self.on_read is not None:
             self.on_read(index)
         table, row = self._locate(index)
-        values = table[row]
+        return self.by_role(table, table[row])
+
+    def by_role(self, table: Table, values: Row) -> Row:
+        """Return a row of a table in the task's format; raise a ValueError if that cannot be."""
+        if isinstance(values, DamagedRow):
+            raise values.error
         found: Row = {}
         for role, column in self._columns.items():
             names = column_names(column)
-            if all(name.partition(".")[0] in table.columns or name in table.columns for name in names):
-                parts = [value_at(values, name) for name in names]
-                value = parts[0] if len(parts) == 1 else without_empty_end(parts)
+            if all(outer_column(table.columns, name) for name in names):
+                value = cell_of(values, names, self._kinds[role])
                 found[role] = self._form(self._kinds[role], value, found, table, names[0])
         return found
 
@@ -293,13 +302,13 @@ def check_unchanged(plan: DataPlan, say: Say | None = None) -> None:
         name = Path(file.path).name
         if file.kind != "hub" and not Path(file.path).exists():
             what, saw = f"{name} is gone since the run started", [f"it was {file.path}, sha256 {file.sha256[:12]}..."]
-            fix = "put it back, or give its new place: --data or --train_file"
+            fix = f"put {file.path} back"
             raise InputError("resume.data", what, saw=saw, fix=fix)
         now = _hash_now(plan, file, say)
         if now != file.sha256:
             what = f"{name} changed since the run started (sha256 {file.sha256[:12]}... -> {now[:12]}...)"
             saw = [f"then: {file.sha256}", f"now:  {now}", f"file: {file.path}"]
-            raise InputError("resume.data", what, saw=saw, fix="put it back, or --allow_changed_data")
+            raise InputError("resume.data", what, saw=saw, fix=f"--allow_changed_data   or   put {file.path} back")
 
 
 def _hash_now(plan: DataPlan, file: DataFile, say: Say | None) -> str:

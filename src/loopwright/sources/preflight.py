@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from loopwright.errors import InputError
+from loopwright.quantities import counted
 from loopwright.sources import column_roles, label_checks
 from loopwright.sources.column_roles import Columns, GivenColumns, Guess, choose_columns, column_names, is_number
+from loopwright.sources.delimited import DelimitedTable, decimal_sign
 from loopwright.sources.files import Say, unreadable
 from loopwright.sources.images.layouts import Layout
 from loopwright.sources.images.scene_scan import SceneScan, joined
 from loopwright.sources.images.scenes import Parts, Scenes, describe_images
-from loopwright.sources.images.tables import TableOfImages
+from loopwright.sources.images.tables import ImageTable, TableOfImages
 from loopwright.sources.labels import Labels, LabelScan, guess_kind, is_whole, label_text, ordered
 from loopwright.sources.locations import check_encoding, locate, open_places
-from loopwright.sources.options import DataOptions
-from loopwright.sources.partition import Partition, rows_text
-from loopwright.sources.plan import DataFile, DataPlan
+from loopwright.sources.options import DataOptions, table_settings
+from loopwright.sources.partition import Partition
+from loopwright.sources.plan import DataFile, DataPlan, Part, Split
 from loopwright.sources.scan import Lengths, Scan, scan_table
 from loopwright.sources.schema import GROUP, Role, Schema
 from loopwright.sources.splits import Mask
-from loopwright.sources.tables import Table
+from loopwright.sources.tables import DamagedRow, Table
 from loopwright.sources.values import UnusableValueError, as_texts
 
 
@@ -51,21 +55,53 @@ def preflight(
     if GROUP.name in columns:
         schema = replace(schema, roles=(*schema.roles, GROUP))
     files = {"train": train_file, "validation": validation_file, "test": test_file}
-    settings = {name: getattr(options, name) for name in ("delimiter", "quoting", "text_unit")}
-    settings["kind"] = options.file_kind
+    tables = _open(schema, data, files, options, say)
+    return _Check(schema, tables, columns, options, say).run()
+
+
+def plan_unchecked(
+    schema: Schema, *, test_file: str | Path, columns: GivenColumns, options: DataOptions, say: Say | None = None
+) -> DataPlan:
+    """Return the plan of a file to predict, with all of its rows: no value is checked, and damaged rows are kept."""
+    tables = _open(schema, None, {"test": test_file}, options, say, keeps_damaged=True, keeps_blank=True)
+    table = tables["test"]
+    if not table.columns and isinstance(row := table[0], DamagedRow):
+        raise row.error
+    chosen = _Check(schema, tables, columns, options, say)._choose_columns()
+    if isinstance(table, TableOfImages):
+        table.find_images(str(chosen["image"]))
+    return DataPlan(
+        task=schema.task,
+        files=(DataFile(table.path, table.kind, table.sha256, table.num_bytes, len(table), table.settings()),),
+        splits={"test": Split("test", (Part(0, np.arange(len(table))),))},
+        columns=chosen,
+        kinds={role.name: role.kind for role in schema.roles if role.name in chosen},
+        tables={0: table},
+    )
+
+
+def _open(
+    schema: Schema,
+    data: str | Path | None,
+    files: Mapping[str, str | Path | None],
+    options: DataOptions,
+    say: Say | None,
+    **more: Any,
+) -> dict[str, Table]:
+    settings = table_settings(options) | more
     try:
         if schema.has_images:
-            tables = Layout(schema, options.image_dir, options.id2label, settings).open_all(data, files, say)
+            tables = Layout(schema, options, settings).open_all(data, files, say)
         else:
             tables = open_places(locate(data, files, settings), say)
     except OSError as error:  # of an unreadable folder
-        raise unreadable(Path(error.filename or data or train_file or "."), error) from error
+        raise unreadable(Path(error.filename or data or files.get("train") or "."), error) from error
     if not tables:
-        what = f"{data or train_file} has no split for training, validation or testing"
-        raise InputError("data.split", what, fix="give the files with --train_file and --validation_file")
+        what = f"{data or files.get('train')} has no split for training, validation or testing"
+        raise InputError("data.split", what, fix="name one of its splits train")
     for table in tables.values():
         check_encoding(table)
-    return _Check(schema, tables, columns, options, say).run()
+    return tables
 
 
 @dataclass
@@ -158,7 +194,7 @@ class _Check:
             if error.code != "data.column":
                 raise
             saw = [f"it was read as {table.kind}, which has: {', '.join(table.columns)}"]
-            fix = f"give annotations for {self.schema.task}, or --file_kind if the format is wrong"
+            fix = f"give annotations for {self.schema.task}"
             what = f"{table.name} holds images without annotations"
             raise InputError("data.annotations", what, saw=saw, fix=fix) from error
 
@@ -169,9 +205,11 @@ class _Check:
         table, lead, found = self.tables[split], self.lead_table.name, dict(self.columns)
         samples = column_roles.sample_columns(table)
         for role in self.schema.roles:
-            names = column_names(self.columns.get(role.name, ()))
-            absent = [name for name in names if name not in samples and name not in table.columns]
+            given = column_names(self.columns.get(role.name, ()))
+            names = tuple(column_roles.as_spelled(name, samples) for name in given)
+            absent = [name for name in names if name not in samples and not column_roles.has_column(table, name)]
             if not absent:
+                found |= {role.name: names if len(names) > 1 else names[0]} if names else {}
                 continue
             what = f"{table.name} has no column {absent[0]!r}"
             if split != "test" or role.is_input:
@@ -188,23 +226,37 @@ class _Check:
             table.find_images(str(columns["image"]))
         kind = label_kind if role is not None and role.name in columns else None
         scan = self.scans[split] = scan_table(table, self.schema, columns, kind, self.options, self.lengths, self.say)
-        self.warnings += table.notes
+        self.warnings += [*table.notes, *scan.notes]
         self.kept[split] = np.ones(len(table), np.bool_)
-        is_missing = np.logical_or.reduce(list(scan.missing.values()))
+        is_bad = np.isin(np.arange(len(table)), list(scan.bad_rows))
+        if scan.bad_rows:
+            error = scan.bad_rows[min(scan.bad_rows)]
+            note = f"{counted(len(scan.bad_rows), 'row')} of {table.name} cannot be used ({error.what})"
+            self._drop(split, "bad_rows", is_bad, note, error)
+        is_missing = np.logical_or.reduce(list(scan.missing.values())) & ~is_bad
         if is_missing.any():
             number = int(is_missing.sum())
             what = f"{number:,} of {len(table):,} rows of {table.name} lack a value"
             saw = [_missing_rows(name, found, table) for name, found in scan.missing.items() if found.any()]
-            error = InputError("data.missing", what, saw=saw, fix="fill them in, or --missing_values drop")
-            self._drop(split, "missing_values", is_missing, f"{number:,} rows of {table.name} lack a value", error)
+            error = InputError("data.missing", what, saw=saw, fix="--missing_values drop   or   fill them in")
+            note = f"{counted(number, 'row')} of {table.name} {'lacks' if number == 1 else 'lack'} a value"
+            self._drop(split, "missing_values", is_missing, note, error)
         if scan.scenes is None:
             return
         self.warnings += scan.scenes.warnings
+        if isinstance(table, ImageTable) and table.num_left_out:
+            self.dropped["bad_annotations"] += table.num_left_out
+        problem, is_unusable = scan.scenes.problem(), scan.scenes.is_unusable
+        if problem is not None:
+            if not is_unusable.any():
+                raise problem
+            note = f"{int(is_unusable.sum()):,} images of {table.name} have annotations that cannot be used"
+            self._drop(split, "bad_annotations", is_unusable, f"{note} ({problem.saw[0]})", problem)
         bad = scan.scenes.bad
         if bad.number:
             what = f"{bad.number:,} of {len(table):,} images of {table.name} are missing, truncated or not images"
-            error = InputError("data.image", what, saw=bad.first, fix="put them back, or --bad_images drop")
-            note = f"{bad.number:,} images of {table.name} cannot be read"
+            error = InputError("data.image", what, saw=bad.first, fix=scan.scenes.bad_fix)
+            note = f"{counted(bad.number, 'image')} of {table.name} cannot be read"
             self._drop(split, "bad_images", scan.scenes.is_bad, note, error)
 
     def _drop(self, split: str, option: str, is_dropped: Mask, note: str, error: InputError) -> None:
@@ -229,45 +281,106 @@ class _Check:
         role = self.schema.label_role
         if role is None or role.name not in self.columns:
             return None
-        column = str(self.columns[role.name])
+        names, options = column_names(self.columns[role.name]), self.options
+        column = names[0]
+        if role.kind == "label" and (len(names) > 1 or options.label_separator is not None):
+            if options.label_kind not in (None, "multi"):
+                flag = "--label_columns" if len(names) > 1 else "--label_separator"
+                what = f"{flag} means several labels per row, --label_kind {options.label_kind} means one"
+                raise InputError("args.value", what, fix="--label_kind multi")
+            return "multi"
+        if role.kind in ("label", "float") and options.label_kind in (None, "float"):
+            self._read_decimals(column)
         values = column_roles.sample_values(self.lead_table, column)
-        kind = guess_kind(role, self.options.label_kind, values)
-        if role.kind == "label" and self.options.label_kind is None and kind != "class":
+        given = options.label_kind or ("float" if self.options.decimal else None)
+        kind = guess_kind(role, given, values)
+        numbers = {float(each) for each in values if is_number(each)} if kind == "float" else set()
+        if kind == "float" and options.label_names and all(each.is_integer() for each in numbers):
+            kind = "class"  # 0.0 and 1.0, as spreadsheets write them
+        if role.kind == "label" and given is None and kind != "class":
             what = "several classes per row" if kind == "multi" else "numbers, so a number is predicted"
             self.guesses.append(Guess("label_kind", kind, f"guessed: {column!r} holds {what}"))
-            numbers = {float(value) for value in values if is_number(value)} if kind == "float" else set()
             if 0 < len(numbers) <= 10 and all(number.is_integer() for number in numbers):
                 self.warnings.append(f"the numbers in {column!r} look like classes: if they are, --label_kind class")
         return kind
 
+    def _read_decimals(self, column: str) -> None:
+        """Read numbers such as 3,5 in files whose delimiter is a semicolon, or as --decimal has it."""
+        for table in self.tables.values():
+            if not isinstance(table, DelimitedTable) or column not in table.columns:
+                continue
+            if self.options.decimal is not None:
+                table.decimals = {column: self.options.decimal}
+            elif table.dialect.delimiter == ";" and (found := decimal_sign(table, column)) is not None:
+                table.decimals = {column: found[0]}
+                guess = Guess("decimal", found[0], f"guessed: {column!r} holds numbers such as {found[1]}")
+                self.guesses += [guess] if guess.name not in [each.name for each in self.guesses] else []
+
     def _labels(self, kind: str | None) -> Labels | None:
         role, options = self.schema.label_role, self.options
         if kind is None or role is None:
+            self._refuse("has no classes")
             return None
         scans = {split: scan.labels for split, scan in self.scans.items() if scan.labels is not None}
         lead = scans[self.lead]
         if kind != "float" and options.label_kind is None and not options.label_map:
             for error in filter(None, map(label_checks.mixed_types, scans.values())):
                 raise error
-        found = [text for text in map(label_text, lead.texts) if text]
+        labels = Labels(kind, (), dict(options.label_map), lead.separator, tuple(options.drop_labels))
+        found = [text for text in map(label_text, lead.texts) if text and not labels.is_dropped(text)]
         may_be_float = role.kind == "label" and options.label_kind is None and options.label_names is None
         if kind == "class" and may_be_float and all(map(is_number, found)) and not all(map(is_whole, found)):
             kind = "float"  # The first rows had whole numbers, later ones do not.
             self.guesses.append(Guess("label_kind", kind, f"guessed: {lead.column!r} holds numbers that are not whole"))
         if kind == "float":
+            self._refuse("predicts a number here")
             return Labels("float", (), {})
-        mapped = {options.label_map.get(text, text) for text in found}
-        stated = self.lead_table.class_names(lead.column)
-        if not mapped <= set(stated):
+        if role.kind == "position":
+            self._refuse("has the positions of choices as labels", ("label_names", "drop_labels"))
+        if kind == "tags" and options.drop_labels:
+            fix = label_checks.map_flag((tag, "O") for tag in options.drop_labels)
+            raise InputError("args.value", "--drop_labels would leave words without a tag", fix=fix)
+        mapped = dict.fromkeys(map(labels.rename, found))
+        columns = lead.columns if len(lead.columns) > 1 else self.lead_table.class_names(lead.column)
+        stated = tuple(dict.fromkeys(labels.rename(name) for name in columns if not labels.is_dropped(name)))
+        if not mapped.keys() <= set(stated):
             stated = ordered(sorted(mapped))
         names = tuple(options.label_names or self._positions(role) or stated)
-        labels = Labels(kind, names, dict(options.label_map), options.label_separator)
+        if options.label_names and self.lead == "train":
+            labels = replace(labels, label_map=label_checks.names_of_numbers(names, found, options.label_map))
+        if self.lead == "train":  # otherwise map and names come from a model
+            texts = [text for scan in scans.values() for text in map(label_text, [*scan.texts, *columns]) if text]
+            if absent := label_checks.absent_labels(options.label_map, options.drop_labels, texts):
+                raise absent
+        labels = replace(labels, names=names)
         for split, scan in scans.items():
+            self._drop_labels(split, scan, labels)
             self._handle_unknown(split, scan, labels)
-        if options.label_names is None:  # otherwise the map comes from a model
-            texts = (label_text(text) for scan in scans.values() for text in scan.texts)
-            self.warnings += label_checks.never_renamed(options.label_map, filter(None, texts))
+            if kind == "multi" and options.label_separator is not None:
+                self.warnings += label_checks.odd_separator(scan)
         return labels
+
+    def _refuse(self, why: str, names: Sequence[str] = ("label_names", "label_map", "drop_labels")) -> None:
+        """Refuse options about classes where there are none."""
+        for name in names if self.lead == "train" else ():
+            if getattr(self.options, name):
+                what = f"--{name} cannot be followed: {self.schema.task} {why}"
+                raise InputError("args.value", what, fix=f"leave out --{name}", flag=f"--{name}")
+
+    def _drop_labels(self, split: str, scan: LabelScan, labels: Labels) -> None:
+        places = [place for place, text in enumerate(map(label_text, scan.texts)) if text and labels.is_dropped(text)]
+        if not places:
+            return
+        names = label_checks.listing([label_text(scan.texts[place]) for place in places])
+        is_dropped = scan.rows_with(places) & self.kept[split]
+        rows = f"{counted(int(is_dropped.sum()), 'row')} of {scan.table.name}"
+        if scan.kind == "multi":
+            self.warnings.append(f"--drop_labels removes {names} from {rows}")
+            return
+        self.dropped["drop_labels"] += int(is_dropped.sum())
+        self.kept[split] &= ~is_dropped
+        self.losses.setdefault(split, []).append(f"{rows} labelled {names} left out (--drop_labels)")
+        self.warnings.append(self.losses[split][-1])
 
     def _positions(self, role: Role) -> tuple[str, ...]:
         """Return 0, 1, ... for a label that is the position among the texts of its row."""
@@ -283,19 +396,22 @@ class _Check:
 
     def _handle_unknown(self, split: str, scan: LabelScan, labels: Labels) -> None:
         clean = [label_text(text) for text in scan.texts]
-        unknown = [place for place, text in enumerate(clean) if text and labels.find(text) is None]
+        known = labels.find
+        unknown = [at for at, text in enumerate(clean) if text and known(text) is None and not labels.is_dropped(text)]
         if not unknown:
             return
         first = {clean[place]: f"first in {scan.place(place)}" for place in unknown[: label_checks.MOST_NAMED]}
         saw, fix = [label_checks.known_names(labels.names)], ""
         if scan.kind == "class":
             numbers = {text: int((scan.codes == clean.index(text)).sum()) for text in first}
-            first = {text: f"{rows_text(numbers[text])}, {place}" for text, place in first.items()}
+            first = {text: f"{counted(numbers[text], 'row')}, {place}" for text, place in first.items()}
             counts = {name: each.labels.counts(labels) for name, each in self.scans.items() if each.labels is not None}
             saw = ["   ".join(f"{name}: {label_checks.shown_counts(found)}" for name, found in counts.items() if found)]
         if scan.role.kind == "position":
             fix = label_checks.fix_of_positions([text for text in clean if text], len(labels.names))
         lead, number = self.lead_table, len(unknown)
+        if self.lead == "train" and self.options.label_names:
+            fix = label_checks.fix_of_names(labels.names, [clean[place] for place in unknown])
         error = label_checks.unknown_labels("label", number, scan.table, lead, labels.names, first, saw, fix)
         is_unknown = scan.rows_with(unknown) & self.kept[split]
         note = f"{int(is_unknown.sum()):,} rows of {scan.table.name} have an unknown label"
@@ -315,28 +431,22 @@ class _Check:
         return counts
 
     def _check_classes(self, labels: Labels, counts: dict[str, dict[str, int]], role: Role) -> None:
-        table, column = self.lead_table, str(self.columns[role.name])
+        table, column = self.lead_table, ", ".join(column_names(self.columns[role.name]))
         if self.lead != "train" or labels.kind == "float":
             return
         is_new = self.options.label_names is None
-        if labels.kind in ("class", "tags") and len(labels.names) < 2 and is_new:
+        if len(labels.names) < (1 if labels.kind == "multi" else 2):
             what, saw = f"all labels of {table.name} are {''.join(labels.names)!r}", [f"{role.flag} {column}"]
-            fix = f"{role.flag} with another column, or rows of at least two classes"
+            what = what if labels.names else f"no row of {table.name} has a label"
+            fix = f"add rows of another class to {table.name}"
             if table.has_fixed_columns:
                 saw, fix = [], "put the images into a folder for each class, two at least"
             raise InputError("data.one_class", what, saw=saw, fix=fix)
-        training = counts["train"]
-        absent = [name for name, number in training.items() if not number]
-        if absent and labels.kind in ("multi", "tags"):
-            what = "1 class never occurs" if len(absent) == 1 else f"{len(absent):,} classes never occur"
-            self.warnings.append(f"{what} in training: {label_checks.listing(absent)}")
+        self.warnings += label_checks.rare_classes(counts, labels.kind)
         if is_new and role.kind != "position":
             is_guessed = role.name not in self.given and not table.has_fixed_columns
-            self.warnings += label_checks.odd_classes(training, column, is_guessed)
-        rare = [name for name, number in training.items() if number < 2]
-        if rare and is_new and labels.kind == "class":
-            what = "1 class has" if len(rare) == 1 else f"{len(rare):,} classes have"
-            self.warnings.append(f"{what} fewer than 2 training rows: {label_checks.listing(rare)}")
+            totals = sum((Counter(each) for each in counts.values()), Counter[str]())
+            self.warnings += label_checks.odd_classes(totals, column, is_guessed, has_typos=labels.kind != "tags")
 
     def _check_rows_left(self) -> None:
         for split, kept in self.kept.items():
@@ -355,4 +465,4 @@ class _Check:
 
 def _missing_rows(role: str, is_missing: Mask, table: Table) -> str:
     places = [table.place(int(row)) for row in np.flatnonzero(is_missing)[: label_checks.MOST_NAMED]]
-    return f"{role}: {rows_text(int(is_missing.sum()))}, first in {', '.join(places)}"
+    return f"{role}: {counted(int(is_missing.sum()), 'row')}, first in {', '.join(places)}"

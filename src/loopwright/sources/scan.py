@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,12 @@ from loopwright.sources.column_roles import Columns, column_names
 from loopwright.sources.files import Say
 from loopwright.sources.images.scene_scan import SceneOptions, SceneScan
 from loopwright.sources.images.tables import ImageTable
-from loopwright.sources.labels import LabelScan, has_value, label_list, label_text
+from loopwright.sources.labels import SEPARATOR, BadRows, LabelScan, has_value, label_list, label_text
 from loopwright.sources.options import DataOptions
 from loopwright.sources.schema import GROUP, PICTURE_KINDS, Role, Schema
 from loopwright.sources.splits import Hashes, Mask, hash_texts
 from loopwright.sources.tables import Table
+from loopwright.sources.tag_schemes import TagSchemes
 from loopwright.sources.values import UnusableValueError, as_role, without_empty_end
 
 LONGEST_COUNTED = 1 << 18  # Longer lengths share a bin; the maximum stays exact.
@@ -62,12 +63,15 @@ class Scan:
         keys: Hashes by row. content: of the model's inputs, so equal rows are duplicates; near: of the same without
             case, blanks and punctuation; split and near_split: likewise of the roles that split rows; label; group.
         missing: Which rows lack the value of a required role, by role.
+        bad_rows: Rows that cannot be read or used, with the reason.
     """
 
     keys: Mapping[str, Hashes]
     missing: dict[str, Mask]
     labels: LabelScan | None
     scenes: SceneScan | None = None
+    notes: Sequence[str] = ()  # about tags
+    bad_rows: Mapping[int, InputError] = field(default_factory=dict)
 
 
 def scan_table(
@@ -79,30 +83,37 @@ def scan_table(
     lengths: Lengths,
     say: Say | None,
 ) -> Scan:
-    """Read all rows of a table once, count their lengths, and refuse unusable values with an InputError."""
+    """Read all rows of a table once, and count their lengths; refuse or collect those with unusable values."""
+    bad = BadRows(options.bad_rows == "drop")
     roles = [role for role in schema.roles if role.name in columns]
     names = {role.name: column_names(columns[role.name]) for role in roles}
     missing = {role.name: np.zeros(len(table), np.bool_) for role in roles if not role.may_be_empty}
     label = schema.label_role
-    labels = None
+    labels, schemes = None, TagSchemes(table, options.label_map)
     if label is not None and label_kind is not None:
-        labels = LabelScan(table, names[label.name][0], label, label_kind, options.label_separator)
+        labels = LabelScan(table, names[label.name], label, label_kind, options.label_separator, bad)
     scenes = None
     if isinstance(table, ImageTable):
-        scenes = SceneScan(table, SceneOptions(options.ignore_index, options.reduce_labels), say)
+        has_outlines = schema.scene_role is not None and schema.scene_role.has_outlines
+        meaning = options.ignore_index, options.reduce_labels, tuple(options.mask_values)
+        scenes = SceneScan(table, SceneOptions(*meaning, options.bad_annotations, has_outlines), say)
     keys: defaultdict[str, list[bytes]] = defaultdict(list)
     for block in table.blocks(list(dict.fromkeys(name for group in names.values() for name in group)), say):
+        bad.update(block.damaged)
         values: dict[str, list[Any]] = {}
         for role in roles:
             given = [block.values[name] for name in names[role.name]]
             raw = given[0] if len(given) == 1 else [without_empty_end(list(row)) for row in zip(*given, strict=True)]
+            if role.is_label and labels is not None:
+                raw = labels.cells(block)
             if role.kind in PICTURE_KINDS:
                 assert scenes is not None, "images are read from tables of images"
                 values[role.name] = scenes.add(role, names[role.name][0], block.start, raw)
             else:
-                values[role.name] = raw if role.is_label else _convert(role, raw, values, table, block.start)
-            if role.name in missing:
-                is_multi = role.is_label and label_kind == "multi"
+                values[role.name] = raw if role.is_label else _convert(role, raw, values, table, block.start, bad)
+            is_multi = role.is_label and label_kind == "multi"
+            # With a separator an empty cell means no class.
+            if role.name in missing and not (is_multi and options.label_separator is not None and len(given) == 1):
                 _find_missing(role, values[role.name], is_multi, missing[role.name][block.start :])
             if role.kind in ("text", "tokens") and role.name not in ("id", "image_id", GROUP.name):
                 empty = {"characters": LengthHistogram(), "words": LengthHistogram()}
@@ -110,21 +121,21 @@ def scan_table(
             if role.is_label and labels is not None:
                 labels.add(block.start, raw)
                 if role.kind == "tags":
-                    _check_tags(values["tokens"], raw, table, block.start)
+                    _check_tags(values["tokens"], raw, table, block.start, schemes, bad)
         for name, found in _row_keys(schema, roles, values, label_kind, options).items():
             keys[name].append(found)
-    if scenes is not None and (problem := scenes.problem()) is not None:
-        raise problem
     arrays = {name: np.frombuffer(b"".join(parts), "<u8") for name, parts in keys.items()}
     for name, other in (("near", "content"), ("split", "content"), ("near_split", "near")):
         arrays.setdefault(name, arrays[other])
     if labels is not None and label_kind == "class":
         texts = (_label_key(text, label_kind, options) for text in labels.texts)
         arrays["label"] = np.frombuffer(hash_texts(texts), "<u8")[labels.codes]
-    return Scan(arrays, missing, labels, scenes)
+    return Scan(arrays, missing, labels, scenes, list(schemes.notes()), bad)
 
 
-def _convert(role: Role, raw: list[Any], others: dict[str, list[Any]], table: Table, start: int) -> list[Any]:
+def _convert(
+    role: Role, raw: list[Any], others: dict[str, list[Any]], table: Table, start: int, bad: BadRows
+) -> list[Any]:
     if role.kind == "text" and set(map(type, raw)) == {str}:
         return raw
     contexts = others["context"] if role.kind == "answers" else [""] * len(raw)
@@ -134,18 +145,19 @@ def _convert(role: Role, raw: list[Any], others: dict[str, list[Any]], table: Ta
             converted.append(as_role(role.kind, value, context))
         except UnusableValueError as error:
             unusable.append((row, str(error)))
-    if not unusable:
-        return converted
-    if role.kind == "answers":
-        last = table.place(start + len(raw) - 1)
-        what = f"{table.name}: {len(unusable):,} of the rows up to {last} have an answer that cannot be found"
-        saw = [f"{table.place(row)}: {reason}" for row, reason in unusable[:MOST_ROWS_NAMED]]
-        fix = "correct answer_start (characters, from 0), or delete these rows"
-        raise InputError("data.answers", what, saw=saw, fix=fix)
-    row, reason = unusable[0]
-    what = f"{table.name}: the {role.name} in {table.place(row)} cannot be used"
-    fix = f"{role.flag} with another column, or correct the value"
-    raise InputError("data.value", what, saw=[reason], fix=fix)
+            converted.append("" if role.kind == "text" else [])
+    if unusable:
+        row, reason = unusable[0]
+        code, saw, by_hand = "data.value", [reason], f"correct the {role.name} there"
+        what = f"{table.name}: the {role.name} in {table.place(row)} cannot be used"
+        if role.kind == "answers":
+            code, by_hand = "data.answers", "correct answer_start there (characters, from 0)"
+            last = table.place(start + len(raw) - 1)
+            what = f"{table.name}: {len(unusable):,} of the rows up to {last} have an answer that cannot be found"
+            saw = [f"{table.place(row)}: {reason}" for row, reason in unusable[:MOST_ROWS_NAMED]]
+        problem = InputError(code, what, saw=saw, fix=f"{BadRows.FIX}   or   {by_hand}")
+        bad.add(*(row for row, _ in unusable), error=problem)
+    return converted
 
 
 def _find_missing(role: Role, values: list[Any], is_multi: bool, is_missing: Mask) -> None:
@@ -166,20 +178,25 @@ def _measure(role: Role, values: list[Any], lengths: dict[str, LengthHistogram])
         lengths["words"].add(map(count_words, values))
 
 
-def _check_tags(tokens_of: list[list[str]], tags_of: list[Any], table: Table, start: int) -> None:
+def _check_tags(
+    tokens_of: list[list[str]], tags_of: list[Any], table: Table, start: int, schemes: TagSchemes, bad: BadRows
+) -> None:
     for row, (tokens, tags) in enumerate(zip(tokens_of, tags_of, strict=True), start):
         if not has_value(tags):
             continue
         found = label_list(tags, "tags", "")
-        saw, fix = [f"tokens: {str(tokens)[:80]}", f"tags:   {str(tags)[:80]}"], "give each token one tag, O for none"
+        saw = [f"tokens: {str(tokens)[:80]}", f"tags:   {str(tags)[:80]}"]
+        fix = f"{BadRows.FIX}   or   give each token one tag, O for none"
         what = f"{table.name}: {table.place(row)} has {len(tokens)} tokens and {len(found)} tags"
         if len(found) != len(tokens):
-            raise InputError("data.tags", what, saw=saw, fix=fix)
+            bad.add(row, error=InputError("data.tags", what, saw=saw, fix=fix))
+            continue
+        schemes.add(row, found)
         given = tags if isinstance(tags, list) else found
         for token, tag, value in zip(tokens, found, given, strict=True):
             if tag in ("", IGNORED_TAG) or value is None:
                 what = f"{table.name}: the token {token!r} in {table.place(row)} has no tag"
-                raise InputError("data.tags", what, saw=saw, fix=fix)
+                bad.add(row, error=InputError("data.tags", what, saw=saw, fix=fix))
 
 
 class _Blanks(dict[int, int | None]):
@@ -229,7 +246,11 @@ def _without_spelling(kind: str, values: list[Any]) -> list[Any]:
 
 
 def _label_key(value: Any, kind: str, options: DataOptions) -> str:
-    texts = [label_text(value)] if kind in ("class", "float") else label_list(value, kind, options.label_separator)
+    texts = (
+        [label_text(value)]
+        if kind in ("class", "float")
+        else label_list(value, kind, options.label_separator or SEPARATOR)
+    )
     names = [options.label_map.get(text, text) for text in texts]
     return "\x1e".join(sorted(names) if kind == "multi" else names)
 

@@ -56,7 +56,7 @@ def is_held_back(split_key: Hashes, ratio: float) -> Mask:
         is_one = len(split_key) == 1
         what = f"{len(split_key)} row{'' if is_one else 's'} cannot be split into training and validation"
         saw = [] if is_one else ["all rows are the same, except for case, blanks and punctuation"]
-        raise InputError("data.split", what, saw=saw, fix="give more rows, or --validation_file")
+        raise InputError("data.split", what, saw=saw, fix="add rows with other texts")
     smallest: Mask = split_key == split_key.min()
     return smallest
 

@@ -6,7 +6,7 @@ A table keeps only the index of its rows in memory. It can be pickled, and its r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +26,22 @@ def check_columns(path: str, number: int) -> None:
 
 
 class Block(NamedTuple):
-    """Consecutive rows, column by column: `values[name][k]` belongs to row `start + k`."""
+    """Consecutive rows, column by column: `values[name][k]` belongs to row `start + k`.
+
+    Rows that cannot be read are in `damaged`, by number, and have no values.
+    """
 
     start: int
     values: dict[str, list[Any]]
+    damaged: Mapping[int, InputError] = {}
+
+
+class DamagedRow(Row):
+    """A row that cannot be read, with the values that can be, if a table keeps its place."""
+
+    def __init__(self, error: InputError, values: Row) -> None:
+        super().__init__(values)
+        self.error = error
 
 
 class Table(ABC):
@@ -105,16 +117,31 @@ class IndexedTable(Table):
     def __len__(self) -> int:
         return len(self.index) - 1
 
+    def salvage(self, data: bytes) -> Row:
+        """Return the values of a damaged row that can be read."""
+        return {}
+
     def row(self, index: int) -> Row:
-        return self.parse(self.source.read_row(int(self.index[index]), int(self.index[index + 1])), index)
+        return self._row_of(self.source.read_row(int(self.index[index]), int(self.index[index + 1])), index)
+
+    def _row_of(self, data: bytes, index: int) -> Row:
+        try:
+            return self.parse(data, index)
+        except InputError as error:
+            if not self.source.keeps_damaged:
+                raise
+            return DamagedRow(error, self.salvage(data))
 
     def __iter__(self) -> Iterator[Row]:
+        if self.source.keeps_damaged:
+            yield from map(self.row, range(len(self)))
+            return
         for start, pieces in self.pieces(None):
             yield from (self.parse(piece, start + k) for k, piece in enumerate(pieces))
 
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
         for start, pieces in self.pieces(say):
-            yield as_block(start, [self.parse(piece, start + k) for k, piece in enumerate(pieces)], columns)
+            yield as_block(start, [self._row_of(piece, start + k) for k, piece in enumerate(pieces)], columns)
 
     def pieces(self, say: Say | None) -> Iterator[tuple[int, list[bytes]]]:
         """Yield (first row, bytes of each row) for a few megabytes of rows at a time."""
@@ -136,21 +163,40 @@ class IndexedTable(Table):
             if say is not None:
                 say(Progress(self.path, "checking", end, self.num_bytes))
 
+    def settings(self) -> dict[str, Any]:
+        return {"kind": self.kind} | self.source.settings()
+
     def place(self, index: int) -> str:
-        return f"line {self.source.line_at(int(self.index[index])):,}"
+        return f"{self.source.unit} {self.source.line_at(int(self.index[index])):,}"
 
 
 def as_block(start: int, rows: list[Row], columns: Sequence[str]) -> Block:
-    return Block(start, {name: [value_at(row, name) for row in rows] for name in columns})
+    damaged = {number: row.error for number, row in enumerate(rows, start) if isinstance(row, DamagedRow)}
+    readable = [{} if isinstance(row, DamagedRow) else row for row in rows] if damaged else rows
+    return Block(start, {name: [value_at(row, name) for row in readable] for name in columns}, damaged)
 
 
-def value_at(row: Row, column: str) -> Any:
-    """Return the value of a column, or None. `a.b` is the entry `b` of column `a`, unless there is a column `a.b`."""
-    if column in row:
+def value_at(row: Any, column: str) -> Any:
+    """Return the value of a column, or None. `a.b.0` is the first part of the entry `b` of column `a`.
+
+    Keys that contain dots are found as well, the longest first.
+    """
+    if isinstance(row, dict) and column in row:
         return row[column]
-    value: Any = row
-    for part in column.split("."):
-        if not isinstance(value, dict) or part not in value:
-            return None
-        value = value[part]
-    return value
+    head = column
+    while head := head.rpartition(".")[0]:
+        rest = column[len(head) + 1 :]
+        if isinstance(row, dict) and head in row:
+            return value_at(row[head], rest)
+        if isinstance(row, list) and head.isdecimal() and int(head) < len(row):
+            return value_at(row[int(head)], rest)
+    if isinstance(row, list) and column.isdecimal() and int(column) < len(row):
+        return row[int(column)]
+    return None
+
+
+def outer_column(columns: Sequence[str], column: str) -> str | None:
+    """Return the column of a file that holds a column, which can be an entry of it; None if there is none."""
+    while column and column not in columns:
+        column = column.rpartition(".")[0]
+    return column or None

@@ -32,18 +32,19 @@ class ParagraphSplitter(RowSplitter):
 class TextTable(IndexedTable):
     """A text file with the single column `text`; one row per line that is not blank, or per paragraph."""
 
-    def __init__(self, source: FileBytes, text_unit: str, say: Say | None) -> None:
+    def __init__(self, source: FileBytes, text_unit: str, keeps_blank: bool, say: Say | None) -> None:
         super().__init__(source, "txt")
         if text_unit not in TEXT_UNITS:
             fix = "--text_unit line   or   --text_unit paragraph"
             raise InputError("args.value", f"--text_unit {text_unit!r} is unknown", fix=fix)
         self.columns = ("text",)
         self.text_unit = text_unit
-        self.index = index_rows(source, LineSplitter() if text_unit == "line" else ParagraphSplitter(), say)
+        splitter = LineSplitter(keeps_blank) if text_unit == "line" else ParagraphSplitter()
+        self.index = index_rows(source, splitter, say)
         self.sha256 = source.sha256
 
     def settings(self) -> dict[str, Any]:
-        return {"kind": self.kind, "text_unit": self.text_unit}
+        return super().settings() | {"text_unit": self.text_unit}
 
     def parse(self, data: bytes, index: int) -> Row:
         return {"text": data.decode("utf-8").rstrip("\r\n").replace("\r\n", "\n")}
@@ -91,7 +92,7 @@ class ConllTable(IndexedTable):
                 offset = int(self.index[index]) + data.index(line.encode("utf-8"))
                 place = f"{self.path}: line {self.source.line_at(offset):,}"
                 what = f"{place} has {len(fields)} fields where the first line has {self._num_fields}"
-                fix = "write the same fields in each line; put an empty line between sentences"
+                fix = "--bad_rows drop   or   write the same fields in each line, and an empty line between sentences"
                 raise InputError("data.ragged", what, saw=[repr(line[:60])], fix=fix)
         return {name: list(values) for name, values in zip(self.columns, zip(*rows, strict=True), strict=True)}
 

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from contextlib import suppress
+from decimal import Decimal
 from typing import Any
 
 from loopwright.config.files import check_depth
@@ -40,6 +41,17 @@ def as_text(value: Any) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     raise UnusableValueError(f"a text is needed, not {_shown(value)}")
+
+
+def as_plain(value: Any) -> Any:
+    """Return a value of JSON's types, or bytes: dates, times and the like as text, without a time at midnight."""
+    if isinstance(value, dict):
+        return {str(name): as_plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_plain(part) for part in value]
+    if value is None or isinstance(value, str | int | float | bytes):
+        return value
+    return float(value) if isinstance(value, Decimal) else str(value).removesuffix(" 00:00:00")
 
 
 def as_tokens(value: Any) -> list[str]:
