@@ -27,7 +27,7 @@ def test_an_image_that_is_cut_off_or_none_is_named_or_left_out(tmp_path, ending,
     bad.write_bytes({"cut off": content[: len(content) * 2 // 3], "no image": b"<html>no</html>", "empty": b""}[flaw])
     refusal = assert_refused("data.image", CLASSIFY, tmp_path / "pets")
     assert refusal.error.what == "1 of 21 images of pets are missing, truncated or not images"
-    assert refusal.error.saw[0].startswith(str(bad)) and refusal.fix == "put them back, or --bad_images drop"
+    assert refusal.error.saw[0].startswith(str(bad)) and refusal.fix == "--bad_images drop   or   put them back"
     plan = plan_of(CLASSIFY, tmp_path / "pets", bad_images="drop")
     assert plan.dropped == {"bad_images": 1} and sum(map(len, plan.splits.values())) == 20
     assert plan.images["bad"]["number"] == 1 and str(bad) in plan.images["bad"]["first"][0]
@@ -124,7 +124,7 @@ def test_one_class_is_not_enough(tmp_path):
         draw(tmp_path / "m" / "images" / f"{number}.png", number, (4, 1))
         draw_ids(tmp_path / "m" / "masks" / f"{number}.png", [[0, 0, 255, 255]])
     refusal = assert_refused("data.one_class", SEGMENT, tmp_path / "m")
-    assert refusal.fix.startswith("10 pixels are 255, which is ignored: --ignore_index -100")
+    assert refusal.fix.startswith("--mask_values 0,255 ") and "10 that are 255, which is ignored" in refusal
 
 
 def test_a_class_id_that_there_cannot_be_is_named_with_its_first_mask(tmp_path):
@@ -151,7 +151,7 @@ def test_a_mask_of_another_size_is_refused_and_an_image_without_a_mask_too_or_le
     assert "mask: 1 row, first in images/002.jpg" in refused("data.missing", SEGMENT, tmp_path)
     plan = plan_of(SEGMENT, tmp_path, missing_values="drop")
     assert plan.dropped == {"missing_values": 1}
-    assert "1 masks belong to no image: masks/other.png" in plan.warnings
+    assert "1 mask belongs to no image: masks/other.png" in plan.warnings
 
 
 def test_masks_that_hold_no_ids_or_belong_to_nothing_are_refused(tmp_path):
@@ -208,7 +208,8 @@ OUTLINES = [[[1, 2, 3]], [["a", 1, 2, 3, 4, 5]], {"size": [10]}, {"size": [10, 2
 )
 def test_a_box_or_an_outline_that_is_none_is_refused_with_its_image(tmp_path, changed):
     path = coco(tmp_path / "train.json", [annotation(102) | changed])
-    assert "in 2.png cannot be used" in refused("data.boxes", INSTANCES, train_file=path)
+    refusal = assert_refused("data.boxes", INSTANCES, train_file=path, fix="--bad_annotations drop")
+    assert refusal.error.what.endswith("1 of 6 images cannot be used") and refusal.error.saw[0].startswith("2.png: ")
 
 
 def test_objects_that_are_none_are_refused(tmp_path):
@@ -289,7 +290,7 @@ def test_sizes_that_differ_from_the_image_and_objects_without_an_outline_are_ref
     path = coco(tmp_path / "b" / "train.json", [annotation(100, segmentation=rle)])
     assert "a mask of 5 x 5" in refused("data.size", INSTANCES, train_file=path)
     path = coco(tmp_path / "train.json", [annotation(100), annotation(101, segmentation=[[1, 1, 5, 1, 5, 5]])])
-    assert "1 objects have a box and no outline" in refused("data.outlines", INSTANCES, train_file=path)
+    assert "1 object has a box and no outline" in refused("data.outlines", INSTANCES, train_file=path)
     assert len(plan_of(DETECT, train_file=path).labels.names) == 2
 
 
@@ -305,7 +306,7 @@ def test_classes_that_only_validation_has_are_refused_or_left_out(tmp_path):
     plan = plan_of(DETECT, tmp_path, unknown_labels="drop")
     assert plan.dropped == {"unknown_labels": 1}
     assert plan.rows("validation")[0]["objects"]["classes"] == [1]
-    assert "1 classes have no objects in training: cat" in plan.warnings
+    assert "1 class has no objects in training: cat" in plan.warnings
 
 
 def test_images_without_text_files_are_empty_scenes_unless_all_are(tmp_path):

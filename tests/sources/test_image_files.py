@@ -15,7 +15,7 @@ from tests.sources.refusing import all_rows, assert_refused, lengths, plan_of, w
 from loopwright.sources import SCHEMAS, DataPlan, check_unchanged, open_table
 from loopwright.sources.images import scene_scan
 from loopwright.sources.images.image_file import upright_size
-from loopwright.sources.images.masks import count_ids, decode_ids, run_lengths
+from loopwright.sources.images.masks import count_ids, decode_numbers, run_lengths
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "COCO"
 CLASSIFY = SCHEMAS["image-classification"]
@@ -265,8 +265,8 @@ def test_a_palette_gives_ids_by_place_and_other_depths_their_values(tmp_path):
     palette.putpalette([7, 8, 9] * 256)
     palette.save(tmp_path / "palette.png")
     Image.fromarray(ids.astype(np.uint16) * 1000).save(tmp_path / "deep.png")
-    assert decode_ids(str(tmp_path / "palette.png")).tolist() == ids.tolist()
-    assert count_ids(decode_ids(str(tmp_path / "deep.png"))) == {0: 1, 2000: 1, 3000: 2}
+    assert decode_numbers(str(tmp_path / "palette.png"), None)[0].tolist() == ids.tolist()
+    assert count_ids(decode_numbers(str(tmp_path / "deep.png"), None)[0]) == {0: 1, 2000: 1, 3000: 2}
 
 
 def test_coco_gives_boxes_classes_outlines_and_crowds(tmp_path):
@@ -507,9 +507,10 @@ def test_classes_can_be_renamed_joined_and_those_of_a_trained_model(tmp_path):
         and sum(plan.counts["train"].values()) + sum(plan.counts["validation"].values()) == 2
     )
     assert all(set(row["objects"]["classes"]) <= {0} for row in all_rows(plan, "train"))
-    misspelt = plan_of(DETECT, train_file=path, label_map={"cats": "pet"})
-    seen = "--label_map cats=pet changes nothing: no object is of the class 'cats', but 'cat', 'dog'"
-    assert seen in misspelt.warnings and not any("label_map" in warning for warning in plan.warnings)
+    seen = "no object is of the class 'cats', but 'cat', 'dog'"
+    assert_refused("data.labels", DETECT, train_file=path, label_map={"cats": "pet"}, seen=seen, fix="cat=pet")
+    plan = plan_of(DETECT, train_file=path, drop_labels=["dog"])
+    assert plan.labels.names == ("cat",) and plan.dropped["drop_labels"] == 1
     path = coco(tmp_path / "b" / "other.json", [annotation(100, 1)], categories=[{"id": 1, "name": "dog"}])
     plan = plan_of(DETECT, validation_file=path, label_names=("cat", "dog"))
     assert all_rows(plan, "validation")[0]["objects"]["classes"] == [1]

@@ -103,8 +103,8 @@ def test_ids_of_masks_that_are_no_classes_are_noted_or_refused(tmp_path):
     assert not any("different ids" in note for note in plan_of(SEGMENT, masks(tmp_path, (0, 1, 2))).warnings)
     refusal = assert_refused("data.classes", SEGMENT, masks(tmp_path, (0, 300, 60_000)))
     assert "0, 300, 60000" in refusal and "id2label.json" in refusal.fix
-    assert "--ignore_index" not in refused("data.one_class", SEGMENT, masks(tmp_path, (0, 0))).fix
-    assert "--ignore_index" in refused("data.one_class", SEGMENT, masks(tmp_path, (255, 255))).fix
+    for ids in ((0, 0), (255, 255)):
+        assert "two classes" in refused("data.one_class", SEGMENT, masks(tmp_path, ids)).fix
     folder = masks(tmp_path, (0, 1))
     write(folder / "id2label.json", json.dumps({"0": "sky", "1": "sea", "99999999": "land"}))
     assert_refused("data.classes", SEGMENT, folder, seen=["99,999,999", "20,000"])

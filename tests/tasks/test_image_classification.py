@@ -1,6 +1,9 @@
 """image-classification end to end: small nets, transformers' models, any module; pictures, flags, bad input."""
 
+import csv
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from loopwright.tasks import get_task
 from loopwright.tasks.data import RunData
 from loopwright.tasks.weight_average import average_in
 from report.demo_panels import assert_every_panel_has_data
+from tasks.dirty_inputs import assert_aligned, damaged_images
 from tasks.intervals import assert_loss_has_interval
 from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines
@@ -82,8 +86,8 @@ def test_the_command_line_predicts_images_and_draws_overlays(trained, squares, c
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each["overlay"] for each in told] == [f"drawn/{first.stem}.png", f"drawn/{second.stem}.png"]
     assert all(min(pixels_of(each["overlay"]).shape[:2]) >= 200 for each in told)
-    assert main(["predict", str(trained.path), "nothing.png"]) == 2
-    assert "nothing.png does not exist" in capsys.readouterr().err
+    assert main(["predict", str(trained.path), "nothing.png", "--strict"]) == 2
+    assert "nothing.png" in capsys.readouterr().err
 
 
 def test_other_images_are_evaluated_and_the_exported_net_is_opened_without_the_tasks(trained, squares, tmp_path):
@@ -319,8 +323,28 @@ def test_the_demo_learns_digits_in_two_epochs_and_lists_its_variants(capsys):
     assert "its variants: fashion" in capsys.readouterr().err
 
 
-def test_a_damaged_image_is_named_by_predict(trained, squares, tmp_path):
-    (tmp_path / "cut.png").write_bytes(images_in(squares)[0].read_bytes()[:30])
-    with pytest.raises(InputError, match="cut.png") as caught:
-        trained.predict([tmp_path / "cut.png"])
-    assert caught.value.code == "data.image"
+def test_every_image_of_a_folder_has_its_row_and_damaged_ones_an_error(trained, squares, tmp_path, capsys):
+    good = images_in(squares)[:2]
+    assert_aligned(trained, good, damaged_images(tmp_path / "bad", good[0]))
+    shutil.copy(good[0], tmp_path / "bad" / "fine.png")
+    (tmp_path / "bad" / "notes.txt").write_text("not an image")
+    (tmp_path / "bad" / "phone.heic").write_bytes(b"ftypheic")
+    assert main(["predict", str(trained.path), "bad", "--out", "found.csv", "--overlays", "drawn"]) == 0
+    with open("found.csv", newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    assert list(found[0]) == ["image", "label", "score", "scores", "overlay", "error"]
+    assert [Path(each["image"]).name for each in found if not each["error"]] == ["fine.png"]
+    assert {each["error"][:10] for each in found} == {"", "data.image"} and len(found) == 5
+    assert "4 of 5 rows could not be predicted" in capsys.readouterr().err
+    assert main(["predict", str(trained.path), "bad", "--out", "other.csv", "--strict"]) == 2
+    assert not Path("other.csv").exists() and "error[data.image]" in capsys.readouterr().err
+    table = write_paths(tmp_path / "some.jsonl", [good[0], tmp_path / "gone.png", "https://host/a.png", "", good[1]])
+    codes = [each.get("error", "").partition(":")[0] for each in trained.predict(table)]
+    assert codes == ["", "data.image", "data.value", "data.missing", ""]
+
+
+def test_a_missing_image_is_a_row_but_a_missing_folder_is_refused(trained):
+    (found,) = trained.predict(["nothing.png"])
+    assert found["label"] is None and found["error"].startswith("data.image") and "nothing.png" in found["image"]
+    with pytest.raises(InputError, match="nothing does not exist"):
+        trained.predict("nothing")

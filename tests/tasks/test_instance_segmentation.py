@@ -15,6 +15,7 @@ from loopwright.data.images import decode_image
 from loopwright.errors import InputError
 from loopwright.tasks.vision.predicted_objects import count_hits, in_file, mask_tools, masks_of_queries, run_lengths
 from tasks.boxes import NAMES, write_boxes
+from tasks.dirty_inputs import assert_aligned, damaged_images
 from tasks.intervals import assert_loss_has_interval
 from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines
@@ -92,6 +93,7 @@ def test_an_exported_model_is_opened_by_models_load(trained, boxes, tmp_path):
     path = boxes / "train" / "003.png"
     pixels = torch.from_numpy(np.array(decode_image(path))).movedim(-1, 0)[None] / 127.5 - 1
     (found,) = model.decode(model(pixels), 0.1)
+    assert_aligned(trained, [path], damaged_images(tmp_path / "bad", path))
     objects = trained.predict([path], threshold=0.1)[0]["objects"]
     assert model.labels == NAMES and len(objects) == len(found["masks"]) > 0
     for each, mask in zip(objects, found["masks"].numpy(), strict=True):

@@ -11,6 +11,7 @@ from loopwright.cli import main
 from loopwright.errors import ConfigError, InputError
 from loopwright.tasks.vision.masked_modeling import Masking, small_sizes
 from report.demo_panels import assert_every_panel_has_data
+from tasks.dirty_inputs import assert_aligned, damaged_images
 from tasks.intervals import assert_loss_has_interval
 from tasks.recomputed import assert_recomputed
 from tasks.reviews import events, read_lines
@@ -67,6 +68,7 @@ def test_images_are_rebuilt_on_the_command_line_and_the_exported_model_is_opened
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [set(each) for each in told] == [{"image", "masked_mse", "overlay"}] * 2
     assert pixels_of(told[0]["overlay"]).shape[1] > 400
+    assert_aligned(trained, [first], damaged_images(tmp_path / "bad", first))
     again = trained.predict([first, second])
     assert [each["masked_mse"] for each in again] == [each["masked_mse"] for each in told]
     model = models.load(trained.export(tmp_path / "exported"))

@@ -18,6 +18,7 @@ from loopwright.tasks.vision.detection import in_square, squeezing
 from loopwright.tasks.vision.predicted_objects import count_hits, f1_of, in_file, mask_tools
 from sample_data import SAMPLES
 from tasks.boxes import FIRST_ID, NAMES, write_boxes, write_sample
+from tasks.dirty_inputs import assert_aligned, damaged_images
 from tasks.intervals import assert_loss_has_interval
 from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines
@@ -125,6 +126,8 @@ def test_the_command_line_finds_objects_in_pixels_of_the_files_and_draws_them(tr
             left, top, right, bottom = found["box"]
             assert 0 <= left < right <= 56 and 0 <= top < bottom <= 40
     assert sum(len(each["objects"]) for each in told) > 10
+    image = next(folder.glob("*.png"))
+    assert_aligned(trained, [image], damaged_images(tmp_path / "bad", image))
     few = trained.predict(folder, threshold=0.05, max_detections=1)
     assert [len(each["objects"]) for each in few] == [min(1, len(each["objects"])) for each in told]
     with pytest.raises(ConfigError, match="threshold must be from 0 to 1"):

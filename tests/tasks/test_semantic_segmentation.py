@@ -22,6 +22,7 @@ from loopwright.tasks import get_task
 from loopwright.tasks.adapters import add_adapters
 from loopwright.tasks.vision.segmentation import MaskReader, class_map, count_pairs, image_iou
 from report.demo_panels import assert_every_panel_has_data
+from tasks.dirty_inputs import assert_aligned, damaged_images
 from tasks.intervals import assert_loss_has_interval
 from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines
@@ -119,6 +120,7 @@ def test_the_most_common_class_is_counted_and_scored_on_the_masks_that_are_used(
 
 def test_predicted_masks_have_the_size_of_the_images_and_give_the_scores_of_the_run(trained, shapes, tmp_path):
     images = sorted((shapes / "validation" / "images").iterdir())
+    assert_aligned(trained, [images[0]], damaged_images(tmp_path / "bad", images[0]))
     predicted = trained.predict([str(path) for path in images], overlays=tmp_path / "drawn")
     masks = [decode_mask(each["mask"]) for each in predicted]
     truth = [decode_mask(shapes / "validation" / "masks" / path.name) for path in images]

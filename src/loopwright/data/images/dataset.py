@@ -36,6 +36,8 @@ class UnreadableSampleError(ValueError):
     bad_samples="skip" leaves it out, and "raise" turns it into a DataError that names the sample.
     """
 
+    code = "data.image"
+
 
 class ImageDataset:
     """Samples of images, each a dict of features, with the row number as "position".

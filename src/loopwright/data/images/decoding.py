@@ -11,6 +11,7 @@ import io
 import os
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +21,7 @@ from loopwright.data.vision_extra import pillow
 from loopwright.errors import DataError
 from loopwright.sources.files import open_data
 from loopwright.sources.images.image_file import FORMATS
+from loopwright.sources.images.masks import classes_of, mask_numbers, read_values
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes"
 PillowImage: TypeAlias = Any  # a PIL.Image.Image: Pillow is an extra, so its types are not imported
@@ -71,25 +73,25 @@ def decode_image(source: Source | PillowImage) -> PillowImage:
         raise _unreadable(source, error) from error
 
 
-def decode_mask(source: Source | PillowImage) -> NDArray[np.int32]:
-    """Return the ids that a mask stores: int32, (height, width).
+def decode_mask(
+    source: Source | PillowImage, mask_values: Sequence[str] = (), ignore_index: int = 255
+) -> NDArray[np.int32]:
+    """Return the class ids of a mask: int32, (height, width).
 
     Grey images of 1, 8, 16 or 32 bits give their values, palette images their indices. A colour image must have equal
-    channels. A DataError names the path of a file that is unreadable, or contains colours instead of ids.
+    channels. With `mask_values`, as of `--mask_values`, a pixel's id is the position of its value or colour among them,
+    or of the nearest one. A DataError names the path of a file that is unreadable, or contains colours instead of ids.
     """
-    image = _read(source)
-    if image.mode == "PA":
-        image = image.getchannel(0)
-    values = np.asarray(image)
-    if values.ndim == 3:
-        colors = values[:, :, :1] if image.mode in ("LA", "La") else values[:, :, :3]
-        if (colors != colors[:, :, :1]).any():
-            raise DataError(
-                f"{_named(source)} is a colour image ({image.mode}), where a mask of class ids was expected: one "
-                "number for each pixel. Save it as a grey or palette PNG whose values are the ids."
-            )
-        values = colors[:, :, 0]
-    return np.array(values, dtype=np.int32)
+    image, values = _read(source), read_values(tuple(mask_values))
+    numbers, has_colors = mask_numbers(image, values and values.are_colors)
+    if values is not None:
+        return classes_of(numbers, values, ignore_index)[0]
+    if has_colors:
+        raise DataError(
+            f"{_named(source)} is a colour image ({image.mode}), where a mask of class ids was expected: one "
+            "number for each pixel. Save it as a grey or palette PNG whose values are the ids, or give --mask_values."
+        )
+    return numbers
 
 
 def _read(source: Source | PillowImage) -> PillowImage:

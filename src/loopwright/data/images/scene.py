@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from loopwright.data.images.decoding import decode_image, decode_mask
 from loopwright.data.vision_extra import vision_module
 from loopwright.errors import DataError
+from loopwright.sources.images.masks import has_same_shape
 
 IGNORED_CLASS = 255
 
@@ -71,7 +72,12 @@ class Scene:
 
 
 def load_scene(
-    row: Mapping[str, Any], *, with_masks: bool = False, reduce_labels: bool = False, ignore_index: int = IGNORED_CLASS
+    row: Mapping[str, Any],
+    *,
+    with_masks: bool = False,
+    reduce_labels: bool = False,
+    ignore_index: int = IGNORED_CLASS,
+    mask_values: Sequence[str] = (),
 ) -> Scene:
     """Return the scene of a row: its "image", and its "mask" and "objects" if it has any.
 
@@ -80,13 +86,17 @@ def load_scene(
         with_masks: create masks from the segments of the objects; one without a segment uses its box.
         reduce_labels: class 0 of "mask" becomes `ignore_index`, and the others shift down by one.
         ignore_index: the id in "mask" for no class.
+        mask_values: the values or colours of the classes in "mask", if they are not its ids; as for `decode_mask`.
     """
     image = np.asarray(decode_image(row["image"]))
     known: dict[str, Any] = {}
     if row.get("mask") is not None:
-        semantic = decode_mask(row["mask"])
+        semantic = decode_mask(row["mask"], mask_values, ignore_index)
+        height, width = image.shape[:2]
+        if semantic.shape != (height, width) and has_same_shape(semantic.shape, (height, width)):
+            rows, columns = (np.arange(b) * a // b for a, b in zip(semantic.shape, (height, width), strict=True))
+            semantic = semantic[rows[:, None], columns]
         if semantic.shape != image.shape[:2]:
-            height, width = image.shape[:2]
             raise DataError(
                 f"the mask {_text(row['mask'])} is {semantic.shape[1]} x {semantic.shape[0]}, its image "
                 f"{_text(row['image'])} {width} x {height}. They must have the same size."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from loopwright.sources.tables import Row
 LISTS = ("images", "annotations", "categories")
 _MOST_NAMED = 5
 _HEAD_BYTES = 1 << 16
+_DROP = "--bad_annotations drop"
 _KEYS = ("bbox", "category_id", "segmentation", "iscrowd")
 _UNQUOTED = "without quotes, as the number that it refers to"
 _FORMAT = '{"images": [...], "annotations": [...], "categories": [...]}'
@@ -42,9 +43,13 @@ def is_coco(path: Path) -> bool:
 class CocoTable(ListedTable):
     """The images of a COCO json, each with its objects. `image_dir` is relative to the folder of the file."""
 
-    def __init__(self, source: FileBytes, image_dir: str | None, say: Say | None) -> None:
+    def __init__(
+        self, source: FileBytes, image_dir: str | None, say: Say | None, bad_annotations: str | None = None
+    ) -> None:
         super().__init__(source.path, "coco", ("image", "objects", "image_id"))
+        self.bad_annotations = bad_annotations
         self.num_bytes = source.num_bytes
+        self._encoding = source.settings()
         content = load_json(source, say, _FIX_IF_LARGE)
         self.sha256 = source.sha256
         if not isinstance(content, dict):
@@ -63,27 +68,49 @@ class CocoTable(ListedTable):
         self.image_dir = image_dir if image_dir is not None else self._find_images(folder)
         self.root = os.path.normpath(os.path.join(folder, self.image_dir))
 
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | self._encoding
+
     def _list(self, content: Row, name: str) -> list[Row]:
         found = content.get(name, [])
-        if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        if not isinstance(found, list) or (found and not any(isinstance(item, dict) for item in found)):
             what = f'{self.path}: "{name}" is not a list of objects'
             raise InputError("data.annotations", what, saw=[repr(found)[:80]], fix=f'write "{name}": [{{...}}, ...]')
-        return found
+        return [item if isinstance(item, dict) else {} for item in found]
+
+    def _leave_out(self, error: InputError | None, name: str, places: Iterable[int], why: str) -> None:
+        """Raise the error, or note that these entries of one of the lists are left out."""
+        if error is not None and self.bad_annotations != "drop":
+            raise error
+        found = list(places)
+        first = ", ".join(f"{name}[{place}]" for place in found[:_MOST_NAMED])
+        self.num_left_out += len(found)
+        self.notes += (f"{len(found):,} {name} of {self.name} {why} and are left out: {first}",)
 
     def _read_images(self, images: list[Row]) -> None:
-        for place, image in enumerate(images):
-            if not isinstance(image.get("id"), str | int | float) or not isinstance(image.get("file_name"), str):
-                raise self._incomplete("images", place, "an id and a file_name", image)
+        ids = [image.get("id") for image in images]
+        lacking = [
+            place
+            for place, image in enumerate(images)
+            if not isinstance(ids[place], str | int | float) or not isinstance(image.get("file_name"), str)
+        ]
+        if lacking:
+            self._incomplete("images", lacking, "an id and a file_name", images)
+        rows: dict[Any, int] = {}
+        for place in sorted(set(range(len(images))) - set(lacking)):
+            rows.setdefault(ids[place], place)
+        again = sorted(set(range(len(images))) - set(lacking) - set(rows.values()))
+        if again:
+            number = ids[again[0]]
+            saw = [image["file_name"] for image in images if image.get("id") == number]
+            what, fix = f"{self.path}: two images have the id {number!r}", f"{_DROP}   or   give each image its own id"
+            error = InputError("data.annotations", what, saw=saw, fix=fix)
+            self._leave_out(error, "images", again, "have the id of another one")
+        images = [images[place] for place in rows.values()]
         self.files = [image["file_name"] for image in images]
         self._ids = [image["id"] for image in images]
         sizes = [(image.get("width"), image.get("height")) for image in images]
         self._sizes = [size if all(isinstance(side, int) for side in size) else None for size in sizes]
-        rows = {number: row for row, number in enumerate(self._ids)}
-        twice = next((number for row, number in enumerate(self._ids) if rows[number] != row), None)
-        if twice is not None:
-            saw = [name for name, number in zip(self.files, self._ids, strict=True) if number == twice]
-            what = f"{self.path}: two images have the id {twice!r}"
-            raise InputError("data.annotations", what, saw=saw, fix="give each image its own id")
 
     def _read_categories(self, categories: list[Row]) -> None:
         names: dict[int, str] = {}
@@ -91,44 +118,67 @@ class CocoTable(ListedTable):
         for place, category in enumerate(categories):
             number, name = category.get("id"), encodable(category.get("name"))
             if not isinstance(number, int) or not isinstance(name, str) or not name.strip():
-                raise self._incomplete("categories", place, "an id (a whole number) and a name", category)
+                self._incomplete("categories", [place], "an id (a whole number) and a name", categories)
+                continue
             if name in taken or number in names:
                 what = f"{self.path}: two categories have the same {'name' if name in taken else 'id'}"
                 saw = [f"categories[{place}]: {json.dumps(category)[:80]}"]
-                raise InputError("data.classes", what, saw=saw, fix="give each category its own id and name")
+                fix = f"{_DROP}   or   give each category its own id and name"
+                error = InputError("data.classes", what, saw=saw, fix=fix)
+                self._leave_out(error, "categories", [place], "have the id or name of another one")
+                continue
             names[number] = name
             taken.add(name)
         self.names = dict(sorted(names.items()))
 
-    def _incomplete(self, name: str, place: int, needed: str, value: Row) -> InputError:
-        what, saw = f"{self.path}: {name}[{place}] lacks {needed}", [json.dumps(value)[:100]]
-        return InputError("data.annotations", what, saw=saw, fix=f"give each of the {name} {needed}")
+    def _incomplete(self, name: str, places: list[int], needed: str, values: list[Row]) -> None:
+        what, saw = f"{self.path}: {name}[{places[0]}] lacks {needed}", [json.dumps(values[places[0]])[:100]]
+        error = InputError("data.annotations", what, saw=saw, fix=f"{_DROP}   or   give each of the {name} {needed}")
+        self._leave_out(error, name, places, f"lack {needed}")
 
     def _read_annotations(self, annotations: list[Row]) -> None:
+        left_out: set[int] = set()
         rows = {number: row for row, number in enumerate(self._ids)}
         unlisted = _unknown_ids(annotations, "image_id", rows)
         if unlisted:
             what = f"{len(unlisted):,} of {len(annotations):,} annotations are of an image that is not listed"
             saw = [f"annotations[{place}]: image_id {found!r}" for place, found in unlisted[:_MOST_NAMED]]
-            fix = 'list the images under "images" with these ids, or delete the annotations'
+            fix = f'{_DROP}   or   list the images under "images" with these ids'
             fix = f"write each image_id {_UNQUOTED}" if _are_quoted(unlisted, rows) else fix
-            raise InputError("data.annotations", f"{self.path}: {what}", saw=saw, fix=fix)
-        nameless = _unknown_ids(annotations, "category_id", self.names)
+            error = InputError("data.annotations", f"{self.path}: {what}", saw=saw, fix=fix)
+            left_out = {place for place, _ in unlisted}
+            self._leave_out(error, "annotations", left_out, "are of an image that is not listed")
+        nameless = [each for each in _unknown_ids(annotations, "category_id", self.names) if each[0] not in left_out]
         if nameless:
             ids = ", ".join(sorted({str(found) for _, found in nameless})[:8])
             images = [self.files[rows[annotations[place]["image_id"]]] for place, _ in nameless[:_MOST_NAMED]]
             saw = [f"category_id {found!r} in {image}" for (_, found), image in zip(nameless, images, strict=False)]
-            fix = 'give each annotation its "category_id": the id of one of the categories'
+            fix = f'{_DROP}   or   give each annotation its "category_id": the id of one of the categories'
             if _are_quoted(nameless, self.names):
                 fix = f"write each category_id {_UNQUOTED}"
             elif isinstance(nameless[0][1], int):
-                fix = f'add {{"id": {nameless[0][1]}, "name": "..."}} to "categories"'
+                fix = f'{_DROP}   or   add {{"id": {nameless[0][1]}, "name": "..."}} to "categories"'
             what = f"{self.path}: {len(nameless):,} annotations have a category without a name: {ids}"
-            raise InputError("data.classes", what, saw=saw, fix=fix)
+            places = [place for place, _ in nameless]
+            error = InputError("data.classes", what, saw=saw, fix=fix)
+            self._leave_out(error, "annotations", places, f"have a category without a name ({ids})")
+            left_out.update(places)
+        self._leave_out_copies(annotations, left_out)
         objects: list[list[Row]] = [[] for _ in self.files]
-        for annotation in annotations:
-            objects[rows[annotation["image_id"]]].append({key: annotation.get(key) for key in _KEYS})
+        for place, annotation in enumerate(annotations):
+            if place not in left_out:
+                objects[rows[annotation["image_id"]]].append({key: annotation.get(key) for key in _KEYS})
         self._objects = [json.dumps(found).encode() for found in objects]
+
+    def _leave_out_copies(self, annotations: list[Row], left_out: set[int]) -> None:
+        if self.bad_annotations != "drop":
+            return
+        texts = [json.dumps([each.get(key) for key in ("image_id", *_KEYS)]) for each in annotations]
+        first = {text: place for place, text in reversed([*enumerate(texts)])}
+        copies = [place for place, text in enumerate(texts) if first[text] != place and place not in left_out]
+        if copies:
+            self._leave_out(None, "annotations", copies, "repeat another one")
+            left_out.update(copies)
 
     def _find_images(self, folder: str) -> str:
         stem = self.name.partition(".")[0]

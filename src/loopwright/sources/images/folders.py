@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from loopwright.errors import InputError
+from loopwright.quantities import counted
 from loopwright.sources.files import folder_listing
 from loopwright.sources.images.image_file import UNREAD_ENDINGS, is_image_name
 from loopwright.sources.images.names import names_of_folder
@@ -142,7 +143,7 @@ class MaskFolderTable(ListedTable):
             fix = "name each mask after its image: images/street_1.jpg and masks/street_1.png"
             raise InputError("data.masks", f"{self.path}: no mask has the name of an image", saw=saw, fix=fix)
         if unused:
-            self.notes = (f"{len(unused):,} masks belong to no image: {', '.join(unused[:5])}",)
+            self.notes = (f"{counted(len(unused), 'mask', 'belongs')} to no image: {', '.join(unused[:5])}",)
         return pairs
 
     def row(self, index: int) -> Row:

@@ -22,6 +22,12 @@ UNREAD_ENDINGS = (
     *(".heic", ".heif", ".avif", ".jp2", ".svg", ".psd", ".dng"),
     *(".cr2", ".nef", ".arw", ".raw", ".exr", ".dcm"),
 )
+TOO_LARGE = "is too large"
+# The command that makes images smaller in place: by less memory for a JPEG, which is decoded at a fraction of its size.
+SHRINK = (
+    'make them smaller: python -c "import sys; from PIL import Image; Image.MAX_IMAGE_PIXELS = None; '
+    '[(i := Image.open(p)).thumbnail((4096, 4096)) or i.save(p, exif=i.getexif()) for p in sys.argv[1:]]" '
+)
 _URL = re.compile(r"(https?|ftp|s3|gs)://")
 _ORIENTATION = 274  # the EXIF tag
 _TURNED = (5, 6, 7, 8)  # orientations with width and height swapped
@@ -107,7 +113,8 @@ def open_image(data: bytes) -> Iterator[Any]:
         if type(error).__name__ == "UnidentifiedImageError":
             what = f"is not an image: it starts with {data[:8]!r}"
         elif isinstance(error, pillow.DecompressionBombError):
-            what = "is too large: Pillow refuses to decode it"
+            pixels, limit = re.findall(r"\d+", str(error))[:2]
+            what = f"{TOO_LARGE}: {int(pixels) // 10**6:,} megapixels, and at most {int(limit) // 10**6} are decoded"
         raise BadImageError(what, (hashlib.sha256(data).hexdigest(), len(data))) from error
 
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 
 from loopwright.errors import InputError
 from loopwright.sources import locations
@@ -17,23 +18,28 @@ from loopwright.sources.images.image_file import is_image_name
 from loopwright.sources.images.names import NAMES_FILES, find_names_file, read_yaml
 from loopwright.sources.images.tables import TableOfImages
 from loopwright.sources.locations import Given, Place, Settings
+from loopwright.sources.options import DataOptions
 from loopwright.sources.schema import Schema
 from loopwright.sources.tables import Table
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img", "JPEGImages")
-MASK_FOLDERS = ("masks", "mask", "annotations", "labels", "SegmentationClass")
+MASK_FOLDERS = (
+    *("masks", "mask", "annotations", "labels", "SegmentationClass", "SegmentationObject", "label", "annotation"),
+    *("ground_truth", "groundtruth", "gt", "segmentation", "segmentations"),
+)
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
 class Layout:
     """Finds the data of an image task. `wants`: label, mask, objects, or just the images ("")."""
 
-    def __init__(self, schema: Schema, image_dir: str | None, names_file: str | None, settings: Settings) -> None:
+    def __init__(self, schema: Schema, options: DataOptions, settings: Settings) -> None:
         scene = schema.scene_role
         self.wants = scene.kind if scene is not None else "label" if schema.label_role is not None else ""
         self.has_outlines = scene is not None and scene.has_outlines
-        self.image_dir = image_dir
-        self.names_file = Path(names_file).expanduser().resolve() if names_file is not None else None
+        self.image_dir = options.image_dir
+        self.names_file = Path(options.id2label).expanduser().resolve() if options.id2label is not None else None
+        self.bad_annotations = {"bad_annotations": "drop"} if options.bad_annotations == "drop" else {}
         self.settings = settings
 
     def open_all(self, data: str | Path | None, files: Given, say: Say | None) -> dict[str, Table]:
@@ -46,6 +52,8 @@ class Layout:
     def locate(self, data: str | Path | None, files: Given) -> dict[str, Place]:
         locations.check_given(data, files)
         given = {split: Path(file).expanduser() for split, file in files.items() if file is not None}
+        flags = {"--data": data} if data is not None else {f"--{split}_file": file for split, file in given.items()}
+        self.given = " ".join(f"{flag} {quote(str(path))}" for flag, path in flags.items())
         places = {split: self._locate_one(path, f"--{split}_file") for split, path in given.items()}
         if data is None:
             return places
@@ -76,7 +84,8 @@ class Layout:
         if is_image_name(path.name) and kind is None:
             return Place(str(path), flag, {"kind": "images"})
         if kind == "coco" or (kind is None and ending_of(path) == ".json" and is_coco(path)):
-            return Place(str(path), flag, {"kind": "coco"} | ({"image_dir": image_dir} if image_dir else {}))
+            extra = {"encoding": self.settings.get("encoding"), "image_dir": image_dir, **self.bad_annotations}
+            return Place(str(path), flag, {"kind": "coco"} | {name: value for name, value in extra.items() if value})
         names = self.names_file
         if names is None and self.wants in ("mask", "objects"):
             names = find_names_file(folder)
@@ -94,6 +103,8 @@ class Layout:
         images = next((inside[name.lower()] for name in IMAGE_FOLDERS if name.lower() in inside), None)
         masks = next((inside[name.lower()] for name in MASK_FOLDERS if name.lower() in inside), None)
         if self.wants == "label":
+            if images and masks:
+                raise self._not_classes(folder, images, masks)
             return Place(str(folder), flag, {"kind": "image-folder"})
         if not self.wants:
             part = {"image_dir": images} if images and masks else {}
@@ -106,11 +117,21 @@ class Layout:
             return self._place(folder, flag, "yolo", ".", ".")
         if not list_images(folder)[0]:
             raise no_images(folder)
-        found, expected = "masks", "images/ and masks/ in it, with equal names"
+        found, expected = "masks", "the images into images/ and their masks into masks/, with equal names"
         if self.wants == "objects":
-            found, expected = "objects", "COCO's json in it, or images/ and labels/ with a text file for each image"
-        what, fix = f"{flag} {folder} holds images and no {found}", f"{flag} with a folder that has {expected}"
+            found, expected = (
+                "objects",
+                "COCO's json into it, or the images into images/ and a text file for each into labels/",
+            )
+        what, fix = f"{flag} {folder} holds images and no {found}", f"put {expected}"
         raise InputError("data.folder", what, saw=folder_listing(folder), fix=fix)
+
+    def _not_classes(self, folder: Path, images: str, annotations: str) -> InputError:
+        has_masks = bool(list_images(folder / annotations)[0])
+        task = "semantic-segmentation" if has_masks else "object-detection"
+        what = f"{folder} holds {images} and their {annotations}, not a folder for each class"
+        fix = f"lw train {task} {self.given}   or   --file_kind image-folder"
+        return InputError("data.folder", what, saw=folder_listing(folder), fix=fix)
 
     def _place(self, folder: Path, flag: str, kind: str, image_dir: str = "", annotation_dir: str = "") -> Place:
         folders = {"image_dir": image_dir, "annotation_dir": annotation_dir} if image_dir else {}
@@ -197,7 +218,7 @@ class Layout:
             found[split] = Place(str(path.parent), "--data", settings)
         if "train" not in found and "train" in content:
             what = f"{path}: there is no folder {content['train']!r}"
-            raise InputError("data.folder", what, saw=[f"looked in {base}"], fix="correct the path of train in it")
+            raise InputError("data.folder", what, saw=[f"looked in {base}"], fix=f"correct the path of train in {path}")
         return found if "train" in found else {}
 
 
@@ -205,7 +226,8 @@ def _only_coco(folder: Path) -> Path | None:
     found = [path for path in sorted(folder.glob("*.json")) if path.name not in NAMES_FILES and is_coco(path)]
     if len(found) > 1:
         what, saw = f"{folder} has several files of annotations", [path.name for path in found]
-        raise InputError("data.folder", what, saw=saw, fix=f"--train_file {found[0]}")
+        fix = f"--train_file {quote(str(found[0]))} instead of --data {quote(str(folder))}"
+        raise InputError("data.folder", what, saw=saw, fix=fix)
     return found[0] if found else None
 
 

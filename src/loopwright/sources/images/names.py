@@ -8,10 +8,12 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from loopwright.config.files import UNREADABLE_YAML, load_yaml
 from loopwright.errors import InputError
+from loopwright.sources.encodings import decode
 from loopwright.sources.files import read_data
 
 NAMES_FILES = ("id2label.json", "label2id.json", "classes.json", "labels.json", "data.yaml", "data.yml", "dataset.yaml")
@@ -41,11 +43,7 @@ def names_of_folder(root: Path, names_file: str | None, annotation_dir: str = ".
 
 def read_names(path: Path) -> Names:
     """Return the names by ascending number; raise an InputError (data.file, data.json, data.classes)."""
-    try:
-        text = read_data(path).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        what, fix = f"{path} cannot be read", "--id2label FILE with the names of the classes"
-        raise InputError("data.file", what, saw=[str(error)], fix=fix) from error
+    text = _text_of(path)
     if path.suffix in (".txt", ".names"):
         names: Any = [line.strip() for line in text.splitlines() if line.strip()]
     elif path.suffix in (".yaml", ".yml"):
@@ -65,13 +63,24 @@ def read_names(path: Path) -> Names:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    yaml = importlib.import_module("yaml")
+    yaml, text = importlib.import_module("yaml"), _text_of(path)
     try:
-        content = load_yaml(read_data(path).decode("utf-8-sig"))
-    except (OSError, *UNREADABLE_YAML, yaml.YAMLError) as error:
+        content = load_yaml(text)
+    except (*UNREADABLE_YAML, yaml.YAMLError) as error:
         what, saw = f"{path} cannot be read", str(error).splitlines()[:3]
         raise InputError("data.file", what, saw=saw, fix="write it as YAML: names: [cat, dog]") from error
     return content if isinstance(content, dict) else {}
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return decode(read_data(path), None, str(path))[0]
+    except OSError as error:
+        what, fix = f"{path} cannot be read", f"chmod u+r {quote(str(path))}"
+        raise InputError("data.file", what, saw=[str(error)], fix=fix) from error
+    except InputError as error:  # --encoding is that of the data
+        fix = f"open {path} in an editor and save it as UTF-8"
+        raise InputError("data.encoding", error.what, saw=error.saw, fix=fix) from error
 
 
 def _as_names(value: Any) -> Names:

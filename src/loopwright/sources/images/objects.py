@@ -73,8 +73,14 @@ def stated_size(value: Any) -> tuple[int, int] | None:
     return (size[0], size[1]) if size is not None and is_pair else None
 
 
-def read_objects(value: Any, size: tuple[int, int], is_turned: bool = False) -> Objects:
-    """Return the objects of an image of this upright size (width, height); UnusableValueError for invalid ones."""
+def read_objects(
+    value: Any, size: tuple[int, int], is_turned: bool = False, drops_bad: bool = False, has_outlines: bool = False
+) -> Objects:
+    """Return the objects of an image of this upright size (width, height).
+
+    An invalid object raises an UnusableValueError; with `drops_bad` it is left out, and one without an outline too if
+    they have to have one.
+    """
     columns = by_column(value)
     found = Objects()
     stated = stated_size(columns)
@@ -83,11 +89,20 @@ def read_objects(value: Any, size: tuple[int, int], is_turned: bool = False) -> 
     relative_to = size if columns.get("is_relative") else None
     where = f"outside the image of {size[0]} x {size[1]}"
     for bbox, category, segmentation, is_crowd in zip(*(columns[name] for name in _KEYS), strict=True):
-        segment = _as_segment(segmentation, relative_to)
+        try:
+            segment = _as_segment(segmentation, relative_to)
+            box = _as_box(bbox, segment, relative_to)
+        except UnusableValueError as error:
+            if not drops_bad:
+                raise
+            found.dropped.append(("unusable", str(error)))
+            continue
+        if drops_bad and has_outlines and segment is None:
+            found.dropped.append(("no_outline", f"box {_shown(box)} has no outline"))
+            continue
         if isinstance(segment, dict) and segment["size"] != [size[1], size[0]]:
             height, width = segment["size"]
             found.problem = f"a mask of {width} x {height}, but the image is {size[0]} x {size[1]}"
-        box = _as_box(bbox, segment, relative_to)
         clipped = [min(max(edge, 0.0), float(size[place % 2])) for place, edge in enumerate(box)]
         outline = _box_of(segment) if isinstance(segment, list) else []
         if box[2] <= box[0] or box[3] <= box[1]:
@@ -113,6 +128,8 @@ def _as_box(bbox: Any, segment: Any, relative_to: tuple[int, int] | None) -> lis
     """Return [x0, y0, x1, y1], from x, y, width, height, from fractions of the image, or from the outline."""
     if bbox is None and segment is not None:
         return _box_of(segment)
+    if isinstance(bbox, UnusableValueError):  # of a text file
+        raise bbox
     is_box = isinstance(bbox, list | tuple) and len(bbox) == 4
     if not is_box or not all(isinstance(edge, int | float) and math.isfinite(edge) for edge in bbox):
         raise UnusableValueError(f"a box needs the four numbers x, y, width, height, not {repr(bbox)[:60]}")
@@ -188,7 +205,7 @@ def _box_of(segment: Any) -> list[float]:
         mask = importlib.import_module("faster_coco_eval.core.mask")
     except ImportError as error:
         what = "objects with run lengths and no box need the package faster-coco-eval"
-        fix = "pip install 'loopwright[vision]', or give each object its bbox"
+        fix = "pip install 'loopwright[vision]'   or   give each object its bbox"
         raise InputError("install.extra", what, saw=[str(error)], fix=fix) from error
     packed = mask.frPyObjects(segment, *segment["size"]) if isinstance(segment["counts"], list) else segment
     x, y, width, height = map(float, mask.toBbox(packed))

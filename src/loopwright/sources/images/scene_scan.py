@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.errors import InputError
+from loopwright.quantities import counted
 from loopwright.sources.files import Progress, Say
-from loopwright.sources.images import image_file
+from loopwright.sources.images import image_file, masks
 from loopwright.sources.images.image_file import BadImageError, ImageFacts, Source, as_source
-from loopwright.sources.images.masks import class_of, count_ids, decode_ids, objects_of_mask
+from loopwright.sources.images.masks import AUTO, MaskValues, class_of, count_ids, objects_of_mask
 from loopwright.sources.images.objects import Objects, read_objects, stated_size
 from loopwright.sources.images.tables import ImageTable
 from loopwright.sources.schema import Role
@@ -25,13 +27,26 @@ from loopwright.sources.values import UnusableValueError
 MOST_MASKS_SCANNED = 5_000
 MOST_NAMED = 5
 SAY_EVERY = 200
+_MOST_UNCLEAR = 4_096  # values of a mask that are counted
+_RARE = 0.1  # share of masks without ids that are worth leaving out
 
 
 class SceneOptions(NamedTuple):
-    """The meaning of masks: the ignored id, and whether 0 means no class and all others are one too high."""
+    """The meaning of masks: the ignored id, whether 0 means no class and all others are one too high, the values of
+    the classes; and which objects to leave out: those that cannot be used, or also those without an outline."""
 
     ignore_index: int = 255
     reduce_labels: bool = False
+    mask_values: Sequence[str] = ()
+    bad_annotations: str = "refuse"
+    has_outlines: bool = False
+
+    @property
+    def values(self) -> MaskValues | None:
+        return masks.read_values(tuple(self.mask_values))
+
+    def class_of(self, number: int) -> int | None:
+        return class_of(number, self.ignore_index, self.reduce_labels)
 
 
 @dataclass
@@ -62,7 +77,7 @@ def read_scene(value: Any, folder: str, size: tuple[int, int], is_turned: bool, 
     picture = picture_of(value, folder)
     if picture is not None:
         value = objects_of_mask(picture, options.ignore_index, options.reduce_labels)
-    return read_objects(value, size, is_turned)
+    return read_objects(value, size, is_turned, options.bad_annotations == "drop", options.has_outlines)
 
 
 class SceneScan:
@@ -70,7 +85,8 @@ class SceneScan:
 
     def __init__(self, table: ImageTable, options: SceneOptions, say: Say | None) -> None:
         self.table = table
-        self.options = options
+        values = options.values
+        self.options = options if values is None else options._replace(mask_values=values.words())
         self.is_bad = np.zeros(len(table), np.bool_)  # an image or a mask is missing, truncated or invalid
         self.bad = Findings(table)  # with the reasons
         self.sizes: npt.NDArray[np.int32] = np.zeros((len(table), 2), np.int32)  # upright; 0 for a bad image
@@ -81,10 +97,19 @@ class SceneScan:
         self.dropped: dict[str, Findings] = {}
         self.clipped = Findings(table)
         self.num_masks_scanned = 0
+        self.num_pixels = self.num_other_pixels = 0  # of scanned masks; those that are far from all --mask_values
+        self.is_unusable = np.zeros(len(table), np.bool_)  # the annotations are for another size, or of another kind
+        self.colored: set[int] = set()  # rows whose mask has colours
+        self.palettes = Findings(table)
+        self.scaled = Findings(table)
+        self._is_lossy = False
+        self._too_large: list[str] = []
+        self._unclear: Counter[int] = Counter()  # the values in masks without ids
         self._is_turned = np.zeros(len(table), np.bool_)
         self._digest = hashlib.sha256()
         self._wrong_size = Findings(table)
         self._wrong_mask = Findings(table)
+        self._wrong_objects = Findings(table)
         self._no_outline = Findings(table)
         self._num_turned_annotations = 0
         self._num_fractional_boxes = 0
@@ -94,6 +119,13 @@ class SceneScan:
     def sha256(self) -> str:
         """The sha256 of all images and masks in separate files; "" if all are inside the table."""
         return _hexdigest(self._digest)
+
+    @property
+    def bad_fix(self) -> str:
+        """The fix for bad images: to leave them out, put them back, or make them smaller if all are too large."""
+        if len(self._too_large) == self.bad.number:
+            return f"--bad_images drop   or {image_file.SHRINK}{shlex.join(self._too_large[:MOST_NAMED])}"
+        return "--bad_images drop   or   put them back"
 
     @property
     def warnings(self) -> list[str]:
@@ -109,11 +141,14 @@ class SceneScan:
             try:
                 taken.append(self._add(role, column, row, value))
             except UnusableValueError as error:
-                what = f"{self.table.name}: the {role.name} in {self.table.place(row)} cannot be used"
-                saw, fix = [str(error)], f"correct it, or {role.flag} with another column"
                 if role.kind == "objects":
-                    raise InputError("data.boxes", what, saw=saw, fix=fix) from error
-                raise InputError("data.value", what, saw=saw, fix=fix) from error
+                    self._wrong_objects.add(str(error), row)
+                    self.is_unusable[row] = True
+                    taken.append(value)
+                    continue
+                what = f"{self.table.name}: the {role.name} in {self.table.place(row)} cannot be used"
+                fix = f"correct the {role.name} there"
+                raise InputError("data.value", what, saw=[str(error)], fix=fix) from error
             if self._say is not None and role.kind != "objects" and (row + 1) % SAY_EVERY == 0:
                 self._say(Progress(self.table.path, f"checking {role.kind}s", row + 1, len(self.table)))
         return taken
@@ -149,25 +184,58 @@ class SceneScan:
         if not self.is_bad[row]:
             self.bad.add(f"{image_file.shown_source(source)} {error}", None if self.table.has_fixed_columns else row)
         self.is_bad[row] = True
+        if image_file.TOO_LARGE in str(error):
+            self._too_large.append(source if isinstance(source, str) else "IMAGE")
 
     def _add_mask(self, row: int, source: Source, facts: ImageFacts) -> None:
         name = os.path.basename(source) if isinstance(source, str) else image_file.shown_source(source)
         width, height = self.sizes[row]
         if not self.is_bad[row] and (facts.width, facts.height) != (width, height):
-            self._wrong_size.add(f"{name} is {facts.width} x {facts.height}, its image is {width} x {height}")
-            return
+            sizes = f"{name} is {facts.width} x {facts.height}, its image is {width} x {height}"
+            if not masks.has_same_shape((facts.width, facts.height), (int(width), int(height))):
+                self._wrong_size.add(sizes)
+                self.is_unusable[row] = True
+                return
+            self.scaled.add(sizes)
         num_rows = max(len(self.table), MOST_MASKS_SCANNED)
         if row * MOST_MASKS_SCANNED // num_rows == (row - 1) * MOST_MASKS_SCANNED // num_rows:
             return  # of more masks only some, evenly spaced, are counted
+        values = self.options.values
         try:
-            found = count_ids(decode_ids(source))
+            ids, has_colors, mode, kind = masks.decode_numbers(source, values and values.are_colors)
         except BadImageError as error:
             self._note_bad(row, source, error)
-        except UnusableValueError as error:
-            self._wrong_mask.add(f"{name}: {error}")
-        else:
-            self.num_masks_scanned += 1
-            self._count(row, found, [number for number in found if class_of(number, *self.options) is not None])
+            return
+        if values is not None:
+            ids, is_other = masks.classes_of(ids, values, self.options.ignore_index)
+            self.num_pixels, self.num_other_pixels = self.num_pixels + ids.size, self.num_other_pixels + is_other.sum()
+        is_lossy, is_auto = kind in ("JPEG", "MPO"), tuple(self.options.mask_values) == (AUTO,)
+        if values is None and (is_lossy or (has_colors and not is_auto)):
+            reason = "it is a JPEG, which blurs the ids" if is_lossy else f"it is a colour picture (mode {mode})"
+            self._wrong_mask.add(f"{name}: {reason}")
+            self.is_unusable[row] = True
+            self._is_lossy |= is_lossy
+            self._unclear.update(count_ids(ids if has_colors else ids * masks.GREY))
+            self._unclear = Counter(dict(self._unclear.most_common(_MOST_UNCLEAR)))
+            return
+        found = count_ids(ids)
+        self.num_masks_scanned += 1
+        if is_auto:
+            self.colored |= {row} if has_colors else set()
+            self.counts[row] = dict(Counter(found).most_common(_MOST_UNCLEAR))
+            if mode == "P":
+                self.palettes.add(name)
+            return
+        self._count(row, found, [number for number in found if self.options.class_of(number) is not None])
+
+    def apply(self, values: MaskValues) -> None:
+        """Count classes in place of the values that `--mask_values auto` has found."""
+        self.options = self.options._replace(mask_values=values.words())
+        places = {number: place for place, number in enumerate(values.numbers)}
+        for row, found in self.counts.items():
+            scale = masks.GREY if values.are_colors and row not in self.colored else 1
+            classes = {places[number * scale]: pixels for number, pixels in found.items()}
+            self._count(row, classes, list(classes))
 
     def _count(self, row: int, found: dict[Any, int], classes: list[Any]) -> None:
         self.counts[row] = found
@@ -190,6 +258,7 @@ class SceneScan:
             return
         if found.problem is not None:
             self._wrong_size.add(found.problem, row)
+            self.is_unusable[row] = True
         self._num_turned_annotations += is_turned and stated_size(value) == size[::-1] != size
         for reason, what in found.dropped:
             self.dropped.setdefault(reason, Findings(self.table)).add(what, row)
@@ -200,29 +269,39 @@ class SceneScan:
         self.num_objects[row] = len(found.boxes)
         self._num_fractional_boxes += sum(max(box) <= 1 < min(size) for box in found.boxes)
         names = Counter(self._name(category, column, row) for category in found.categories)
+        names.pop("", None)
         self._count(row, dict(names), list(names))
 
     def _name(self, category: Any, column: str, row: int) -> str:
         name = self.table.category_name(category, column)
         if name is not None:
             return name
+        if self.options.bad_annotations == "drop":
+            self.dropped.setdefault("nameless", Findings(self.table)).add(f"category {category!r} has no name", row)
+            self.num_objects[row] -= 1
+            return ""
         names = self.table.id_names(column)
         what = f"an object of {self.table.place(row)} has the category {category!r}, which has no name"
         saw = f"there are {len(names)} names, for {min(names)} to {max(names)}" if names else "no names are given"
-        fix = f"add a name for it to {self.table.names_file or 'id2label.json'}, or --id2label FILE"
+        fix = f"--bad_annotations drop   or   add a name for it to {self.table.names_file or 'id2label.json'}"
         raise InputError("data.classes", f"{self.table.name}: {what}", saw=[saw], fix=fix)
 
     def problem(self) -> InputError | None:
-        """Return the first problem that no option drops: data.size, data.masks, data.boxes or data.outlines."""
-        name, found = self.table.name, self._wrong_size
+        """Return the first problem of the annotations: data.size, data.masks, data.boxes or data.outlines."""
+        name, found, drop = self.table.name, self._wrong_size, "--bad_annotations drop"
         if found.number:
-            what, fix = "annotations are for an image of another size", "scale the annotations with their images"
+            what, fix = "annotations are for an image of another size", f"{drop}   or   scale them with their images"
             return InputError("data.size", f"{name}: {found.number:,} {what}", saw=found.first, fix=fix)
         found = self._wrong_mask
         if found.number:
-            fix = "write masks as PNG with one channel, or a palette, whose pixels are class ids"
-            what = f"{name}: {found.number:,} masks hold no class ids"
+            what = f"{name}: {counted(found.number, 'mask', 'holds')} no class ids"
+            is_rare = found.number <= len(self.table) * _RARE
+            fix = drop if is_rare else masks.proposed_values(self._unclear, self._is_lossy)
             return InputError("data.masks", what, saw=found.first, fix=fix)
+        found = self._wrong_objects
+        if found.number:
+            what = f"{name}: the objects of {found.number:,} of {len(self.table):,} images cannot be used"
+            return InputError("data.boxes", what, saw=found.first, fix=f"{drop}   or   correct them")
         number = self._num_fractional_boxes
         if number and number == self.num_objects.sum():
             what, saw = "boxes are within the first pixel of their image", "they look like fractions of its size"
@@ -230,8 +309,8 @@ class SceneScan:
             return InputError("data.boxes", f"{name}: all {number:,} {what}", saw=[saw], fix=fix)
         found = self._no_outline
         if found.number:
-            fix = "give each a segmentation (polygons or run lengths), or train object-detection"
-            what = f"{name}: {found.number:,} objects have a box and no outline"
+            fix = f"{drop}   or   object-detection instead of instance-segmentation"
+            what = f"{name}: {counted(found.number, 'object', 'has')} a box and no outline"
             return InputError("data.outlines", what, saw=found.first, fix=fix)
         return None
 

@@ -13,6 +13,7 @@ from loopwright.sources.images.names import Names, read_names
 from loopwright.sources.tables import Block, Row, Table, value_at
 
 ROWS_TRIED = 5
+_SETTINGS = ("image_dir", "annotation_dir", "names_file", "bad_annotations")
 
 
 class ImageTable(Table):
@@ -24,6 +25,8 @@ class ImageTable(Table):
     image_dir: str | None = None
     annotation_dir: str | None = None
     names_file: str | None = None
+    bad_annotations: str | None = None
+    num_left_out = 0  # entries of its file; the notes say which
 
     def category_name(self, value: Any, column: str) -> str | None:
         """Return the class name of an object, from its number or name in a row; None if it has none."""
@@ -39,7 +42,7 @@ class ImageTable(Table):
         return self.names
 
     def settings(self) -> dict[str, Any]:
-        found = {name: getattr(self, name) for name in ("image_dir", "annotation_dir", "names_file")}
+        found = {name: getattr(self, name) for name in _SETTINGS}
         return {"kind": self.kind} | {name: value for name, value in found.items() if value is not None}
 
 

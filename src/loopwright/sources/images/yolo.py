@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.errors import InputError
+from loopwright.sources.encodings import encoding_by_mark
 from loopwright.sources.files import read_data
 from loopwright.sources.images.folders import images_of, stem_of
 from loopwright.sources.images.names import NAMES_TEXTS, names_of_folder
 from loopwright.sources.images.tables import ListedTable
 from loopwright.sources.tables import Row
+from loopwright.sources.values import UnusableValueError
 
 
 class YoloTable(ListedTable):
@@ -53,24 +55,27 @@ class YoloTable(ListedTable):
 
     def row(self, index: int) -> Row:
         objects: dict[str, Any] = {"bbox": [], "category": [], "segmentation": [], "is_relative": True}
-        text = (self._read(index) or b"").decode("utf-8", "replace")
+        data = self._read(index) or b""
+        text = data.decode(encoding_by_mark(data) or "utf-8", "replace")
         for number, line in enumerate(text.splitlines(), 1):
             if not line.split():
                 continue
             category, values = self._parse(line, index, number)
             objects["category"].append(category)
-            objects["bbox"].append(values if len(values) == 4 else None)
-            objects["segmentation"].append([values] if len(values) > 4 else None)
+            is_outline = isinstance(values, list) and len(values) > 4
+            objects["bbox"].append(None if is_outline else values)
+            objects["segmentation"].append([values] if is_outline else None)
         return {"image": self.files[index], "objects": objects, "image_id": self._stems[index]}
 
-    def _parse(self, line: str, index: int, number: int) -> tuple[int, list[float]]:
+    def _parse(self, line: str, index: int, number: int) -> tuple[int, list[float] | UnusableValueError]:
+        """Return the class and the box or outline of a line; the error in their place if it has none."""
         try:
             category, *values = map(float, line.split())
         except ValueError:
             category, values = math.nan, []
         is_object = len(values) == 4 or (len(values) >= 6 and len(values) % 2 == 0)
         if not is_object or not category.is_integer() or not all(map(math.isfinite, values)):
-            what = f"{self._texts[index]}: line {number} is not an object"
-            fix = "write: class x_center y_center width height   or   class x1 y1 x2 y2 x3 y3 ..."
-            raise InputError("data.boxes", what, saw=[repr(line[:80])], fix=fix)
+            expected = "class x_center y_center width height   or   class x1 y1 x2 y2 x3 y3 ..."
+            what = f"{self._texts[index]}: line {number} is not an object: {line[:60]!r}"
+            return 0, UnusableValueError(f"{what}; expected: {expected}")
         return int(category), values

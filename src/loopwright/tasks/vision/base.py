@@ -7,6 +7,7 @@ prediction. torch, Pillow and transformers are imported inside the functions tha
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,10 @@ from loopwright.errors import DataError, InputError
 from loopwright.run_folder import RunFolder
 from loopwright.sources import DataPlan, Role
 from loopwright.sources.images.folders import list_images
-from loopwright.sources.images.image_file import IMAGE_ENDINGS, is_image_name
+from loopwright.sources.images.image_file import IMAGE_ENDINGS, UNREAD_ENDINGS
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
+from loopwright.tasks.class_options import weighed
 from loopwright.tasks.data import RunData
 from loopwright.tasks.optional_imports import import_object, is_object_name
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from loopwright.demos import DemoData, DemoFiles
     from loopwright.tasks.vision.models import ImageForm
 
+_logger = logging.getLogger("loopwright")
 IMAGE = Role(
     "image",
     "image",
@@ -39,6 +42,7 @@ IMAGE = Role(
 IMAGE_ID = Role("image_id", names=("image_id",), is_required=False, is_input=False, may_be_empty=True)
 Features = Callable[[Any, Mapping[str, Any]], dict[str, Any]]
 """From a scene and its row to the features of a sample."""
+BAD_ANNOTATIONS = "What to do with annotations that do not match their images, or have an invalid format."
 STRENGTHS = ("none", "light", "standard", "strong")
 HANDED_OVER = "python:"
 """Prefix of `model` in config.yaml for a module passed in Python."""
@@ -85,6 +89,7 @@ class VisionTask(Task):
     defaults = VISION_DEFAULTS
     needs = {"PIL": "vision"}
     prediction_flags: ClassVar[tuple[str, ...]] = ("overlays",)
+    repeated = ("image", "image_id")
     takes_modules = True
     sheet_columns = 6  # pictures side by side on samples/predictions.png
     sheet_size = 160  # the longer side of a picture there
@@ -103,10 +108,28 @@ class VisionTask(Task):
             super().check_model(name)
 
     def is_input(self, path: str) -> bool:
-        return is_image_name(path)
+        return Path(path).suffix.lower() in (*IMAGE_ENDINGS, *UNREAD_ENDINGS)
 
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
-        return [{"image": path} for text in texts for path in _images_at(text)]
+        return [{"image": path} for text in texts for path in self._images_at(text)]
+
+    def _images_at(self, text: str) -> list[str]:
+        """Return an image, which need not exist, or all images of a folder, even those in unsupported formats."""
+        path = Path(text).expanduser()
+        if not text.strip() or path.is_file() or self.is_input(text) and not path.is_dir():
+            return [str(path.absolute()) if text.strip() else ""]
+        if not path.is_dir():
+            what, fix = f"{text} does not exist", "give the path of an image or of a folder of them"
+            raise InputError("data.file", what, fix=fix)
+        files = [file for file in path.rglob("[!.]*") if file.is_file() and "__MACOSX" not in file.parts]
+        unread = [str(file.relative_to(path)) for file in files if file.suffix.lower() in UNREAD_ENDINGS]
+        found = sorted([*list_images(path)[0], *unread])
+        if not found:
+            what, saw = f"{text} contains no images", [f"looked for {', '.join(IMAGE_ENDINGS)}"]
+            raise InputError("data.folder", what, saw=saw, fix="give a folder with images")
+        if num_ignored := sum(not self.is_input(file.name) for file in files):
+            _logger.warning("files of %s that are not images, and are ignored: %d", text, num_ignored)
+        return [str((path / name).absolute()) for name in found]
 
     def demo_data(self) -> DemoData:
         raise DataError(f"the demo of {self.name} is made of images, not of rows: write_demo writes them as files")
@@ -167,6 +190,8 @@ class VisionTask(Task):
         elif is_training and job.args.augmentation != "none":
             transform = self.train_transform(job)
         features = self.to_features(job, is_labelled)
+        if self.weighs_classes:
+            features = weighed(job, features, is_training)
         keep = None if is_training else self.kept_at_full_size()
         if keep is not None:
             features, transform = FullSizeFeatures(transform, features, keep), as_transform(None)
@@ -218,24 +243,19 @@ class VisionTask(Task):
         job.processor.save_pretrained(folder)
 
     def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
-        from loopwright.data.images import UnreadableSampleError
-
         folder = None if job.args.overlays is None else Path(job.args.overlays)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         taken: set[str] = set()
-        try:
-            for index, prediction in enumerate(super().predict_rows(job, rows)):
-                row = rows[index]
-                shown = self.describe_row(row)
-                shown |= {name: value for name, value in prediction.items() if not name.startswith("_")}
-                if folder is not None:
-                    path = folder / f"{_name_of(row, index, taken)}.png"
-                    self.save_overlay(job, row, prediction, path)
-                    shown["overlay"] = str(path)
-                yield shown
-        except UnreadableSampleError as error:
-            raise InputError("data.image", str(error), fix="give only images that can be opened") from error
+        for index, prediction in enumerate(super().predict_rows(job, rows)):
+            row = rows[index]
+            shown = self.describe_row(row)
+            shown |= {name: value for name, value in prediction.items() if not name.startswith("_")}
+            if folder is not None and "error" not in prediction:
+                path = folder / f"{_name_of(row, index, taken)}.png"
+                self.save_overlay(job, row, prediction, path)
+                shown["overlay"] = str(path)
+            yield shown
 
     def save_overlay(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any], path: Path) -> None:
         from loopwright.data.pictures import encode, sheet
@@ -310,19 +330,6 @@ def handed_over(name: str) -> InputError:
     what = f"the run's model was passed as a Python module ({kind}), which no file can recreate"
     fix = "pass it again: loopwright.resume(run, model=module); the same for predict and evaluate"
     return InputError("model.folder", what, fix=fix)
-
-
-def _images_at(text: str) -> list[str]:
-    path = Path(text).expanduser()
-    if path.is_file():
-        return [str(path.absolute())]
-    if not path.is_dir():
-        raise InputError("data.file", f"{text} does not exist", fix="give the path of an image or of a folder of them")
-    found = [str((path / name).absolute()) for name in list_images(path)[0] if (path / name).is_file()]
-    if not found:
-        what, saw = f"{text} contains no images", [f"looked for {', '.join(IMAGE_ENDINGS)}"]
-        raise InputError("data.folder", what, saw=saw, fix="give a folder with images")
-    return found
 
 
 def _name_of(row: Mapping[str, Any], index: int, taken: set[str]) -> str:

@@ -17,8 +17,9 @@ from loopwright.run_folder import RunFolder
 from loopwright.run_folder.files import read_json_lines
 from loopwright.sources import Role
 from loopwright.tasks import scoring
-from loopwright.tasks.arguments import TaskTrainingArguments, flag
+from loopwright.tasks.arguments import TaskTrainingArguments, flag, flag_list
 from loopwright.tasks.base import Job, Origin
+from loopwright.tasks.class_options import weighted_loss
 from loopwright.tasks.data import RunData
 from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, VisionArguments, VisionTask
 
@@ -34,8 +35,14 @@ class ImageClassificationArguments(VisionArguments):
     loss: str = flag("ce", "Cross-entropy, or focal loss, which down-weights easy samples.", choices=("ce", "focal"))
     label_smoothing: float = flag(0.0, "Fraction of the target to spread over all classes.", at_least=0, below=1)
 
+    class_weights: list[str] = flag_list(
+        "Weight of each class in the training loss: balanced, which favours rare classes, or A=2,B=0.5 (others: 1)."
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.label_smoothing and self.class_weights:
+            raise ConfigError(f"label_smoothing={self.label_smoothing} and class_weights exclude each other")
         if self.label_smoothing and self.loss != "ce":
             raise ConfigError(f"label_smoothing={self.label_smoothing} needs loss='ce', got {self.loss!r}")
 
@@ -53,7 +60,10 @@ class ImageClassification(VisionTask):
         "predict": "lw predict RUN a.jpg b.png photos/ --overlays drawn/",
     }
     example = "lw train image-classification --data photos/ --model ./vit --epochs 3 --batch 32 --lr 5e-5"
+    pretrained, pretrained_megabytes = "microsoft/resnet-18", 47
     auto_class = "AutoModelForImageClassification"
+    weighs_classes = True
+    predicted = ("image", "label", "score", "scores")
     arguments = ImageClassificationArguments
     defaults = {**VISION_DEFAULTS, "learning_rate": 5e-5}
     demo = {
@@ -80,7 +90,7 @@ class ImageClassification(VisionTask):
         return self.load_job(data, args, training, origin, small="conv_net", criterion=_cross_entropy)
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        if _is_plain(job.args):
+        if _is_plain(job.args) and "num_items" not in batch:
             return super().compute_loss(job, model, batch)
         from torch.nn import functional
 
@@ -89,6 +99,8 @@ class ImageClassification(VisionTask):
         inputs = self.inputs_for(job, batch)
         labels = inputs.pop("labels")
         outputs = model(**inputs)
+        if (weighted := weighted_loss(job, batch, outputs.logits, job.args.loss)) is not None:
+            return weighted, outputs
         if job.args.loss == "focal":
             return create_loss("focal")(outputs.logits, labels).loss, outputs
         smoothing = job.args.label_smoothing
@@ -156,14 +168,19 @@ class ImageClassification(VisionTask):
         ]
 
     def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
+        from loopwright.data.pictures import drawable_names
+
         picture, _ = super().draw(job, row, prediction)
-        caption = f"{prediction['label']} {prediction['score']:.2f}"
-        truth = None if row.get("label") is None else job.label_names[row["label"]]
-        return picture, caption if truth in (None, prediction["label"]) else f"{caption}\nnot {truth}"
+        names, shown = job.label_names, drawable_names(job.label_names)
+        caption = f"{shown[names.index(prediction['label'])]} {prediction['score']:.2f}"
+        is_right = row.get("label") is None or names[row["label"]] == prediction["label"]
+        return picture, caption if is_right else f"{caption}\nnot {shown[row['label']]}"
 
     def draw_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> tuple[Any, str]:
+        from loopwright.data.pictures import drawable_names
+
         picture, _ = super().draw_sample(job, batch, index)
-        return picture, job.label_names[int(batch["labels"][index])]
+        return picture, drawable_names(job.label_names)[int(batch["labels"][index])]
 
     def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
         from loopwright.tasks.vision.pictures import write_confusion

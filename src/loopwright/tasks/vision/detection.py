@@ -25,7 +25,15 @@ from loopwright.tasks.base import Job, Origin
 from loopwright.tasks.data import RunData
 from loopwright.tasks.scoring import BaselineScores, JointScorer, LossInterval, MetricScorer, Scorer
 from loopwright.tasks.vision import predicted_objects as results
-from loopwright.tasks.vision.base import IMAGE, IMAGE_ID, VISION_DEFAULTS, Features, VisionArguments, VisionTask
+from loopwright.tasks.vision.base import (
+    BAD_ANNOTATIONS,
+    IMAGE,
+    IMAGE_ID,
+    VISION_DEFAULTS,
+    Features,
+    VisionArguments,
+    VisionTask,
+)
 
 if TYPE_CHECKING:
     from loopwright.data.images import Scene, Transform
@@ -39,6 +47,7 @@ _SIZES = ("small", "medium", "large")
 @dataclass
 class DetectionArguments(VisionArguments):
     objects_column: str | None = flag(None, "Column of the objects, if the data is a table.")
+    bad_annotations: str = flag("refuse", BAD_ANNOTATIONS, choices=("refuse", "drop"))
     threshold: float | None = flag(
         None,
         "Lowest score to print and draw an object; 0.5, or 0.4 for the small net, if unset.",
@@ -50,6 +59,7 @@ class DetectionArguments(VisionArguments):
 
 class DetectionTask(VisionTask):
     has_masks: ClassVar[bool] = False
+    predicted = ("image", "objects")
     arguments = DetectionArguments
     defaults = {**VISION_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 8}
     needs = {"PIL": "vision", "scipy": "vision", "faster_coco_eval": "vision"}
@@ -222,6 +232,8 @@ class ObjectDetection(DetectionTask):
         "predict": "lw predict RUN a.jpg b.png photos/ --threshold 0.5 --overlays drawn/",
     }
     example = "lw train object-detection --data scenes/ --model ./detr --epochs 20 --batch 8 --lr 5e-5"
+    pretrained, pretrained_megabytes = "hustvl/yolos-tiny", 26
+    scratch_updates = 1_000
     auto_class = "AutoModelForObjectDetection"
     demo_note = "digits on photos, found by a small net: mAP 0.65 (nothing found 0), 105 s"
 
@@ -252,6 +264,8 @@ class InstanceSegmentation(DetectionTask):
         "predict": "lw predict RUN a.jpg b.png photos/ --overlays drawn/ (masks as run lengths)",
     }
     example = "lw train instance-segmentation --data scenes/ --model ./mask2former --epochs 20 --lr 5e-5"
+    pretrained, pretrained_megabytes = "facebook/mask2former-swin-tiny-coco-instance", 190
+    scratch_updates = 1_000
     auto_class = "AutoModelForUniversalSegmentation"
     has_masks = True
     demo_note = "digits on photos, found and outlined by a small net: mask mAP 0.72 (nothing found 0), 140 s"

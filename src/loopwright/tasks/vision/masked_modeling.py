@@ -53,7 +53,10 @@ class MaskedImageModeling(VisionTask):
         "metric": "masked_mse, the squared error of hidden pixels (from 0 to 1), compared with the mean image.",
     }
     example = "lw train masked-image-modeling --data photos/ --epochs 100 --batch 64 --lr 1e-3"
+    pretrained, pretrained_megabytes = "microsoft/swin-tiny-patch4-window7-224", 113
+    scratch_updates = 500
     auto_class = "AutoModelForMaskedImageModeling"
+    predicted = ("image", "masked_mse")
     arguments = MaskedImageArguments
     defaults = {**VISION_DEFAULTS, "learning_rate": 5e-4}
     demo = {
@@ -225,7 +228,7 @@ def _patch_size(model: Any, args: Any) -> int:
     patch = own if isinstance(own, int) else args.patch_size
     if patch is None or args.image_size % patch:
         what = f"images of {args.image_size} pixels cannot be cut into patches of {patch}"
-        fix = "--patch_size with the side of the model's patches" if patch is None else "another --image_size"
+        fix = "leave out --patch_size" if patch is None else f"--image_size {max(1, args.image_size // patch) * patch}"
         raise InputError("args.value", what, fix=fix)
     return int(patch)
 

@@ -69,7 +69,7 @@ class ImageForm:
         found = read_json(Path(folder) / _PROCESSOR_FILE, {}).get(_FORM_KEY)
         if found is None:
             what = f"{folder} has no {_PROCESSOR_FILE} written by loopwright, so the format of its images is unknown"
-            raise InputError("model.folder", what, fix="--model with the model folder of a run")
+            raise InputError("model.folder", what, fix="leave out --model")
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in found.items()
         }
@@ -202,7 +202,7 @@ def _load_small(
     values = read_json(folder / CONFIG_FILE, {})
     name, known = values.pop(NAME_KEY), values.pop("labels", None)
     if name != small:
-        fix = "--model with a run of this task, or leave it out"
+        fix = "leave out --model"
         raise InputError("model.task", f"{folder} contains a {name}, but this task needs a {small}", fix=fix)
     form = ImageForm.load(folder).with_side(args.image_size)
     if "image_size" in values:
@@ -325,7 +325,7 @@ def backbone_groups(
                 split.append({**group, "params": chosen, **({"lr": lr * factor} if is_below else {})})
     if not backbone or not any(id(one) not in backbone for group in groups for one in group["params"]):
         what = f"--backbone_lr_factor {factor:g}: the model has no head besides its backbone"
-        raise InputError("args.value", what, fix="leave --backbone_lr_factor out")
+        raise InputError("args.value", what, fix="leave out --backbone_lr_factor")
     return split
 
 

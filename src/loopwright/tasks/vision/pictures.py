@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopwright.callbacks import TrainerCallback
-from loopwright.data.pictures import confusion_picture, encode, sheet
+from loopwright.data.pictures import confusion_picture, drawable_names, encode, sheet
 from loopwright.engine.nested import to_device
 from loopwright.protocols import TrainerLike
 from loopwright.run_folder import RunFolder, write_atomically, write_json
@@ -46,7 +46,10 @@ class FirstBatchPicture(TrainerCallback):
 def write_prediction_sheets(
     task: VisionTask, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]
 ) -> list[Path]:
-    """Write samples/predictions.png, with rows spread over the validation data, and samples/worst.png; return both."""
+    """Write samples/predictions.png, with rows spread over the validation data, and samples/worst.png; return both.
+
+    If no font has the letters of a class, pictures show its number, and samples/class_numbers.txt its name.
+    """
     number = min(_NUM_SHOWN, _NUM_ROWS * task.sheet_columns)
     num_rows = len(job.eval_dataset)
     places = {
@@ -59,6 +62,11 @@ def write_prediction_sheets(
         if pictures:
             written.append(run.path / "samples" / f"{name}.png")
             write_sheet(written[-1], pictures, task.sheet_columns, task.sheet_size)
+    names = job.label_names
+    legend = [f"{shown} {name}" for shown, name in zip(drawable_names(names), names, strict=True) if shown != name]
+    if legend:
+        written.append(run.path / "samples" / "class_numbers.txt")
+        write_atomically(written[-1], "\n".join([*legend, ""]))
     return written
 
 

@@ -252,7 +252,7 @@ def draw_objects(
     image: Any, objects: Mapping[str, Any], names: Sequence[str], scores: Any = None, most: int | None = None
 ) -> Any:
     """Return an image with its objects, in the colours of their classes; `most` limits its longest side."""
-    from loopwright.data.pictures import color_of, draw_boxes, draw_masks
+    from loopwright.data.pictures import color_of, draw_boxes, draw_masks, drawable_names
     from loopwright.data.pictures.canvas import as_image
 
     picture, masks = as_image(image), objects.get("masks")
@@ -264,5 +264,6 @@ def draw_objects(
         pixels = mask_tools().decode(mask) if isinstance(mask, Mapping) else np.asarray(mask)
         rows, columns = (np.arange(new) * old // new for new, old in zip(picture.size[::-1], pixels.shape, strict=True))
         picture = draw_masks(picture, pixels[rows][:, columns].astype(bool)[None], [colors[index]])
-    titles = [names[int(number)] for number in objects["classes"]]
+    shown = drawable_names(names)
+    titles = [shown[int(number)] for number in objects["classes"]]
     return draw_boxes(picture, np.asarray(objects["boxes"]) * share, titles, scores, colors)

@@ -19,18 +19,26 @@ from loopwright.metrics import load as load_metric
 from loopwright.run_folder import RunFolder, write_atomically, write_json
 from loopwright.run_folder.files import read_json_lines
 from loopwright.sources import Role
-from loopwright.sources.images.masks import count_classes
+from loopwright.sources.images.masks import count_classes, read_values
 from loopwright.tasks.arguments import TaskTrainingArguments, flag, flag_list
 from loopwright.tasks.base import Job, Origin, Rows
+from loopwright.tasks.class_options import BALANCED, numbers_of, weights_by_class
 from loopwright.tasks.data import RunData
 from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer, score_rows
-from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, Features, VisionArguments, VisionTask
+from loopwright.tasks.vision.base import (
+    BAD_ANNOTATIONS,
+    IMAGE,
+    VISION_DEFAULTS,
+    Features,
+    VisionArguments,
+    VisionTask,
+)
 
 if TYPE_CHECKING:
     from loopwright.data.images import Scene, Transform
     from loopwright.demos import DemoFiles
 
-MODEL_LOSS, _BALANCED = "model", "balanced"
+MODEL_LOSS = "model"
 _LOSSES = (MODEL_LOSS, "ce", "dice", "focal", "ce+dice", "focal+dice")
 _SMALL_LOSS = "ce+dice"
 _BACKGROUND = "background"
@@ -48,6 +56,11 @@ class SemanticSegmentationArguments(VisionArguments):
     mask_column: str | None = flag(None, "Column of the masks, if the data is a table.")
     id2label: str | None = flag(None, "File with the names of the classes by number; id2label.json if unset.")
     ignore_index: int = flag(255, "Value in masks that is not a class: such pixels are ignored.")
+    mask_values: list[str] = flag_list(
+        "Values of the classes in masks that do not hold class ids: 0,255, 0=sky,255=road, colours as 000000,ff0000, a "
+        "json file of colours by name, or auto for all that are found; other pixels take the nearest."
+    )
+    bad_annotations: str = flag("refuse", BAD_ANNOTATIONS, choices=("refuse", "drop"))
     reduce_labels: bool = flag(False, "Ignore 0 in masks, and subtract 1 from the other values.")
     loss: str | None = flag(
         None, "Loss; the model's own, or ce+dice for the small model from scratch, if unset.", choices=_LOSSES
@@ -73,6 +86,7 @@ class SemanticSegmentation(VisionTask):
         "data": "A folder with images and masks folders, or with train and validation folders of these, matched by "
         "name; csv, tsv, json, jsonl or parquet with columns of image and mask paths; or a Hub id.",
         "masks": "PNGs with a class id per pixel, grey or with a palette; 255 is ignored (--ignore_index). "
+        "--mask_values 0,255, or auto, for other values and for colours. "
         'id2label.json names the classes: {"0": "sky", "1": "tree"}. --reduce_labels if 0 is not a class.',
         "models": "By default a small U-shaped net. Else a folder or Hub id of transformers (SegFormer, UperNet, "
         "BEiT, ...), or package.module:function that returns any PyTorch module.",
@@ -83,7 +97,9 @@ class SemanticSegmentation(VisionTask):
         "predict": "lw predict RUN a.jpg b.png photos/ --overlays drawn/ (masks go to drawn/masks/)",
     }
     example = "lw train semantic-segmentation --data scenes/ --model ./segformer --epochs 20 --batch 8 --lr 6e-5"
+    pretrained, pretrained_megabytes = "nvidia/segformer-b0-finetuned-ade-512-512", 15
     auto_class = "AutoModelForSemanticSegmentation"
+    predicted = ("image", "classes")
     arguments = SemanticSegmentationArguments
     defaults = {**VISION_DEFAULTS, "learning_rate": 6e-5, "per_device_train_batch_size": 8}
     demo = {
@@ -134,7 +150,7 @@ class SemanticSegmentation(VisionTask):
         if not is_labelled:
             return features
         is_of_images = "dice" in job.args.loss
-        return MaskFeatures(features, job.args.ignore_index, is_of_images, _numbers_of(job.args.class_weights))
+        return MaskFeatures(features, job.args.ignore_index, is_of_images, numbers_of(job.args.class_weights))
 
     def kept_at_full_size(self) -> Callable[[Scene], dict[str, Any]]:
         return _full_mask
@@ -143,8 +159,9 @@ class SemanticSegmentation(VisionTask):
         from loopwright.models import SmallModel
 
         if not origin.is_run:
+            args.mask_values = list(data.plan.images.get("mask_values", ()))
             args.class_weights = _settle_weights(args, data)
-        weights = _numbers_of(args.class_weights)
+        weights = numbers_of(args.class_weights)
         small_loss = _SMALL_LOSS if args.loss in (None, MODEL_LOSS) else args.loss
         ignored = args.ignore_index
         small = {"loss": small_loss, "ignore_index": ignored, "class_weights": weights}
@@ -156,7 +173,7 @@ class SemanticSegmentation(VisionTask):
             args.loss = "ce" if weights else MODEL_LOSS
         if args.class_weights and args.loss in (MODEL_LOSS, "dice"):
             what = f"--loss {args.loss} does not use --class_weights"
-            raise InputError("args.value", what, fix="--loss ce   or   leave --class_weights out")
+            raise InputError("args.value", what, fix="--loss ce   or   leave out --class_weights")
         return job
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -173,11 +190,8 @@ class SemanticSegmentation(VisionTask):
             return outputs.loss, outputs
         labels = inputs.pop("labels")
         outputs = model(**inputs)
-        loss = create_loss(args.loss, args.ignore_index, _numbers_of(args.class_weights))
+        loss = create_loss(args.loss, args.ignore_index, numbers_of(args.class_weights))
         return loss(enlarged(outputs.logits, labels.shape[-2:]), labels).loss, outputs
-
-    def count_items(self, batch: Mapping[str, Any]) -> float | None:
-        return float(batch["num_items"].sum())
 
     def create_scorer(self, job: Job) -> Scorer:
         directions = {"mean_iou": True, "mean_accuracy": True, "overall_accuracy": True}
@@ -226,9 +240,11 @@ class SemanticSegmentation(VisionTask):
 
     def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
         from loopwright.data.images import decode_image
+        from loopwright.data.pictures import drawable_names
 
         image = np.asarray(decode_image(row["image"]))
-        shares = [(name, share) for name, share in prediction["classes"].items() if name != _BACKGROUND]
+        names = dict(zip(job.label_names, drawable_names(job.label_names), strict=True))
+        shares = [(names[name], share) for name, share in prediction["classes"].items() if name != _BACKGROUND]
         caption = ", ".join(f"{name} {100 * share:.3g} %" for name, share in shares[:_NUM_NAMED]) or "nothing"
         painted = _painted(job, image, prediction["_map"])
         if row.get("mask") is None:
@@ -248,7 +264,10 @@ class SemanticSegmentation(VisionTask):
         super().save_overlay(job, row, prediction, path)
         mask = _mask_beside(path)
         mask.parent.mkdir(exist_ok=True)
-        write_atomically(mask, mask_file(prediction["_map"].astype(np.int32) + int(job.args.reduce_labels)))
+        values = read_values(tuple(job.args.mask_values))
+        numbers = prediction["_map"].astype(np.int32) + int(job.args.reduce_labels)
+        numbers = numbers if values is None else np.array(values.numbers, np.int32)[numbers]
+        write_atomically(mask, mask_file(numbers, are_colors=values is not None and values.are_colors))
 
     def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
         from loopwright.tasks.vision.pictures import write_confusion
@@ -270,11 +289,13 @@ class MaskReader:
     num_classes: int
     reduce_labels: bool  # 0 in masks is not a class, other numbers are one too high
     ignore_index: int
+    mask_values: tuple[str, ...] = ()
 
     def __call__(self, row: Mapping[str, Any]) -> Scene:
         from loopwright.data.images import load_scene
 
-        scene = load_scene(row, reduce_labels=self.reduce_labels, ignore_index=self.ignore_index)
+        values = self.mask_values
+        scene = load_scene(row, reduce_labels=self.reduce_labels, ignore_index=self.ignore_index, mask_values=values)
         assert scene.semantic is not None, "the row has a mask"
         is_wrong = ((scene.semantic < 0) | (scene.semantic >= self.num_classes)) & (scene.semantic != self.ignore_index)
         if is_wrong.any():
@@ -335,7 +356,7 @@ def _image_losses(job: Job, batch: Mapping[str, Any], outputs: Any) -> Any:
     args, labels = job.args, batch["labels"]
     name = "ce" if args.loss == MODEL_LOSS else args.loss
     scores = enlarged(outputs.logits, labels.shape[-2:])
-    return sample_losses(name, scores, labels, args.ignore_index, _numbers_of(args.class_weights)).loss
+    return sample_losses(name, scores, labels, args.ignore_index, numbers_of(args.class_weights)).loss
 
 
 def enlarged(logits: Any, size: Sequence[int]) -> Any:
@@ -391,19 +412,12 @@ def _create_metric(job: Job) -> Any:
 def _settle_weights(args: Any, data: RunData) -> list[str]:
     """Return the class weights; balanced ones are proportional to 1 / sqrt(share of the training pixels), mean 1."""
     names, given = data.plan.label_names, list(args.class_weights)
-    if given == [_BALANCED]:
+    if given == [BALANCED]:
         with data.limited(train=args.max_train_samples):
             roots = [math.sqrt(number) for number in _pixels_by_class(args, data, "train")]
         raw = [1 / root if root else 0.0 for root in roots] if any(roots) else [1.0] * len(roots)
         return [f"{weight * len(raw) / sum(raw):.6g}" for weight in raw]
-    if given and (len(given) != len(names) or not all(map(_is_weight, given)) or not any(map(float, given))):
-        raise InputError(
-            "args.value",
-            f"--class_weights {' '.join(given)} is not a number, 0 or more, for each of the {len(names)} classes",
-            saw=[f"the classes are {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"],
-            fix=f"--class_weights {' '.join(['1'] * min(len(names), 12))}   or   --class_weights {_BALANCED}",
-        )
-    return given
+    return weights_by_class(given, names) if given else given
 
 
 def _pixels_by_class(args: Any, data: RunData, split: str) -> list[int]:
@@ -416,25 +430,17 @@ def _counts_by_image(args: Any, data: RunData, split: str) -> Iterator[Sequence[
     from loopwright.data.images import decode_mask
 
     for row in data.each_row(split):
-        yield count_classes(decode_mask(row["mask"]), len(data.plan.label_names), args.ignore_index, args.reduce_labels)
+        ids = decode_mask(row["mask"], args.mask_values, args.ignore_index)
+        yield count_classes(ids, len(data.plan.label_names), args.ignore_index, args.reduce_labels)
 
 
-def _numbers_of(weights: Sequence[str]) -> tuple[float, ...] | None:
-    return tuple(map(float, weights)) or None
-
-
-def _is_weight(word: str) -> bool:
-    try:
-        return 0 <= float(word) < math.inf
-    except ValueError:
-        return False
-
-
-def mask_file(classes: ClassMap) -> bytes:
+def mask_file(classes: ClassMap, are_colors: bool = False) -> bytes:
     from loopwright.data.pictures import palette
     from loopwright.data.vision_extra import pillow
 
-    if classes.max(initial=0) < 256:
+    if are_colors:
+        image = pillow().fromarray(np.stack([classes >> 16, classes >> 8 & 255, classes & 255], 2).astype(np.uint8))
+    elif classes.max(initial=0) < 256:
         image = pillow().fromarray(classes.astype(np.uint8))
         image.putpalette(np.resize(palette(), (256, 3)).ravel().tolist())
     else:
@@ -445,7 +451,8 @@ def mask_file(classes: ClassMap) -> bytes:
 
 
 def _reader(job: Job) -> MaskReader:
-    return MaskReader(len(job.label_names), job.args.reduce_labels, job.args.ignore_index)
+    args = job.args
+    return MaskReader(len(job.label_names), args.reduce_labels, args.ignore_index, tuple(args.mask_values))
 
 
 def _mask_beside(overlay: Path) -> Path:

@@ -1,0 +1,146 @@
+"""Dirty image data: the flags that an error names are enough, for every split, row and later file."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.sources import dirty_images as dirty
+from tests.sources.drawing import class_folders, draw
+from tests.sources.refusing import assert_refused, plan_of, refused
+
+from loopwright import api
+from loopwright.data.images import load_scene
+from loopwright.sources import SCHEMAS, DataPlan, check_unchanged
+
+SEGMENT, CLASSIFY = SCHEMAS["semantic-segmentation"], SCHEMAS["image-classification"]
+
+
+def flags_of(fix, name):
+    return dict(re.findall(rf"--({name}) (\S+)", fix))
+
+
+@pytest.mark.parametrize("kind", dirty.FIXABLE)
+def test_the_flags_of_a_fix_are_enough(tmp_path, kind):
+    task, make, code, flags = dirty.FIXABLE[kind]
+    folder, schema = make(tmp_path / "data"), SCHEMAS[task]
+    refusal = assert_refused(code, schema, folder, fix=flags)
+    (name, value), *_ = flags_of(refusal.fix, flags.split()[0].strip("-")).items()
+    plan = plan_of(schema, folder, **{name: [value] if name == "mask_values" else value})
+    plan = DataPlan.from_json(plan.to_json())
+    check_unchanged(plan)
+    rows = [plan.rows(split)[index] for split in plan.splits for index in range(len(plan.splits[split]))]
+    assert len(rows) >= 3
+    if name.startswith("bad"):
+        assert sum(plan.dropped.values()) >= 1 and any("left out" in note for note in plan.warnings)
+    if name == "mask_values":
+        assert len(plan.label_names) == len(plan.images["mask_values"]) == (2 if "255" in flags else 3)
+        for row in rows:
+            options = {"mask_values": plan.images["mask_values"], "ignore_index": 255}
+            scene = load_scene(row, **options)
+            assert set(np.unique(scene.semantic)) == {
+                0,
+                np.bincount(scene.semantic.ravel(), minlength=3)[1:].argmax() + 1,
+            }
+            assert (scene.semantic > 0).mean() == 0.25
+
+
+def test_entries_of_a_coco_file_are_left_out_by_kind_with_their_places(tmp_path):
+    plan = plan_of(SCHEMAS["object-detection"], dirty.coco_of_repeated_ids(tmp_path), bad_annotations="drop")
+    assert plan.dropped == {"bad_annotations": 5}
+    for place in ("images[7]", "images[6]", "categories[2]", "categories[3]", "annotations[7]"):
+        assert sum(place in note for note in plan.warnings) == 1
+    plan = plan_of(SCHEMAS["object-detection"], dirty.coco_of_impossible_boxes(tmp_path / "b"), bad_annotations="drop")
+    assert plan.dropped == {"boxes_unusable": 3, "boxes_zero_size": 1, "boxes_outside": 1}
+    assert plan.images["clipped_boxes"]["number"] == 1 and sum(plan.images["objects"].values()) == 7
+    quoted = dirty._coco(tmp_path / "c", dirty.annotation("101"))
+    assert "without quotes" in refused("data.annotations", SCHEMAS["object-detection"], quoted).fix
+
+
+def test_values_of_masks_are_given_as_words_or_as_a_file_and_named(tmp_path):
+    folder = dirty.masks_of_colors(tmp_path / "data")
+    palette = tmp_path / "palette.json"
+    for content, names in (
+        ('{"sky": [0, 0, 0], "car": "#FF0000", "tree": [0, 0, 255]}', ("sky", "car", "tree")),
+        ('{"#0000ff": "tree", "000000": "sky", "ff0000": "car"}', ("tree", "sky", "car")),
+        ("[[0, 0, 0], [255, 0, 0], [0, 0, 255]]", ("000000", "ff0000", "0000ff")),
+    ):
+        palette.write_text(content)
+        plan = plan_of(SEGMENT, folder, mask_values=[str(palette)])
+        assert plan.label_names == names and not any(word.endswith("json") for word in plan.images["mask_values"])
+    assert plan_of(SEGMENT, folder, mask_values=["000000=a, b,#ff0000=c", "0000FF"]).label_names == (
+        *("a, b", "c"),
+        "0000ff",
+    )
+    for words in (["0"], ["0,0"], ["0,ff0000"], ["red,blue"], ["0=a,1=a"], [str(tmp_path / "none.json")]):
+        assert_refused("args.value", SEGMENT, folder, mask_values=words, fix="--mask_values auto")
+    by_value = plan_of(SEGMENT, dirty.masks_of_0_and_255_with_names(tmp_path / "b"), mask_values=["auto"])
+    assert by_value.label_names == ("ground", "square")
+    ignored = plan_of(SEGMENT, dirty.masks_of_far_values(tmp_path / "c"), mask_values=["0,2000"], ignore_index=4000)
+    assert sum(map(sum, (counts.values() for counts in ignored.counts.values()))) < 12 * 24 * 24
+
+
+def test_masks_that_need_no_flag_and_those_with_blurred_edges(tmp_path):
+    plan = plan_of(SEGMENT, dirty.masks_that_need_no_flag(tmp_path / "a"))
+    assert plan.label_names == ("0", "1") and any("are scaled to their images" in note for note in plan.warnings)
+    for row in plan.rows("train"):
+        assert (load_scene(row).semantic == 1).mean() == 0.25
+    folder = dirty.masks_with_blurred_edges(tmp_path / "b")
+    (note,) = [note for note in plan_of(SEGMENT, folder).warnings if "blurred" in note]
+    assert flags_of(note, "mask_values") == {"mask_values": "0,255"}
+    assert refused("data.masks", SEGMENT, folder, mask_values=["auto"]).fix.startswith("--mask_values 0,255 ")
+    plan = plan_of(SEGMENT, folder, mask_values=["0,255"])
+    assert plan.label_names == ("0", "255") and any("take the nearest" in note for note in plan.warnings)
+
+
+def test_images_with_masks_or_boxes_are_not_two_classes(tmp_path):
+    for make, task in (
+        (dirty.images_and_masks_as_classes, "semantic-segmentation"),
+        (dirty.images_and_texts_as_classes, "object-detection"),
+    ):
+        folder = make(tmp_path / task)
+        assert refused("data.folder", CLASSIFY, folder).fix.startswith(f"lw train {task} --data {folder} ")
+    draw(tmp_path / "p" / "img" / "train" / "1.png")
+    draw(tmp_path / "p" / "label" / "train" / "1.png")
+    assert "semantic-segmentation" in refused("data.folder", CLASSIFY, tmp_path / "p").fix
+
+
+def test_a_cluttered_folder_holds_images_of_every_kind(tmp_path):
+    plan = plan_of(CLASSIFY, dirty.a_cluttered_folder(tmp_path), validation_ratio=0)
+    assert plan.label_names == ("cat", "dog") and len(plan.rows("train")) == 26
+    assert [note for note in plan.warnings if ".heic" in note]
+    for row in plan.rows("train"):
+        assert load_scene(row).image.shape == (6, 8, 3)
+
+
+def test_the_command_of_a_huge_image_makes_it_smaller(tmp_path):
+    path = class_folders(tmp_path) / "cat" / "huge photo.jpg"
+    Image.new("L", (16_000, 12_000), 99).save(path)
+    refusal = assert_refused("data.image", CLASSIFY, tmp_path)
+    assert "192 megapixels, and at most 178" in refusal
+    command = refusal.fix.partition("make them smaller: python ")[2]
+    subprocess.run(f"{sys.executable} {command}", shell=True, check=True)
+    plan = plan_of(CLASSIFY, tmp_path)
+    assert plan.images["sizes"]["width"]["max"] == 4096
+
+
+def test_a_run_keeps_the_values_of_its_masks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = dirty.masks_of_colors(tmp_path / "data")
+    (tmp_path / "palette.json").write_text('{"sky": [0, 0, 0], "car": "#FF0000", "tree": [0, 0, 255]}')
+    flags = {"per_device_train_batch_size": 4, "max_steps": 2, "quiet": True, "rehearsal": False}
+    run = api.train(SEGMENT.task, data=str(folder), mask_values="palette.json", output_dir="run", **flags)
+    (tmp_path / "palette.json").unlink()
+    other = dirty.masks_of_colors(tmp_path / "other")
+    Image.new("RGB", (9, 24)).save(other / "masks" / "3.png")
+    with assert_refused("data.size"):
+        run.evaluate(data=str(other))
+    scores = run.evaluate(data=str(other), bad_annotations="drop")
+    assert 0 <= scores["mean_iou"] <= 1
+    (found,) = run.predict(str(folder / "images" / "0.png"))
+    assert set(found["classes"]) <= {"sky", "car", "tree"}
+    assert api.resume("run", max_steps=3, quiet=True).path.name == "run"
+    (drawn,) = run.predict(str(folder / "images" / "0.png"), overlays="drawn")
+    assert set(map(tuple, np.asarray(Image.open(drawn["mask"])).reshape(-1, 3))) <= set(map(tuple, dirty.PALETTE))
