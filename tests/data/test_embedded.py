@@ -459,7 +459,7 @@ def test_files_of_somebody_else_are_not_overwritten(tmp_path, notes):
 
 @pytest.mark.parametrize(
     ("task", "fix"),
-    [("text-clasification", "did you mean text-classification?"), ("x", "lw tasks describes each of them")],
+    [("text-clasification", "text-classification instead of text-clasification"), ("x", "lw tasks")],
 )
 def test_an_unknown_task_gets_the_nearest_name_and_no_folder(tmp_path, task, fix):
     with pytest.raises(InputError) as error:

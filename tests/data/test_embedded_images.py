@@ -371,7 +371,7 @@ def test_wrong_variants_sources_and_tasks_are_reported_before_anything_is_writte
         write_demo("object-detection", tmp_path / "new", variant="fashion")
     with pytest.raises(ConfigError, match="give variant too"):
         write_demo("image-classification", tmp_path / "new", source=tmp_path)
-    with pytest.raises(DataError, match="did you mean object-detection"):
+    with pytest.raises(DataError, match="object-detection instead of object-detectoin"):
         write_demo("object-detectoin", tmp_path / "new")
     with pytest.raises(DataError, match="made of images, not of rows: write_demo"):
         load_demo("object-detection")

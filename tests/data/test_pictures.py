@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import toys
+from data.tiny_font import tiny_font
 from loopwright.data import pictures
 from loopwright.data.pictures import (
     NUM_COLORS,
@@ -18,6 +19,7 @@ from loopwright.data.pictures import (
     draw_boxes,
     draw_masks,
     draw_semantic,
+    drawable_names,
     encode,
     fit,
     palette,
@@ -363,3 +365,28 @@ def test_counts_are_written_where_there_is_room_and_names_are_thinned_out():
         assert side < picture.width < side + 140 and side < picture.height < side + 140
     long = confusion_picture(np.eye(2, dtype=int), ["a name of very many words that goes on for long", "b"])
     assert long.width < 76 + 160
+
+
+@pytest.fixture
+def fonts(tmp_path, monkeypatch):
+    """A user with no fonts but those of a folder, on a system without any."""
+    cached = (pictures.text.font_files, pictures.text.font_for, pictures.text.font, pictures.text._has)
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setenv("WINDIR", str(tmp_path))
+    monkeypatch.delenv("LOCALAPPDATA", raising=False)
+    (tmp_path / "Fonts" / "noto").mkdir(parents=True)
+    [each.cache_clear() for each in cached]
+    yield tmp_path / "Fonts" / "noto"
+    [each.cache_clear() for each in cached]
+
+
+def test_names_are_drawn_in_a_font_that_has_their_letters_or_else_as_numbers(fonts):
+    names = ["cat", "猫 1", "قطة"]
+    assert drawable_names(names) == ["cat", "#1", "#2"]
+    numbered = confusion_picture(np.eye(3, dtype=int), names)
+    pictures.text.font_for.cache_clear(), pictures.text.font_files.cache_clear()
+    (fonts / "broken.ttf").write_bytes(b"no font")
+    (fonts / "NotoSansCJK.ttc").write_bytes(tiny_font("猫 1#2cat"))
+    assert drawable_names(names) == ["cat", "猫 1", "#2"]
+    drawn = confusion_picture(np.eye(3, dtype=int), names)
+    assert (drawn.size, pixels(drawn).tolist()) != (numbered.size, pixels(numbered).tolist())

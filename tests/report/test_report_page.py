@@ -5,6 +5,7 @@ import re
 import shutil
 import time
 from html.parser import HTMLParser
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -149,6 +150,11 @@ def test_a_curve_is_drawn_where_its_numbers_are_with_round_ticks_or_by_its_logar
     levels = [("a", 5.0), ("b", 5.1), ("c", 9.0)]  # names that would overlap share a line
     svg = draw(Chart("x", [Curve("y", [(0, 0.0), (100, 10.0)])], levels=levels))
     assert ">a 5 · b 5.10</text>" in svg and ">c 9</text>" in svg and svg.count('class="level"') == 3
+    many = [(f"a long name of a baseline, number {index}", 5 + index / 100) for index in range(4)] + [("猫" * 90, 5.0)]
+    svg = draw(Chart("x", [Curve("y", [(0, 0.0), (100, 10.0)])], levels=many))
+    rows = [float(y) for y in re.findall(r'class="level-name" x="444" y="([\d.]+)"', svg)]
+    assert len(rows) == 5 and min(abs(a - b) for a, b in combinations(rows, 2)) >= 11 and "猫猫…\u2069 5</text>" in svg
+    svg = draw(Chart("x", [Curve("y", [(0, 0.0), (100, 10.0)])], levels=levels))
     path = re.search(r'class="line c0" data-curve="0" d="M([\d. ]+)L([\d. ]+)"', svg)
     assert path is not None
     (left, low), (right, high) = (map(float, place.split()) for place in path.groups())

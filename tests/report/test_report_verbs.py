@@ -51,7 +51,7 @@ def test_report_and_compare_write_the_page_of_one_run_or_several(run, capsys, tm
     [
         (["report", "1115-cat-2"], ["error[run.unknown]", "near: 1115-cats-1"]),
         (["report"], ["error[args.value]", "needs a run"]),
-        (["report", "1115", "--opne"], ["error[args.unknown]", "did you mean --open?"]),
+        (["report", "1115", "--opne"], ["error[args.unknown]", "--open instead of --opne"]),
         (["report", "1115", "--out", "none/x.html"], ["error[args.value]", "which does not exist"]),
         (["compare", "1115"], ["error[args.value]", "needs two runs"]),
         (["watch", "1115", "--port", "70000"], ["error[args.value]", "not between 0 and 65535"]),

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Final, NamedTuple
 
+from loopwright.config.display_width import display_width, truncate
 from loopwright.report.formats import number
 from loopwright.report.series import Mark, Point
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 10.0, 24.0
 _LINE = 11.0  # the height of a small text
+_COLUMN = 6.0  # the width of a letter of a small text
 _MARK_ROW = 7.0
 _LOG_RATIO: Final = 100.0
 NUM_COLOURS: Final = 8
@@ -108,13 +110,9 @@ def draw(chart: Chart) -> str:
         return ""
     frame = _frame(chart)
     parts = [_grid(frame, chart)]
-    names: dict[float, list[str]] = {}  # by place; those that would overlap share one
-    for name, value in chart.levels:
-        if frame.bottom <= value <= frame.top:
-            parts.append(frame.across("level", value))
-            y = next((each for each in names if abs(each - frame.y(value) + 4) < _LINE), frame.y(value) - 4)
-            names.setdefault(y, []).append(f"{escape(name)} {shown(value, chart.unit)}")
-    parts += (_text("level-name", frame.width - _RIGHT - 4, y, " · ".join(each)) for y, each in names.items())
+    levels = [(name, value) for name, value in chart.levels if frame.bottom <= value <= frame.top]
+    parts += (frame.across("level", value) for _, value in levels)
+    parts += _level_names(frame, [(frame.y(value) - 4, name, shown(value, chart.unit)) for name, value in levels])
     distinct: dict[tuple[str, int | None, int], Mark] = {}  # the first mark per kind, colour and pixel column
     for mark in chart.marks:
         distinct.setdefault((mark.kind, mark.colour, round(frame.x(mark.update))), mark)
@@ -136,6 +134,28 @@ def draw(chart: Chart) -> str:
     script = json.dumps(numbers, separators=(",", ":")).replace("<", chr(92) + "u003c")
     svg = _svg(frame, f'class="chart" aria-label="{escape(label)}"', parts)
     return f'{svg}<script type="application/json">{script}</script>'
+
+
+def _level_names(frame: _Frame, names: Sequence[tuple[float, str, str]]) -> list[str]:
+    """Return (place, name, value) as texts: those that would overlap share a row if they fit, or else move apart."""
+    most = int((frame.width - _LEFT - _RIGHT - 8) / _COLUMN)
+    rows: dict[float, tuple[str, int]] = {}  # the text and its columns by place
+    for place, name, value in names:
+        name = truncate(name, most - len(value) - 1)
+        label = name if name.isascii() else f"\u2068{name}\u2069"  # right-to-left letters would draw the value in
+        text, width = f"{escape(label)} {value}", display_width(name) + 1 + len(value)
+        near = min(rows, key=lambda each: abs(each - place), default=None)
+        if near is None or abs(near - place) >= _LINE:
+            rows[place] = text, width
+        elif rows[near][1] + 3 + width <= most:
+            rows[near] = f"{rows[near][0]} · {text}", rows[near][1] + 3 + width
+        else:
+            moves = (place + sign * step * _LINE / 2 for step in range(1, 60) for sign in (1, -1))
+            free = (
+                y for y in moves if _TOP < y < frame.height - _BOTTOM and all(abs(y - row) >= _LINE for row in rows)
+            )
+            rows[next(free, place)] = text, width
+    return [_text("level-name", frame.width - _RIGHT - 4, place, text) for place, (text, _) in rows.items()]
 
 
 def shown(value: float, unit: str, step: float | None = None) -> str:

@@ -30,7 +30,7 @@ def notes_of(runs: Sequence[RunView]) -> list[str]:
         notes.append(f"{what} Settings, data and speed are.")
     elif len({_evaluated(run) for run in runs}) > 1:
         notes.append("These runs were evaluated on different data: their metrics may differ for that reason alone.")
-    unfinished = [run.id for run in runs if not run.result]
+    unfinished = [run.name for run in runs if not run.result]
     if unfinished:
         notes.append(f"No result yet, shown at the best evaluation so far: {', '.join(unfinished)}.")
     return notes
@@ -45,7 +45,7 @@ def results_table(runs: Sequence[RunView]) -> Table:
         seconds = run.result.get("seconds") or run.metrics.seconds
         length = run.result.get("updates") or run.metrics.update, duration(float(seconds))
         speed = number(run.metrics.mean("samples_per_second"))
-        rows.append([run.id, run.task, card.state, *values, interval_text(card.interval) or "–", *length, speed])
+        rows.append([run.name, run.task, card.state, *values, interval_text(card.interval) or "–", *length, speed])
     columns = ["run", "task", "state", *names, "95 % interval", "updates", "time", "samples/s"]
     return Table("Results", columns, rows)
 
@@ -59,7 +59,7 @@ def panels_of(runs: Sequence[RunView]) -> list[Panel]:
             values = [side.get(name) for side in sides]
             if name not in _PLACES and any(value != values[0] for value in values[1:]):
                 rows.append([name, *("–" if value is None else cut(value, _MOST_CELL) for value in values)])
-        columns = [heading, *(run.id for run in runs)]
+        columns = [heading, *(run.name for run in runs)]
         return Table(title, columns, rows, "" if rows else otherwise, is_left=True, is_wide=True)
 
     settings = differing("Settings", "setting", [run.config for run in runs], "all settings are the same")
@@ -83,9 +83,9 @@ def sample_table(runs: Sequence[RunView]) -> Table | None:
         if shared:
             counts = Counter((ours[place], theirs[place]) for place in shared)
             only_one = counts[True, False], counts[False, True]
-            rows.append([run.id, counts[True, True], *only_one, counts[False, False]])
-    columns = ["against", "both right", f"only {first.id}", "only the other", "neither"]
-    return Table(f"{first.id} against the others", columns, rows, is_wide=True) if rows else None
+            rows.append([run.name, counts[True, True], *only_one, counts[False, False]])
+    columns = ["against", "both right", f"only {first.name}", "only the other", "neither"]
+    return Table(f"{first.name} against the others", columns, rows, is_wide=True) if rows else None
 
 
 def compare_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
@@ -97,11 +97,11 @@ def verdicts_of(runs: Sequence[RunView]) -> list[dict[str, Any]]:
     found = []
     for run in runs[1:]:
         verdict = {"run": runs[0].id, "baseline": run.id, "kind": None, **_compared(runs[0], run)}
-        text = f"There is no verdict on {runs[0].id} and {run.id}: {verdict.get('reason')}."
+        text = f"There is no verdict on {runs[0].name} and {run.name}: {verdict.get('reason')}."
         if verdict["kind"] is not None:
             words = verdict_text({**verdict, "split": ""})
             where = f"By {verdict['metric']} on the {verdict['split']} data"
-            text = f"{where}, {runs[0].id} is {words[0].lower()}{words[1:]}"
+            text = f"{where}, {runs[0].name} is {words[0].lower()}{words[1:]}"
         found.append({**verdict, "text": text})
     return found
 

@@ -115,7 +115,7 @@ def _chart(
                 lows, highs = (dict(series[f"{name}{end}"].points(columns)) for end in _BOUNDS)
                 band = [(x, lows[x], highs[x]) for x, _ in points if x in lows and x in highs]
             if not is_alone:
-                label = f"{label} {run.id}" if len(lines) > 1 else run.id
+                label = f"{label} {run.name}" if len(lines) > 1 else run.name
             is_dashed = not is_alone and place < len(lines) - 1
             has_dots = len(points) <= _DOTS and not is_dashed
             colour = kind + place if is_alone else index % NUM_COLOURS
@@ -129,7 +129,7 @@ def _marks(runs: Sequence[RunView], shown: Sequence[int]) -> list[Mark]:
     """Return all marks of a single run; of several, only problems, of the runs on the chart (indices `shown`)."""
     if len(runs) > 1:
         return [
-            mark._replace(text=f"{runs[index].id}: {mark.text}", colour=index % NUM_COLOURS)
+            mark._replace(text=f"{runs[index].name}: {mark.text}", colour=index % NUM_COLOURS)
             for index in shown
             for mark in runs[index].metrics.marks
             if mark.kind in ("resume", "split", "evalsplit", "nan")

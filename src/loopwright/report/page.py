@@ -64,7 +64,7 @@ def render(runs: Sequence[RunView], findings: Findings | None = None, stamp: str
 def _render_several(runs: Sequence[RunView]) -> str:
     content = {
         "runs": runs,
-        "notes": [*notes_of(runs), *(f"{run.id}: {note}" for run in runs for note in run.notes)],
+        "notes": [*notes_of(runs), *(f"{run.name}: {note}" for run in runs for note in run.notes)],
         "results": results_table(runs),
         "verdicts": verdicts_of(runs),
         "charts": charts_of(runs),
@@ -75,7 +75,7 @@ def _render_several(runs: Sequence[RunView]) -> str:
     text = fill("compare.html", content)
     room = (MOST_BYTES - _SPARE_BYTES - len(text.encode())) // len(runs)
     shown = [
-        (run.id, picture)
+        (run.name, picture)
         for run in runs
         for picture in pictures_of(run.folder.path, room)[0]
         if picture.name.startswith(("predictions", "worst"))

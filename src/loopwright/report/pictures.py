@@ -28,13 +28,13 @@ _SHRINK: Final = 0.75
 
 
 def pictures_of(folder: Path, num_bytes: int) -> tuple[list[Picture], list[str]]:
-    """Return the pictures in a run's samples folder, of `num_bytes` in total, and notes about skipped ones."""
+    """Return the pictures in a run's samples folder, of `num_bytes` in total, and notes about them."""
     samples = folder / "samples"  # not one elsewhere
     found = [] if samples.is_symlink() else sorted(samples.glob("*"))
     paths = [path for path in found if path.suffix.lower() in _KINDS and path.stem not in _LEFT_OUT]
     order = list(_TITLES)
     paths.sort(key=lambda path: order.index(path.stem) if path.stem in order else len(order))
-    pictures, notes = [], []
+    pictures, notes = [], _class_numbers(samples / "class_numbers.txt") if paths else []
     left = num_bytes
     for index, path in enumerate(paths):
         room = left // (len(paths) - index)
@@ -47,6 +47,15 @@ def pictures_of(folder: Path, num_bytes: int) -> tuple[list[Picture], list[str]]
         title = _TITLES.get(path.stem, path.stem.replace("_", " "))
         pictures.append(Picture(title, path.name, uri, note))
     return pictures, notes
+
+
+def _class_numbers(path: Path) -> list[str]:
+    """Return a note with the names of the classes that the pictures show as numbers."""
+    try:
+        lines = read_bytes(path).decode(errors="replace").splitlines()
+    except (OSError, DamagedFileError):
+        return []
+    return [f"The pictures show numbers for classes whose letters no font had: {', '.join(lines)}."]
 
 
 def _fitted(path: Path, most: int) -> tuple[bytes | None, str, str]:

@@ -50,6 +50,12 @@ class RunView:
         return str(self.metadata.get("id") or self.folder.path.resolve().name)
 
     @property
+    def name(self) -> str:
+        """The name of its folder, as --out gave it; one that is called `run` or the like has that of its parent too."""
+        path = self.folder.path.resolve()
+        return f"{path.parent.name}/{path.name}" if path.name in ("run", "out", "output", "model") else path.name
+
+    @property
     def task(self) -> str:
         """The task, or the kind of a run without one."""
         return str(self.metadata.get("task") or self.data.get("task") or "training")
@@ -107,7 +113,7 @@ def open_run(name: str | Path) -> RunFolder:
 def view(folder: RunFolder, metrics: Metrics | None = None) -> RunView:
     """Read a run folder, continuing from the metrics read so far; an InputError means that it has nothing to show."""
     if not folder.path.is_dir():
-        raise InputError("run.unknown", f"{folder.path} is not a folder", fix="lw runs lists the runs")
+        raise InputError("run.unknown", f"{folder.path} is not a folder", fix="lw runs")
     found = RunView(folder, metrics or Metrics(folder.path / METRICS), now=time.time())
     found.metadata = _json(found, "run.json")
     found.status = _json(found, STATUS)

@@ -11,7 +11,7 @@ from loopwright.report.curves import best_update
 from loopwright.report.formats import duration, metric, number, plural
 from loopwright.report.run_view import RunView
 
-_LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples"}
+_LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_test_samples"}
 _STATES = {"preempted": "interrupted", "new": "not started"}  # others are shown as they are
 
 Interval = tuple[float, float]

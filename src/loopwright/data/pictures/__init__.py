@@ -28,3 +28,4 @@ from loopwright.data.pictures.palette import palette as palette
 from loopwright.data.pictures.sheets import reconstruction_row as reconstruction_row
 from loopwright.data.pictures.sheets import sheet as sheet
 from loopwright.data.pictures.sheets import side_by_side as side_by_side
+from loopwright.data.pictures.text import drawable_names as drawable_names

@@ -9,7 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.data.pictures.canvas import Color, Image, as_image, blank
-from loopwright.data.pictures.text import line_height, readable_on, shorten, text_width, write, write_upwards
+from loopwright.data.pictures.text import (
+    drawable_names,
+    line_height,
+    readable_on,
+    shorten,
+    text_width,
+    write,
+    write_upwards,
+)
 from loopwright.errors import DataError
 
 # Right answers are blue, wrong ones red; darker for a larger fraction of the row.
@@ -30,7 +38,8 @@ _COUNT_SIZE = 10
 def confusion_picture(matrix: npt.ArrayLike, names: Sequence[str]) -> Image:
     """Return the matrix with a square per pair of classes: truth top to bottom, predictions left to right.
 
-    Squares show their counts if there is room. With many classes only some names are shown. A row of the matrix is a
+    Squares show their counts if there is room. With many classes only some names are shown, and #number for a name that
+    no font can draw. A row of the matrix is a
     true class, a column a predicted one.
     """
     counts = np.asarray(matrix)
@@ -38,7 +47,7 @@ def confusion_picture(matrix: npt.ArrayLike, names: Sequence[str]) -> Image:
     if counts.shape != (num, num) or num == 0:
         raise DataError(f"a confusion matrix of the shape {counts.shape} for {num} names; expected ({num}, {num})")
     cell = int(np.clip(_MOST_SIDE // num, *_CELLS))
-    shown = [shorten(name, _MOST_NAME) for name in names]
+    shown = [shorten(name, _MOST_NAME) for name in drawable_names(names)]
     room = max(text_width(name) for name in shown)
     colors = _colors(counts)
     squares = as_image(_squares(colors, cell))

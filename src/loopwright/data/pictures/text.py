@@ -1,8 +1,13 @@
-"""Text on images, in Pillow's built-in font. It supports Latin alphabets; other letters appear as empty frames."""
+"""Text on images: in Pillow's built-in font, which has few letters, or in a font of the system that has them all."""
 
 from __future__ import annotations
 
-from functools import cache
+import os
+import sys
+import unicodedata
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +18,77 @@ from loopwright.data.vision_extra import pillow
 SIZE = 12
 _PADDING = 2
 _LUMINANCE = (0.2126, 0.7152, 0.0722)  # of linear red, green and blue (IEC 61966-2-1)
+# Fonts of many letters are tried first, then others, plain ones before bold ones.
+_LARGE_FONTS = (
+    "dejavusans.",
+    "noto",
+    "cjk",
+    "unicode",
+    "wqy",
+    "pingfang",
+    "hiragino",
+    "msyh",
+    "gothic",
+    "arial",
+    "sans",
+)
+_ODD_FONTS = ("bold", "italic", "oblique", "mono", "light", "thin", "black", "condensed", "serif")
+_MOST_FONTS = 400
+_MISSING = "\U0010ffff"  # a character that no font has
+_CHECKED_SIZE = 32
+_NO_FONT = Path()
 
 
 @cache
-def font(size: int) -> Any:
-    """Return Pillow's built-in font in this size, in pixels."""
-    return pillow("ImageFont").load_default(size)
+def font(size: int, path: Path | None = None) -> Any:
+    """Return Pillow's built-in font in this size, in pixels, or the font of a file."""
+    module = pillow("ImageFont")
+    return module.load_default(size) if path is None else module.truetype(str(path), size)
+
+
+@lru_cache(1 << 12)
+def font_for(text: str, size: int = SIZE) -> Any:
+    """Return a font with all letters of a text; None if the system has none."""
+    seen = {each for each in text if unicodedata.category(each)[0] not in "CMZ"}
+    path = next((path for path in (None, *font_files()) if all(_has(path, each) for each in seen)), _NO_FONT)
+    return None if path is _NO_FONT else font(size, path)
+
+
+@cache
+def font_files() -> list[Path]:
+    """Return the font files of the system and of the user."""
+    home, windows = Path.home(), (os.environ.get("WINDIR"), os.environ.get("LOCALAPPDATA"))
+    folders = [home / ".fonts", Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share") / "fonts"]
+    folders += [Path("/usr/share/fonts"), Path("/usr/local/share/fonts")]
+    if sys.platform == "darwin":
+        folders = [home / "Library/Fonts", Path("/Library/Fonts"), Path("/System/Library/Fonts")]
+    elif sys.platform == "win32":
+        folders = [
+            Path(each, end) for each, end in zip(windows, ("Fonts", "Microsoft/Windows/Fonts"), strict=True) if each
+        ]
+    found = [
+        path for folder in folders for path in folder.rglob("*") if path.suffix.lower() in (".ttf", ".otf", ".ttc")
+    ]
+
+    def rank(path: Path) -> tuple[bool, bool, str]:
+        name = path.name.lower()
+        return not any(map(name.__contains__, _LARGE_FONTS)), any(map(name.__contains__, _ODD_FONTS)), name
+
+    return sorted(found, key=rank)[:_MOST_FONTS]
+
+
+def drawable_names(names: Sequence[str]) -> list[str]:
+    """Return the names of classes, with #number for those that no font can draw."""
+    return [f"#{number}" if font_for(name) is None else name for number, name in enumerate(names)]
+
+
+@cache
+def _has(path: Path | None, character: str) -> bool:
+    try:
+        glyphs = [font(_CHECKED_SIZE, path).getmask(each) for each in (character, _MISSING)]
+    except OSError:  # not a font, or one of pictures
+        return False
+    return glyphs[0].size != glyphs[1].size or bytes(glyphs[0]) != bytes(glyphs[1])
 
 
 def line_height(size: int = SIZE) -> int:
@@ -28,7 +98,7 @@ def line_height(size: int = SIZE) -> int:
 
 def text_width(text: str, size: int = SIZE) -> int:
     """Return the width of a text in pixels."""
-    return int(font(size).getlength(text) + 0.5)
+    return int((font_for(text, size) or font(size)).getlength(text) + 0.5)
 
 
 def shorten(text: str, width: int, size: int = SIZE) -> str:
@@ -51,9 +121,8 @@ def readable_on(color: Color) -> Color:
 
 def write(image: Image, x: int, y: int, text: str, color: Color = BLACK, size: int = SIZE) -> None:
     """Write one line of text into an image, in place, with its top left corner at x, y."""
-    pillow("ImageDraw").Draw(image).text(
-        (x, y + line_height(size) // 2), text, fill=color, font=font(size), anchor="lm"
-    )
+    pen, chosen = pillow("ImageDraw").Draw(image), font_for(text, size) or font(size)
+    pen.text((x, y + line_height(size) // 2), text, fill=color, font=chosen, anchor="lm")
 
 
 def write_upwards(image: Image, x: int, y: int, text: str, color: Color = BLACK, size: int = SIZE) -> None:

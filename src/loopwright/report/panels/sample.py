@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Final
 
-from loopwright.metrics.words import same_answer
+from loopwright.metrics.words import WITHOUT_SPACES, same_answer, script_of
 from loopwright.report.blocks import Example, Piece
 from loopwright.report.formats import cut, metric, number, percent
 from loopwright.run_folder.files import DamagedFileError, read_json, read_json_lines
@@ -169,17 +169,20 @@ def _masked(sample: Sample) -> list[Piece]:
 
 
 def differing(predicted: str, true: str) -> Fields:
-    """Return the generated and the expected text, with differing words marked."""
-    ours, theirs = cut(predicted, 600).split(), cut(true, 600).split()
+    """Return the generated and the expected text, with differing words marked; characters in scripts without spaces."""
+    joint = "" if script_of([true]) in WITHOUT_SPACES else " "
+    ours, theirs = (cut(each, 600).split() if joint else list(cut(each, 600)) for each in (predicted, true))
     matcher = difflib.SequenceMatcher(None, ours, theirs, autojunk=False)
     generated: list[Piece] = []
     expected: list[Piece] = []
     for change, start, end, other_start, other_end in matcher.get_opcodes():
         if end > start:
-            generated.append(Piece(" ".join(ours[start:end]), "" if change == "equal" else "wrong"))
+            generated.append(Piece(joint.join(ours[start:end]), "" if change == "equal" else "wrong"))
         if other_end > other_start:
-            expected.append(Piece(" ".join(theirs[other_start:other_end]), "" if change == "equal" else "right"))
-    return [("generated", _spaced(generated) or [Piece("nothing")]), ("true", _spaced(expected) or [Piece("nothing")])]
+            expected.append(Piece(joint.join(theirs[other_start:other_end]), "" if change == "equal" else "right"))
+    if joint:
+        generated, expected = _spaced(generated), _spaced(expected)
+    return [("generated", generated or [Piece("nothing")]), ("true", expected or [Piece("nothing")])]
 
 
 def _spaced(pieces: Sequence[Piece]) -> list[Piece]:
