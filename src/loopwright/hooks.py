@@ -5,11 +5,13 @@ The loop that calls them is in `trainer.py`; `callbacks/base.py` lists the event
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from loopwright.data.batch_parts import cut_rows
 from loopwright.data.defaults import create_loader, default_loader_kwargs, loader_kwargs
@@ -17,7 +19,10 @@ from loopwright.engine.graphs import Capturer, CudaCapturer
 from loopwright.engine.memory import MemorySaving, list_savings
 from loopwright.optimizers import drop_gradients
 from loopwright.schedulers import replace_trainer_placeholder_values
+from loopwright.terminal import paint
 from loopwright.training.losses import batch_loss, prediction
+
+_NOTES = ("batch.extra", "data.nonfinite", "metric.direction", "seed", "stop")  # kinds that are printed in yellow
 
 
 class TrainerHooks:
@@ -94,12 +99,12 @@ class TrainerHooks:
         Called for every micro-batch, on the device. Further keys reach the callbacks; `num_items_in_batch`
         says how many items the loss is a mean of. A mapping goes to the model as keywords.
         """
-        return batch_loss(self.model, self.loss_func, batch)
+        return batch_loss(self.model, self.loss_func, batch, self._current_run.note_extra)
 
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
         """Return an evaluation batch's `loss`, `model_outputs` and `batch_size`; without gradients."""
         with torch.no_grad():
-            return batch_loss(self.model, self.loss_func, batch)
+            return batch_loss(self.model, self.loss_func, batch, self._current_run.note_extra)
 
     def calculate_prediction(self, batch: Any) -> Any:
         """Return the outputs for a batch of `predict`: a tensor, or a tuple or dict of tensors, one row per sample."""
@@ -193,12 +198,13 @@ class TrainerHooks:
             text: the message.
             fields: the values in the message.
         """
-        self.print(text)
+        self.print(paint(text, "yellow", sys.stdout) if kind in _NOTES else text)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print once per node."""
         if self._current_run.accelerator.is_local_main_process:
-            print(*args, **kwargs)  # noqa: T201 - what this method is for
+            with tqdm.external_write_mode():  # above a progress bar
+                print(*args, **kwargs)  # noqa: T201 - what this method is for
 
     # --- advice in errors ---------------------------------------------------------------------------------------
 

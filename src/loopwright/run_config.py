@@ -6,8 +6,9 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any
+
+from loopwright.errors import nearest
 
 # A sampler holds its dataset, and often a generator that cannot be copied.
 _KEPT_BY_REFERENCE = frozenset({"sampler", "batch_sampler"})
@@ -38,8 +39,9 @@ class TrainerRunConfig:
     def __getitem__(self, name: str) -> Any:
         names = list(self)
         if name not in names:
-            nearest = get_close_matches(str(name), names, n=1, cutoff=0.0)[0]
-            raise KeyError(f"the run config has no {name!r}; the nearest name is {nearest!r}")
+            near = nearest(str(name), names)
+            hint = f"the nearest name is {near!r}" if near else f"its names are {', '.join(names)}"
+            raise KeyError(f"the run config has no {name!r}; {hint}")
         return getattr(self, name)
 
     def __iter__(self) -> Iterator[str]:

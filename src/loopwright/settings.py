@@ -8,7 +8,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, fields
+from functools import partial
 from numbers import Real
+from types import FunctionType, GeneratorType
 from typing import Any
 
 import torch
@@ -84,7 +86,10 @@ class RunSettings:
             if value is None and name == "max_num_train_steps":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+                is_data = name == "num_epochs" and isinstance(value, Sized) and not isinstance(value, str)
+                hint = ". Targets belong to the dataset: train(TensorDataset(inputs, targets), num_epochs=...)"
+                text = f"{name} must be a whole number of at least 1, got {value!r:.60}{hint if is_data else ''}"
+                raise ConfigError(text, given=value)
         for name in ("gradient_clip_value", "gradient_clip_norm"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0):
@@ -130,6 +135,17 @@ def check_scheduler_factory(create_scheduler_fn: Any) -> None:
         raise ConfigTypeError(f"create_scheduler_fn is not callable: {create_scheduler_fn!r}")
 
 
+def check_order(model: Any, loss_func: Any, optimizer: Any) -> None:
+    """Raise a ConfigTypeError for arguments of a Trainer that are in another order."""
+    given = {"model": model, "loss_func": loss_func, "optimizer": optimizer}
+    misplaced = [name for name in ("model", "loss_func") if isinstance(given[name], torch.optim.Optimizer)]
+    misplaced += ["optimizer"] if isinstance(optimizer, nn.Module) and not hasattr(optimizer, "step") else []
+    if misplaced:
+        kinds = ", ".join(f"{name} is a {type(given[name]).__name__}" for name in misplaced)
+        order = "Trainer(model, loss_func, optimizer)"
+        raise ConfigTypeError(f"the arguments are in another order: {kinds}. Write {order}, or pass them by name.")
+
+
 def check_parameters(model: Any, optimizer: Any, loss_func: Any = None) -> None:
     """Raise a ConfigError for classes in place of objects, a model with nothing to train, or a foreign optimizer."""
     for name, given, kind in (
@@ -140,6 +156,11 @@ def check_parameters(model: Any, optimizer: Any, loss_func: Any = None) -> None:
         if isinstance(given, type) and issubclass(given, kind):
             made = f"{given.__name__}({'model.parameters(), ...' if name == 'optimizer' else '...'})"
             raise ConfigTypeError(f"{name} is the class {given.__name__} itself. Pass an instance: {made}.")
+    if isinstance(optimizer, (str, FunctionType, GeneratorType, partial)):
+        found = type(optimizer).__name__
+        raise ConfigTypeError(
+            f"optimizer is a {found}. Pass an optimizer: torch.optim.AdamW(model.parameters(), lr=...)."
+        )
     if not isinstance(model, nn.Module):
         return
     parameters = list(model.parameters())
@@ -167,6 +188,13 @@ def holds_parameters(optimizer: Any, model: nn.Module) -> bool:
 
 def check_dataset(dataset: Any, name: str, kwargs: dict[str, Any], batch_size: int) -> None:
     """Raise a DataError for a dataset without a single batch."""
+    if dataset is None and name == "train_dataset":
+        raise ConfigTypeError("train_dataset is None: pass a dataset or a DataLoader")
+    is_pair = isinstance(dataset, (list, tuple)) and len(dataset) == 2
+    is_pair = is_pair and all(isinstance(each, torch.Tensor) and each.dim() for each in dataset)
+    if is_pair and len(dataset[0]) == len(dataset[1]) > 2:
+        kind = type(dataset).__name__
+        raise ConfigTypeError(f"{name} is a {kind} of tensors: pass TensorDataset(inputs, targets)")
     if isinstance(dataset, DataLoader):
         if not isinstance(dataset.dataset, IterableDataset) and len(dataset) == 0:
             raise DataError(f"{name} is a DataLoader without a batch: too few samples, or none. Check its dataset.")

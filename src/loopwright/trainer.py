@@ -16,7 +16,13 @@ from typing import Any, ClassVar
 import torch
 
 from loopwright import lr_finder
-from loopwright.callbacks import DEFAULT_CALLBACKS, CallbackHandler, LimitBatchesCallback
+from loopwright.callbacks import (
+    CONSOLE_CALLBACKS,
+    DEFAULT_CALLBACKS,
+    CallbackHandler,
+    LimitBatchesCallback,
+    MetricsCallback,
+)
 from loopwright.checkpoint import Checkpointing
 from loopwright.collisions import CORE_CONTRACT, warn_of_collisions
 from loopwright.data import Window
@@ -27,13 +33,13 @@ from loopwright.engine.joint_failure import fails_together
 from loopwright.engine.memory import leave_alone
 from loopwright.engine.nested import map_tensors
 from loopwright.engine.processes import gather_objects, gather_rows
-from loopwright.errors import ConfigError, StopTrainingError
+from loopwright.errors import ConfigError, StopTrainingError, explains_arguments
 from loopwright.hooks import TrainerHooks
 from loopwright.progress import EVALUATED, TRAINED, Progress, Requests
 from loopwright.results import EvaluationResult, PredictionResult, TrainResult
 from loopwright.run_config import create_run_config
 from loopwright.schedulers import TrainerPlaceholderValues, replace_trainer_placeholder_values
-from loopwright.settings import RunSettings, check_is_idle, check_parameters, check_scheduler_factory
+from loopwright.settings import RunSettings, check_is_idle, check_order, check_parameters, check_scheduler_factory
 from loopwright.stepping.eager import MicroBatchStep
 from loopwright.tracking import InMemoryRunHistory, RunHistory
 from loopwright.training import model_files
@@ -69,15 +75,18 @@ class Trainer(TrainerHooks):
 
     graph_safe: ClassVar[bool] = False
 
+    @explains_arguments
     def __init__(
         self,
         model: Any,
         loss_func: Any,
         optimizer: Any,
-        callbacks: Iterable[Any] = DEFAULT_CALLBACKS,
+        callbacks: Iterable[Any] = CONSOLE_CALLBACKS,
         run_history: RunHistory | None = None,
+        *,
+        metrics: Any = None,
     ) -> None:
-        """Store everything; nothing is checked or moved before `train` or `evaluate`.
+        """Store everything; nothing but the order is checked or moved before `train` or `evaluate`.
 
         Args:
             model: the module to train.
@@ -85,12 +94,16 @@ class Trainer(TrainerHooks):
             optimizer: over the model's parameters.
             callbacks: instances, or classes to instantiate without arguments; called in this order.
             run_history: keeps the metrics; in memory by default.
+            metrics: what to compute on training and evaluation data (docs/guides/metrics.md): names such as
+                "accuracy", functions of (outputs, targets), objects of torchmetrics, or a list or a dict of them.
         """
+        check_order(model, loss_func, optimizer)
         self.model = model
         self.loss_func = loss_func
         self.optimizer = optimizer
         limit = limit_of_environment()
         self.callback_handler = CallbackHandler([] if limit is None else [LimitBatchesCallback(limit)])
+        self.callback_handler.add_callbacks([] if metrics is None else [MetricsCallback(metrics)])
         self.callback_handler.add_callbacks(callbacks)
         self.run_history: RunHistory = InMemoryRunHistory() if run_history is None else run_history
         self.create_scheduler_fn: Callable[..., Any] | None = None
@@ -435,7 +448,8 @@ class Trainer(TrainerHooks):
 
     def evaluate_copy(self, model: Any, callbacks: Iterable[Any], metric_prefix: str) -> None:
         """Evaluate another model on the run's evaluation data, with these callbacks only, under a metric prefix."""
-        handler = CallbackHandler(callbacks, limited_by=self.callback_handler)
+        own = [callback for callback in self.callback_handler if isinstance(callback, MetricsCallback)]
+        handler = CallbackHandler([*own, *callbacks], limited_by=self.callback_handler)
         with swapped(self, model, handler, metric_prefix), self._accelerator.autocast():
             self._run_eval_epoch(self._current_run.eval_loader)
 
@@ -474,6 +488,7 @@ class Trainer(TrainerHooks):
     gradient_norm: torch.Tensor | None = of_run("gradient_norm", "Of the last update before clipping by norm, or None.")
     current_rows: int | None = of_run("current_rows", "The samples of the current micro-batch; None between batches.")
     num_graphed_updates: int = of_run("logbook.num_graphed_updates", "Updates of this process that were CUDA graphs.")
+    running_loss: float = of_run("losses.running", "The epoch's mean loss on this process; waits.", settable=False)
     speed: Mapping[str, float] = of_run("logbook.speed", "The speed between the last two logs; empty before them.")
     _train_dataloader: Any = of_run("train_loader", "The contract's name of `train_loader`.")
     _eval_dataloader: Any = of_run("eval_loader", "The contract's name of `eval_loader`.")

@@ -11,10 +11,12 @@ import loopwright.callbacks as callbacks_module
 import toys
 from loopwright import Trainer
 from loopwright.callbacks import (
+    CONSOLE_CALLBACKS,
     DEFAULT_CALLBACKS,
     EVENTS,
     CallbackHandler,
     CallbackMethodNotImplementedError,
+    EpochTableCallback,
     LimitBatchesCallback,
     LogMetricsCallback,
     ModelEmaCallback,
@@ -91,7 +93,7 @@ def test_a_callback_limits_nothing_and_has_no_state_unless_it_says_so():
 def test_every_callback_of_the_package_is_exported_and_made_of_known_events():
     exported = [getattr(callbacks_module, name) for name in callbacks_module.__all__]
     classes = [item for item in exported if isinstance(item, type) and issubclass(item, TrainerCallback)]
-    assert len(classes) == 19  # the base among them
+    assert len(classes) == 21  # the base among them
     for cls in classes:
         events = {name for name in dir(cls) if name.startswith("on_")}
         assert events == set(EVENTS), cls.__name__
@@ -102,7 +104,8 @@ def test_the_default_callbacks_are_five_classes_in_this_order():
     expected = (*first, ProgressBarCallback, LogMetricsCallback)
     assert get_default_callbacks() == DEFAULT_CALLBACKS == expected
     assert get_default_callbacks(progress_bar=False) == (*first, LogMetricsCallback)
-    assert inspect.signature(Trainer.__init__).parameters["callbacks"].default is DEFAULT_CALLBACKS
+    assert inspect.signature(Trainer.__init__).parameters["callbacks"].default is CONSOLE_CALLBACKS
+    assert (*first[:2], EpochTableCallback) == CONSOLE_CALLBACKS
 
 
 def test_a_handler_takes_instances_and_classes_and_keeps_their_order():

@@ -103,11 +103,14 @@ def test_the_best_model_is_in_the_file_and_at_the_end_in_the_trainer(
 
 def test_save_best_prints_when_it_saves_and_without_loading_the_last_weights_stay_in_the_trainer(tmp_path, capsys):
     path = tmp_path / "best.pt"
-    trainer = run_with_scores([3.0, 4.0, 2.0, 5.0], [SaveBestModelCallback(path, "score", load_saved_checkpoint=False)])
+    trainer = run_with_scores(
+        [3.0, 4.0, 2.0, 5.0], [SaveBestModelCallback(path, "score", False, load_saved_checkpoint=False)]
+    )
     assert torch.equal(toys.weights(trainer), trainer.weights_after[3])
     assert torch.equal(row(saved_file(path)["model_state_dict"]), trainer.weights_after[2])
     assert capsys.readouterr().out == (
-        f"\nscore improved to 3.0. Saving to {path}\n\nscore improved from 3.0 to 2.0. Saving to {path}\n"
+        f"\nscore improved to 3 (lower is better). Saving to {path}\n"
+        f"\nscore improved from 3 to 2 (lower is better). Saving to {path}\n"
     )
 
 

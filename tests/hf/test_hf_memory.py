@@ -69,7 +69,7 @@ def test_running_out_of_memory_otherwise_ends_the_run(tmp_path):
     with pytest.raises(MemoryLimitError) as caught:
         limited(tmp_path, train_room=4)
     assert "that was not asked for" in caught.value.saw[1]
-    fix = "auto_find_batch_size=True, which keeps the maths   or   per_device_train_batch_size=4 with twice the"
+    fix = "auto_find_batch_size=True   or   per_device_train_batch_size=4 with twice the"
     assert caught.value.fix.startswith(fix) and "bytes)" in caught.value.fix
 
 

@@ -21,7 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Tensor
 import toys
 from loop.preparation import OwnPreparation
 from loopwright import Trainer
-from loopwright.callbacks import DEFAULT_CALLBACKS, LimitBatchesCallback, PrintProgressCallback
+from loopwright.callbacks import CONSOLE_CALLBACKS, DEFAULT_CALLBACKS, LimitBatchesCallback, PrintProgressCallback
 from loopwright.checkpoint import Checkpointing
 from loopwright.errors import CheckpointError, ConfigError
 from loopwright.optimizers import drop_gradients
@@ -58,9 +58,9 @@ def keyword_only(function) -> dict:
 
 
 def test_the_constructor_and_train_take_the_contracts_arguments_in_order_and_ours_by_keyword():
-    expected = f"model loss_func optimizer callbacks={DEFAULT_CALLBACKS!r} run_history=None"
+    expected = f"model loss_func optimizer callbacks={CONSOLE_CALLBACKS!r} run_history=None"
     assert signature(Trainer.__init__) == expected
-    assert keyword_only(Trainer.__init__) == {}
+    assert keyword_only(Trainer.__init__) == {"metrics": None}
     expected = """
         train_dataset num_epochs eval_dataset=None per_device_batch_size=8 max_num_train_steps=None
         gradient_accumulation_steps=1 gradient_clip_value=None create_scheduler_fn=None train_dataloader_kwargs=None
@@ -140,6 +140,8 @@ def test_callbacks_may_be_instances_or_classes_none_is_a_type_error_and_there_ar
     with pytest.raises(TypeError):
         Trainer(Mock(), Mock(), Mock(), callbacks=None)
     trainer = Trainer(Mock(), Mock(), Mock())
+    assert [type(callback) for callback in trainer.callback_handler] == list(CONSOLE_CALLBACKS)
+    trainer = Trainer(Mock(), Mock(), Mock(), DEFAULT_CALLBACKS)
     assert [type(callback) for callback in trainer.callback_handler] == list(DEFAULT_CALLBACKS)
 
 

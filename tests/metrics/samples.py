@@ -59,7 +59,7 @@ def columns_of(name, num_samples=40, seed=0):
     if name == "retrieval":
         similarities = np.round(draw.normal(size=(num_samples, 12)), 1)
         return {"predictions": similarities, "references": draw.integers(0, 12, num_samples)}
-    if name == "ece":
+    if name in {"ece", "auroc"}:
         return {"predictions": draw.dirichlet(np.ones(5), num_samples), "references": draw.integers(0, 5, num_samples)}
     if name == "cosine_spearman":
         first = draw.normal(size=(num_samples, 7))

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 from rouge_score.rouge_scorer import RougeScorer
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import Ridge
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.naive_bayes import MultinomialNB
-from tests.metrics.samples import sentences
 
 from loopwright import baselines, metrics
 from loopwright.errors import ConfigError, DataError
@@ -34,22 +36,74 @@ def test_the_most_frequent_label_or_row_of_labels_is_predicted():
     assert result["subset_accuracy"] == 2 / 3
 
 
-def test_word_counts_are_naive_bayes_and_pairs_are_counted_apart():
-    draw = np.random.default_rng(0)
-    texts, labels = sentences(draw, 120, 12), draw.integers(0, 3, 120).tolist()
-    texts = [f"{text} topic{label}" if draw.random() < 0.5 else text for text, label in zip(texts, labels, strict=True)]
-    baseline = baselines.WordCounts(num_buckets=64, smoothing=0.5)
-    counts = np.zeros((120, 64))
-    for row, text in enumerate(texts):
-        np.add.at(counts[row], baseline._buckets(text), 1)
-    for start in range(0, 80, 9):
-        baseline.learn(texts[start : min(start + 9, 80)], labels[start : min(start + 9, 80)])
-    theirs = MultinomialNB(alpha=0.5).fit(counts[:80], labels[:80]).predict(counts[80:])
-    assert baseline.predict(texts[80:]) == theirs.tolist()
-    accuracy = baselines.score(baseline, [(texts[80:], labels[80:])], metrics.load("accuracy"))["accuracy"]
-    assert accuracy > 0.5
+def drawn_texts(draw, num_rows, shares, num_words, words, space=" "):
+    """Return texts and labels: each label prefers words of its own, as topics do."""
+    labels = draw.choice(len(shares), num_rows, p=shares)
+    tastes = [draw.dirichlet(np.full(len(words), 0.05)) * 0.4 + 0.6 / len(words) for _ in shares]
+    texts = [space.join(draw.choice(words, num_words, p=tastes[label])) for label in labels]
+    return texts, labels.tolist()
+
+
+HANZI = [chr(number) for number in range(0x4E00, 0x4E00 + 400)]
+WORDS = [first + second for first in ("ka", "lo", "mi", "tu", "re") for second in map("n{}ta".format, range(100))]
+
+
+@pytest.mark.parametrize(
+    ("shares", "num_words", "words", "space"),
+    [
+        ([0.5, 0.5], 12, WORDS, " "),
+        ([0.9, 0.08, 0.02], 12, WORDS, " "),
+        ([1 / 40] * 40, 20, WORDS, " "),
+        ([0.25] * 4, 2, WORDS, " "),
+        ([0.3, 0.7], 15, HANZI, ""),
+    ],
+    ids=["balanced", "imbalanced", "many_classes", "short", "Chinese"],
+)
+def test_word_counts_are_the_naive_bayes_of_scikit_learn(shares, num_words, words, space):
+    texts, labels = drawn_texts(np.random.default_rng(0), 900, shares, num_words, words, space)
+    baseline, start = baselines.WordCounts(), 0
+    for end in (7, 250, 600):
+        baseline.learn(texts[start:end], labels[start:end])
+        start = end
+    options = {} if space else {"analyzer": "char", "ngram_range": (1, 2)}
+    counter = CountVectorizer(**options)
+    counts, rest = counter.fit_transform(texts[:600]), counter.transform(texts[600:])
+    theirs = MultinomialNB(alpha=0.5).fit(counts, labels[:600]).predict(rest)
+    assert np.mean(np.equal(baseline.predict(texts[600:]), theirs)) >= 0.99  # but for ties
+    accuracy = baselines.score(baseline, [(texts[600:], labels[600:])], metrics.load("accuracy"))["accuracy"]
+    assert accuracy > max(shares) and accuracy == pytest.approx(np.mean(np.equal(theirs, labels[600:])), abs=0.01)
+    rows = np.eye(len(shares), dtype=int)[labels] | np.eye(len(shares), dtype=int)[np.roll(labels, 1) % 2]
+    several = learnt(baselines.WordCounts(), (texts[:600], rows[:600]))
+    theirs = OneVsRestClassifier(MultinomialNB(alpha=0.5)).fit(counts, rows[:600]).predict(rest)
+    assert np.mean(np.equal(several.predict(texts[600:]), theirs)) >= 0.99
+
+
+def test_word_counts_know_emoji_unseen_words_and_the_places_of_a_pair():
+    baseline = learnt(baselines.WordCounts(), (["👍🏽 ok", "ok 👩‍🚀", "ok👎🏽", "no 👎🏽"], ["+", "+", "-", "-"]))
+    assert baseline.predict(["👍🏽", "👎🏽", "👩‍🚀!", "unseen words 👎🏽"]) == ["+", "-", "+", "-"]
     baseline = learnt(baselines.WordCounts(), ([("cat", "dog"), ("dog", "cat"), ("dog", "ant")], [0, 1, 1]))
     assert baseline.predict([("cat", "dog"), ("Dog!", "CAT"), ("", "")]) == [0, 1, 1]
+
+
+def test_word_regression_is_ridge_regression_and_sees_what_a_pair_has_in_common():
+    draw = np.random.default_rng(0)
+    texts, _ = drawn_texts(draw, 300, [1.0], 9, WORDS[:60])
+    values = [text.count(WORDS[0]) - 2.0 * text.count(WORDS[1]) + 70 for text in texts]
+    baseline = learnt(
+        baselines.WordRegression(2048), (texts[:90], values[:90]), (texts[90:200], torch.tensor(values[90:200]))
+    )
+    counter = CountVectorizer()
+    counts = counter.fit_transform(texts[:200])
+    theirs = Ridge(1.0).fit(counts / 3, values[:200]).predict(counter.transform(texts[200:]) / 3)
+    assert np.corrcoef(baseline.predict(texts[200:]), theirs)[0, 1] > 0.97
+    pairs = [
+        (text, " ".join([*text.split()[:common], *["other"] * (9 - common)]))
+        for text, common in zip(texts, draw.integers(0, 10, 300), strict=True)
+    ]
+    values = [len(set(first.split()) & set(second.split())) / 2 for first, second in pairs]
+    baseline = learnt(baselines.WordRegression(), (pairs[:200], values[:200]))
+    found = baselines.score(baseline, [(pairs[200:], values[200:])], metrics.load("pearsonr"))
+    assert found["pearsonr"] > 0.9 and len(baseline.predict(["", ("", "")])) == 2
 
 
 def test_the_mean_is_predicted_and_chance_is_one_over_the_choices():
@@ -128,10 +182,11 @@ def test_compressors_give_bits_per_byte():
     [
         (lambda: baselines.MostFrequent().predict(["x"]), DataError, "MostFrequent has learnt nothing"),
         (lambda: baselines.WordCounts().predict(["x"]), DataError, "WordCounts has learnt nothing"),
+        (lambda: baselines.WordRegression().predict(["x"]), DataError, "WordRegression has learnt nothing"),
         (lambda: baselines.MeanValue().predict(["x"]), DataError, "MeanValue has learnt nothing"),
         (lambda: baselines.MostFrequentTags().predict([["x"]]), DataError, "MostFrequentTags has learnt nothing"),
         (lambda: baselines.MostFrequentAnswer().predict(["x"]), DataError, "MostFrequentAnswer has learnt nothing"),
-        (lambda: baselines.WordCounts(smoothing=0), ConfigError, "a smoothing above 0, got 32768 and 0"),
+        (lambda: baselines.WordCounts(smoothing=0), ConfigError, "a smoothing above 0, got 1048576 and 0"),
         (lambda: baselines.Lead(0), ConfigError, "at least 1 sentence, got 0"),
         (lambda: baselines.chance_accuracy([]), DataError, "chance has no samples"),
         (lambda: baselines.compressed_bits_per_byte([]), DataError, "a text of at least 1 byte"),

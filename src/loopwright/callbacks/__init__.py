@@ -7,9 +7,11 @@ from loopwright.callbacks.devices import ConvertSyncBatchNormCallback, MoveModul
 from loopwright.callbacks.ema import ModelEma, ModelEmaCallback
 from loopwright.callbacks.evaluation import LimitBatchesCallback, LimitEvalStepsCallback, StepBasedEvaluationCallback
 from loopwright.callbacks.extra_state import KeepStateCallback
+from loopwright.callbacks.metrics import MetricsCallback
 from loopwright.callbacks.profiling import ProfileCallback
 from loopwright.callbacks.progress import ProgressBarCallback
 from loopwright.callbacks.stopping import EarlyStoppingCallback, TerminateOnNaNCallback
+from loopwright.callbacks.table import EpochTableCallback
 from loopwright.callbacks.trackers import TrackerCallback
 from loopwright.errors import CallbackMethodNotImplementedError, StopTrainingError
 
@@ -20,24 +22,29 @@ DEFAULT_CALLBACKS: tuple[type[TrainerCallback], ...] = (
     ProgressBarCallback,
     LogMetricsCallback,
 )
+CONSOLE_CALLBACKS: tuple[type[TrainerCallback], ...] = (*DEFAULT_CALLBACKS[:2], EpochTableCallback)
+"""The callbacks of a trainer that is given none."""
 
 
 def get_default_callbacks(progress_bar: bool = True) -> tuple[type[TrainerCallback], ...]:
-    """Return the callbacks a trainer has by default, with or without the progress bar."""
+    """Return `DEFAULT_CALLBACKS`, with or without the progress bar."""
     return tuple(cls for cls in DEFAULT_CALLBACKS if progress_bar or cls is not ProgressBarCallback)
 
 
 __all__ = [
+    "CONSOLE_CALLBACKS",
     "DEFAULT_CALLBACKS",
     "EVENTS",
     "CallbackHandler",
     "CallbackMethodNotImplementedError",
     "ConvertSyncBatchNormCallback",
     "EarlyStoppingCallback",
+    "EpochTableCallback",
     "KeepStateCallback",
     "LimitBatchesCallback",
     "LimitEvalStepsCallback",
     "LogMetricsCallback",
+    "MetricsCallback",
     "ModelEma",
     "ModelEmaCallback",
     "MoveModulesToDeviceCallback",

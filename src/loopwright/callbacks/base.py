@@ -25,14 +25,13 @@ The events of a run, in order (an event follows the hook of the same name):
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Integral
 from typing import Any
 
-from loopwright.errors import CallbackMethodNotImplementedError, ConfigError, ConfigTypeError
+from loopwright.errors import CallbackMethodNotImplementedError, ConfigError, ConfigTypeError, nearest
 from loopwright.protocols import TrainerLike
 
 
@@ -303,8 +302,8 @@ def _state_name(callback: Any) -> str:
 def _warn_of_unknown_events(callback: Any) -> None:
     for name in dir(type(callback)) if isinstance(callback, TrainerCallback) else ():
         if name.startswith("on_") and name not in EVENTS and name not in callback.custom_events:
-            nearest = difflib.get_close_matches(name, EVENTS, n=1)
-            hint = f" Did you mean {nearest[0]}?" if nearest else ""
+            near = nearest(name, EVENTS)
+            hint = f" Did you mean {near}?" if near else ""
             warnings.warn(
                 f"{type(callback).__name__}.{name} is not an event of the training loop, so only your own "
                 f"call_event({name!r}, ...) will call it.{hint} List it in custom_events if that is intended.",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-import operator
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from loopwright.callbacks.base import TrainerCallback, has_new_value, require_counts, require_evaluation
+from loopwright.callbacks.metrics import set_direction, told_direction, watched_value
 from loopwright.errors import ConfigError
 from loopwright.protocols import TrainerLike
 
@@ -21,7 +22,8 @@ class SaveBestModelCallback(TrainerCallback):
 
     Args:
         save_path: the file; ".safetensors" writes weights only, anything else the documented dict.
-        watch_metric: its name in the run history.
+        watch_metric: its name in the run history; "accuracy" also finds "eval_accuracy".
+        greater_is_better: None knows the direction of common metrics, and takes lower for others, with a note.
         reset_on_train: forget the best value at the start of a run.
         save_optimizer, save_scheduler: also save their state.
 
@@ -33,19 +35,21 @@ class SaveBestModelCallback(TrainerCallback):
 
     save_path: str | Path = "best_model.pt"
     watch_metric: str = "eval_loss_epoch"
-    greater_is_better: bool = False
+    greater_is_better: bool | None = None
     reset_on_train: bool = True
     save_optimizer: bool = True
     save_scheduler: bool = True
     load_saved_checkpoint: bool = True
     best_metric: float | None = field(default=None, init=False)
+    operator: Callable[[Any, Any], bool] = field(init=False)
     best_metric_epoch: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.operator = operator.gt if self.greater_is_better else operator.lt
+        set_direction(self)
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         require_evaluation(self, self.watch_metric, trainer)
+        set_direction(self, trainer)
         if self.reset_on_train:
             self.best_metric = None
             self.best_metric_epoch = None
@@ -53,12 +57,14 @@ class SaveBestModelCallback(TrainerCallback):
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         if not has_new_value(self.watch_metric, kwargs):
             return
-        value = float(trainer.run_history.get_latest_metric(self.watch_metric))
+        value = watched_value(self, trainer)
         if math.isnan(value) or (self.best_metric is not None and not self.operator(value, self.best_metric)):
             return
-        previous = "" if self.best_metric is None else f" from {self.best_metric}"
-        text = f"\n{self.watch_metric} improved{previous} to {value}. Saving to {self.save_path}"
-        trainer.notify("best.saved", text, metric=self.watch_metric, value=value, path=self.save_path)
+        best, fields = self.best_metric, {"metric": self.watch_metric, "value": value, "path": self.save_path}
+        previous = "" if best is None else f" from {best:.6g}"
+        told = f"{previous} to {value:.6g} ({told_direction(self)})"
+        text = f"\n{self.watch_metric} improved{told}. Saving to {self.save_path}"
+        trainer.notify("best.saved", text, best=best, greater_is_better=self.greater_is_better, **fields)
         self.best_metric = value
         self.best_metric_epoch = trainer.run_history.current_epoch
         self._save(trainer, {self.watch_metric: value})

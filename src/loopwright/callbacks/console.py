@@ -14,13 +14,7 @@ class PrintProgressCallback(TrainerCallback):
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         trainer.notify("progress", "\nStarting training run")
-        # Unless somebody sets a seed, torch draws one of 64 bits; `set_seed` takes no more than 32.
-        if isinstance(trainer.seed, int) and trainer.seed >= 2**32 and trainer.progress.update == 0:
-            text = (
-                f"Seed {trainer.seed}, drawn by torch: pass seed= to repeat the run. For the starting weights of "
-                "pytorch-accelerated call loopwright.set_seed(42) before the model is built"
-            )
-            trainer.notify("seed", text, seed=trainer.seed)
+        report_seed(trainer)
 
     def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         trainer.notify("progress", f"\nStarting epoch {trainer.run_history.current_epoch}")
@@ -36,6 +30,16 @@ class PrintProgressCallback(TrainerCallback):
 
     def on_evaluation_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         trainer.notify("progress", "Finishing evaluation run")
+
+
+def report_seed(trainer: TrainerLike) -> None:
+    """Report a seed that nobody has set: torch draws one of 64 bits; `set_seed` takes no more than 32."""
+    if isinstance(trainer.seed, int) and trainer.seed >= 2**32 and trainer.progress.update == 0:
+        text = (
+            f"Seed {trainer.seed}, drawn by torch: pass seed= to repeat the run. For the starting weights of "
+            "pytorch-accelerated call loopwright.set_seed(42) before the model is built"
+        )
+        trainer.notify("seed", text, seed=trainer.seed)
 
 
 class LogMetricsCallback(TrainerCallback):

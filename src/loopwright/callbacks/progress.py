@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from loopwright.callbacks.base import TrainerCallback
 from loopwright.protocols import TrainerLike
+from loopwright.terminal import bar_class
+
+tqdm = bar_class()
 
 
 class ProgressBarCallback(TrainerCallback):

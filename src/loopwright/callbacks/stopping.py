@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from loopwright.callbacks.base import TrainerCallback, has_new_value, require_evaluation
+from loopwright.callbacks.metrics import set_direction, told_direction, watched_value
 from loopwright.errors import StopTrainingError
 from loopwright.progress import StopKind, StopReason
 from loopwright.protocols import TrainerLike
@@ -22,7 +23,8 @@ class EarlyStoppingCallback(TrainerCallback):
     Args:
         early_stopping_patience: epochs without improvement before the run stops.
         early_stopping_threshold: the metric must change by more than this to count as improved.
-        watch_metric: its name in the run history.
+        watch_metric: its name in the run history; "accuracy" also finds "eval_accuracy".
+        greater_is_better: None knows the direction of common metrics, and takes lower for others, with a note.
         reset_on_train: forget best value and counter at the start of a run.
 
     Attributes:
@@ -33,16 +35,18 @@ class EarlyStoppingCallback(TrainerCallback):
     early_stopping_patience: int = 1
     early_stopping_threshold: float = 0.01
     watch_metric: str = "eval_loss_epoch"
-    greater_is_better: bool = False
+    greater_is_better: bool | None = None
     reset_on_train: bool = True
     best_metric: float | None = field(default=None, init=False)
+    operator: Callable[[Any, Any], bool] = field(init=False)
     early_stopping_patience_counter: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.operator = operator.gt if self.greater_is_better else operator.lt
+        set_direction(self)
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         require_evaluation(self, self.watch_metric, trainer)
+        set_direction(self, trainer)
         if self.reset_on_train:
             self.best_metric = None
             self.early_stopping_patience_counter = 0
@@ -51,19 +55,29 @@ class EarlyStoppingCallback(TrainerCallback):
         """Compare and count, and stop the run when patience runs out; epochs without evaluation do not count."""
         if not has_new_value(self.watch_metric, kwargs):
             return
-        value, best = float(trainer.run_history.get_latest_metric(self.watch_metric)), self.best_metric
+        value, best = watched_value(self, trainer), self.best_metric
         if best is None and not math.isnan(value):
             self.best_metric = value
             self.early_stopping_patience_counter = 0
             return
+        told = "none yet" if best is None else f"{best:.6g}"
+        told = f" {self.watch_metric}: {value:.6g}, best so far {told} ({told_direction(self)})"
+        fields = {
+            "metric": self.watch_metric,
+            "value": value,
+            "best": best,
+            "greater_is_better": self.greater_is_better,
+        }
         # A nan compares false with everything, so it is never an improvement.
         if best is not None and self.operator(value, best) and abs(value - best) > self.early_stopping_threshold:
             gain = abs(value - best)
-            trainer.notify("early_stopping", f"\nImprovement of {gain} observed, resetting counter.", gain=gain)
+            text = f"\nImprovement of {gain:.6g} observed, resetting counter.{told}"
+            trainer.notify("early_stopping", text, gain=gain, **fields)
             self.best_metric = value
             self.early_stopping_patience_counter = 0
         else:
-            trainer.notify("early_stopping", "\nNo improvement above threshold observed, incrementing counter.")
+            text = f"\nNo improvement above threshold observed, incrementing counter.{told}"
+            trainer.notify("early_stopping", text, **fields)
             self.early_stopping_patience_counter += 1
         counter, patience = self.early_stopping_patience_counter, self.early_stopping_patience
         text = f"Early stopping counter: {counter}/{patience}"

@@ -20,11 +20,10 @@ table of labels have a method `table`; call it before `compute`. The direction i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
-from loopwright.errors import ConfigError
+from loopwright.errors import ConfigError, nearest
 from loopwright.metrics.base import Combined, CountingMetric, Metric, Options
 from loopwright.metrics.bootstrap import Bootstrap
 from loopwright.metrics.calibration import ExpectedCalibrationError
@@ -44,6 +43,7 @@ from loopwright.metrics.means import BitsPerByte, MeanLoss, Perplexity
 from loopwright.metrics.question_answering import Squad, SquadV2
 from loopwright.metrics.regression import MeanAbsoluteError, MeanSquaredError, PearsonCorrelation, SpearmanCorrelation
 from loopwright.metrics.retrieval import CosineSpearman, Retrieval, similarity_rows
+from loopwright.metrics.roc import R2, RocAuc
 from loopwright.metrics.spans import Entities, TokenAccuracy
 from loopwright.metrics.texts import Bleu, ChrF, ExactMatch, Rouge
 
@@ -51,6 +51,7 @@ __all__ = [
     "F1",
     "GLUE",
     "METRICS",
+    "R2",
     "TASK_METRICS",
     "VISION_METRICS",
     "Accuracy",
@@ -80,6 +81,7 @@ __all__ = [
     "Recall",
     "ReconstructionError",
     "Retrieval",
+    "RocAuc",
     "Rouge",
     "SpearmanCorrelation",
     "Squad",
@@ -98,14 +100,14 @@ def _by_name(*groups: tuple[type[Metric], ...]) -> Mapping[str, type[Metric]]:
 
 METRICS: Mapping[str, type[Metric]] = _by_name(
     (Accuracy, F1, Precision, Recall, MatthewsCorrelation),
-    (PearsonCorrelation, SpearmanCorrelation, MeanSquaredError, MeanAbsoluteError),
+    (PearsonCorrelation, SpearmanCorrelation, MeanSquaredError, MeanAbsoluteError, R2),
     (ExactMatch, MeanLoss, Perplexity),
 )
 """Every metric of single values, by name: one label, number or text for each sample."""
 
 TASK_METRICS: Mapping[str, type[Metric]] = _by_name(
     (Squad, SquadV2, Entities, TokenAccuracy, Rouge, Bleu, ChrF),
-    (Retrieval, CosineSpearman, BitsPerByte, MultiLabel, ConfusionMatrix, ExpectedCalibrationError),
+    (Retrieval, CosineSpearman, BitsPerByte, MultiLabel, ConfusionMatrix, ExpectedCalibrationError, RocAuc),
 )
 """Every metric of a task with more to a sample, by name: answers, sequences, rows, texts with several references."""
 
@@ -174,6 +176,6 @@ def combine(metrics: Iterable[str | Metric]) -> Combined:
 def _check_name(kind: str, name: str, known: Iterable[str]) -> None:
     known = list(known)
     if name not in known:
-        nearest = get_close_matches(_OTHER_NAMES.get(name, str(name)), known, n=1)
-        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        near = nearest(_OTHER_NAMES.get(name, str(name)), known)
+        hint = f"did you mean {near!r}? " if near else ""
         raise ConfigError(f"there is no {kind} {name!r}: {hint}There are {', '.join(known)}")

@@ -16,7 +16,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
-from itertools import islice
+from itertools import islice, pairwise
 
 WITHOUT_SPACES: Mapping[str, str] = {
     "Chinese": "⺀-⿟々〇〡-〩〸-〻\u3100-\u312fㆠ-ㆿ㐀-䶿一-鿿\uf900-\ufaff\U00020000-\U0003fffd",
@@ -29,6 +29,9 @@ WITHOUT_SPACES: Mapping[str, str] = {
 }
 """The characters of the scripts without spaces between words, as ranges of a regular expression."""
 LATIN, KOREAN, OTHER = "Latin", "Korean", "other"
+_PICTURE = "[\u231a-\u23ff\u2600-\u27bf\u2b1b-\u2b55\U0001f000-\U0001faff]"
+EMOJI = f"(?:[🇦-🇿]{{2}}|{_PICTURE}(?:[\ufe0e\ufe0f\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]|\u200d{_PICTURE})*)"
+"""The pattern of an emoji with all that is joined to it: skin tones, flags, families."""
 
 _SPACELESS = "".join(WITHOUT_SPACES.values())
 _HAS_SPACELESS = re.compile(f"[{_SPACELESS}]")
@@ -45,6 +48,30 @@ _SENTENCE_END = re.compile(
 def tokenize(text: str) -> list[str]:
     """Return the words of a text in lower case, without punctuation."""
     return re.findall(r"\w+", text.lower()) if text.isascii() else _pattern().findall(text.lower())
+
+
+def terms(text: str) -> list[str]:
+    """Return what tells a text's class: words, emoji, and the neighbouring characters of scripts without spaces."""
+    if text.isascii():
+        return tokenize(text)
+    found = list(_pattern(EMOJI + "|").finditer(text.lower()))
+    spaceless = [each if _HAS_SPACELESS.match(each[0]) else None for each in found]
+    pairs = (a[0] + b[0] for a, b in pairwise(spaceless) if a and b and a.end() == b.start())
+    return [*(each[0] for each in found), *pairs]
+
+
+def subword_patterns() -> tuple[str, str]:
+    """Return the patterns of the pieces of a subword tokenizer, and of a superfluous first space, for Oniguruma.
+
+    These are GPT-2's pieces, except that marks stay with their letters, that a character of a script without spaces or
+    an emoji is by itself, and that no space belongs to it.
+    """
+    marks, other = "[\\p{M}\u200c\u200d]*", f"(?![{_SPACELESS}])"
+    pieces = (
+        rf"'s|'t|'re|'ve|'m|'ll|'d|{EMOJI}|(?![\p{{P}}\p{{S}}\p{{M}}])[{_SPACELESS}]{marks}"
+        rf"| ?(?:{other}\p{{L}}{marks})+| ?(?:{other}\p{{N}})+| ?(?:(?!{EMOJI})[^\s\p{{L}}\p{{N}}])+|\s+(?!\S)|\s+"
+    )
+    return pieces, rf"\A (?= |[{_SPACELESS}]|{EMOJI})"
 
 
 def count_words(text: str) -> int:
@@ -114,12 +141,12 @@ def same_answer(predicted: str, true: str) -> bool:
 
 
 @cache
-def _pattern() -> re.Pattern[str]:
-    """Return the pattern of a word; created when first needed, as the marks of all scripts take 10 ms to find."""
+def _pattern(others: str = "") -> re.Pattern[str]:
+    """Return the pattern of `others` or a word; created late, as the marks of all scripts take 10 ms to find."""
     marks = "".join(each for each in map(chr, range(0x300, 0xFFFF)) if unicodedata.category(each)[0] == "M")
     # Joiners within a word; marks of Chakma and of Adlam; variants of Chinese characters.
     marks += "\u200c\u200d\U00011100-\U00011102\U00011127-\U00011134\U0001e944-\U0001e94a\U000e0100-\U000e01ef"
-    return re.compile(rf"(?!\W)[{_SPACELESS}][{marks}]*|(?:[^\W{_SPACELESS}][{marks}]*)+")
+    return re.compile(rf"{others}(?!\W)[{_SPACELESS}][{marks}]*|(?:[^\W{_SPACELESS}][{marks}]*)+")
 
 
 @lru_cache(1 << 16)

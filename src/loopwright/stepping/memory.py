@@ -144,9 +144,9 @@ class MemoryGuard:
             saw.append(f"the activations of a micro-batch need about {size(needed)}; {size(free)} are free for them")
         fix = trainer.remedies_of_batch(piece.rows, memory_advice.length_of(piece.batch), savings)
         if run.settings.oom == "stop" and not run.engine.is_distributed:
-            keeps_maths = memory_advice.compare(run, window).keeps_maths(memory_advice.rounding(run))
-            keeps = ", which keeps the maths" if keeps_maths else ""
-            fix = f"{trainer.remedy_of_policy()}{keeps}   or   {fix}"
+            if memory_advice.compare(run, window).keeps_maths(memory_advice.rounding(run)):
+                saw.append(f"{trainer.remedy_of_policy()} keeps the maths")
+            fix = f"{trainer.remedy_of_policy()}   or   {fix}"
         update, told = run.progress.update + 1, _told_size(piece)
         told_bytes = _told_bytes(memory.asked_bytes(error), None)
         return memory.TorchMemoryLimitError(

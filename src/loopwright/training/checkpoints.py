@@ -315,7 +315,8 @@ class RunCheckpoints:
             raise CheckpointError(
                 f"the model is not built like the one in {path}: {of_model[0]}{more}",
                 code="resume.model",
-                fix="build it as before, or --allow_changed_model, Checkpointing(..., allow_changed_model=True)",
+                saw=["in Python: Checkpointing(..., allow_changed_model=True)"],
+                fix="--allow_changed_model   or   build it as before",
             )
         self.announce(path, changes, changes)
         self.announce(path, of_own_classes, of_own_classes, are_settings=False)

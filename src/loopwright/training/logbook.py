@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from loopwright.back_reference import BackReference
 from loopwright.checkpoint import store
 from loopwright.checkpoint.fingerprint import TIERS
 from loopwright.data import Window
+from loopwright.engine.nested import iter_tensors
 from loopwright.engine.processes import local_process_zero_first, world_process_zero_only
 from loopwright.errors import Preempted, StopTrainingError
 from loopwright.progress import StopKind, StopReason
@@ -184,7 +186,21 @@ class Logbook:
         if index is None:
             return None, None
         first = self.first_update_of_epoch + index
-        return first, self._report_nonfinite(first, index)
+        samples = self._report_nonfinite(first, index)
+        self._note_bad_inputs(samples or [])
+        return first, samples
+
+    def _note_bad_inputs(self, samples: list[int]) -> None:
+        """Name the samples of an update that is not finite whose own values are not; the run ends, or has ended."""
+        dataset = self.run.trainer.train_dataset
+        bad = []
+        with contextlib.suppress(Exception):
+            for index in samples if self.run.settings.nan == "stop" else []:
+                values = [each for each in iter_tensors(dataset[index]) if each.is_floating_point()]
+                bad += [index] if not all(bool(each.isfinite().all()) for each in values) else []
+        if bad:
+            text = f"train_dataset holds values that are nan or infinite: sample {', '.join(map(str, bad[:8]))}"
+            self.run.trainer.notify("data.nonfinite", text, samples=bad)
 
     def stop_if_nonfinite(self, update: int | None, samples: list[int] | None) -> None:
         """Stop the run at a loss that was not finite, unless such updates are skipped."""

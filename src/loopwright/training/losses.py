@@ -20,6 +20,7 @@ from loopwright.failpoints import failpoint
 from loopwright.tracking import LossTracker
 from loopwright.tracking.loss import combined
 
+Note = Callable[[list[str]], None]  # called with the names that a model does not take
 _NEVER = 2**62
 _WRAPPERS = r"^(_orig_mod\.)?module\.(_orig_mod\.)?"  # what is before the name of a parameter of a wrapped model
 
@@ -158,6 +159,11 @@ class EpochLosses:
         """Return the mean loss of the epoch so far, over all processes; nan without items."""
         return reduced_mean(self._tracker, self._engine)[0]
 
+    @property
+    def running(self) -> float:
+        """The mean loss of the epoch so far on this process; waits for the device."""
+        return self._tracker.average
+
     def has_nonfinite(self) -> bool:
         """Whether any loss of the epoch, on any process, was nan or infinite."""
         return reduced_mean(self._tracker, self._engine)[1]
@@ -216,14 +222,14 @@ def reduced_mean(tracker: LossTracker, engine: Engine) -> tuple[float, bool]:
     return (total / count if count else math.nan), bad_anywhere > 0
 
 
-def batch_loss(model: Any, loss_func: Any, batch: Any) -> dict[str, Any]:
+def batch_loss(model: Any, loss_func: Any, batch: Any, note: Note | None = None) -> dict[str, Any]:
     """Return loss, model outputs and batch size of a batch, the default way.
 
     A mapping goes to the model as keywords; without a loss function the loss is `outputs.loss`, with one
     it is `loss_func(outputs, batch["labels"])`. Anything else is taken as (inputs, targets, ...).
     """
     if isinstance(batch, Mapping):
-        return _mapping_loss(model, loss_func, batch)
+        return _mapping_loss(model, loss_func, batch, note)
     if loss_func is None:
         raise BatchLossError(
             "loss_func is None, so the loss has to come from the model: that needs a mapping batch (passed as "
@@ -234,11 +240,12 @@ def batch_loss(model: Any, loss_func: Any, batch: Any) -> dict[str, Any]:
         held = f" of {len(batch)}" if isinstance(batch, (list, tuple)) else ""
         raise BatchLossError(
             f"a batch must be (inputs, targets, ...) or a mapping, got a {type(batch).__name__}{held}. "
-            "Override calculate_train_batch_loss and calculate_eval_batch_loss for other kinds of batches."
+            "Let the dataset return (input, target), as TensorDataset(inputs, targets) does, or override "
+            "calculate_train_batch_loss and calculate_eval_batch_loss."
         )
     inputs, targets = batch[0], batch[1]
     outputs = _outputs(model, inputs)
-    return {"loss": loss_func(outputs, targets), "model_outputs": outputs, "batch_size": targets.size(0)}
+    return {"loss": _loss(loss_func, outputs, targets), "model_outputs": outputs, "batch_size": targets.size(0)}
 
 
 def unused_parameters(model: Any, error: BaseException, remedies: Callable[[], tuple[str, str]]) -> ConfigError | None:
@@ -263,8 +270,8 @@ def unused_parameters(model: Any, error: BaseException, remedies: Callable[[], t
 def prediction(model: Any, batch: Any) -> Any:
     """Return the model's outputs for a batch, the default way: labels and further tuple entries are left out."""
     if isinstance(batch, Mapping):
-        accepted = {name: value for name, value in batch.items() if name != "labels"}
-        outputs = _outputs(model, **accepted)
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        outputs = _outputs(model, **_accepted(model, inputs))
     else:
         outputs = _outputs(model, batch[0] if isinstance(batch, (list, tuple)) else batch)
     return getattr(outputs, "logits", outputs)
@@ -300,9 +307,9 @@ def check_batch_output(output: Any, method: str, *, is_training: bool) -> None:
         )
 
 
-def _mapping_loss(model: Any, loss_func: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+def _mapping_loss(model: Any, loss_func: Any, batch: Mapping[str, Any], note: Note | None) -> dict[str, Any]:
     if loss_func is None:
-        outputs = _outputs(model, **batch)
+        outputs = _outputs(model, **_accepted(model, batch, note))
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
         if loss is None:
             raise BatchLossError(
@@ -315,12 +322,41 @@ def _mapping_loss(model: Any, loss_func: Any, batch: Mapping[str, Any]) -> dict[
                 f"a mapping batch needs labels for the loss_func, got {', '.join(batch)}. "
                 "Rename the target to labels, or override calculate_train_batch_loss."
             )
-        signature = _signature(model)
-        takes_labels = "labels" in signature.parameters or _takes_all(signature)
-        inputs = {name: value for name, value in batch.items() if takes_labels or name != "labels"}
-        outputs = _outputs(model, **inputs)
-        loss = loss_func(getattr(outputs, "logits", outputs), batch["labels"])
+        outputs = _outputs(model, **_accepted(model, batch, note, has_loss=True))
+        loss = _loss(loss_func, getattr(outputs, "logits", outputs), batch["labels"])
     return {"loss": loss, "model_outputs": getattr(outputs, "logits", outputs), "batch_size": num_rows(batch)}
+
+
+def _loss(loss_func: Any, outputs: Any, targets: Any) -> Any:
+    """Return the loss; raise a BatchLossError if targets are of a kind that a loss of torch does not take."""
+    try:
+        return loss_func(outputs, targets)
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        name = getattr(loss_func, "__name__", type(loss_func).__name__)
+        reason = f"loss_func is a {name}, which cannot be called" if not callable(loss_func) else None
+        if isinstance(outputs, Tensor) and isinstance(targets, Tensor) and reason is None:
+            reason = _why_no_loss(name, outputs, targets)
+        if reason is None:
+            raise
+        raise BatchLossError(reason) from error
+
+
+def _why_no_loss(name: str, outputs: Tensor, targets: Tensor) -> str | None:
+    kind, shape = str(targets.dtype).removeprefix("torch."), tuple(targets.shape)
+    if name in ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss") and outputs.dim() > 1:
+        if targets.dim() == outputs.dim() and targets.shape[1] == 1 != outputs.shape[1]:
+            return f"the targets have the shape {shape}; {name} needs one class per sample: targets.squeeze(1).long()"
+        if targets.is_floating_point() or targets.dtype not in (torch.int64, torch.uint8):
+            return f"the targets are of type {kind}; {name} needs the numbers of classes: targets.long()"
+        classes, used = outputs.shape[1], targets[targets != -100]
+        if len(used) and (used.min() < 0 or used.max() >= classes):
+            odd = int(used.min() if used.min() < 0 else used.max())
+            return f"the target {odd} is out of range: the model has {classes} outputs, for classes 0 to {classes - 1}"
+    if outputs.shape != targets.shape and outputs.numel() == targets.numel():
+        return f"the outputs have the shape {tuple(outputs.shape)}, and the targets {shape}: {name} needs equal shapes"
+    if name in ("BCEWithLogitsLoss", "BCELoss", "MSELoss", "L1Loss") and not targets.is_floating_point():
+        return f"the targets are of type {kind}; {name} needs targets.float()"
+    return None
 
 
 def _outputs(model: Any, /, *inputs: Any, **named: Any) -> Any:
@@ -353,6 +389,23 @@ def _signature(model: Any) -> inspect.Signature:
     signature = inspect.signature(getattr(model, "forward", model))
     inner = getattr(model, "_orig_mod", getattr(model, "module", None))  # of torch.compile, of DDP
     return _signature(inner) if isinstance(inner, nn.Module) and _takes_all(signature) else signature
+
+
+def _accepted(
+    model: Any, batch: Mapping[str, Any], note: Note | None = None, has_loss: bool = False
+) -> Mapping[str, Any]:
+    """Return the entries of a batch that the model's forward takes; a note names the others, labels aside."""
+    signature = _signature(model)
+    extra = [] if _takes_all(signature) else [name for name in batch if name not in signature.parameters]
+    kept = {name: value for name, value in batch.items() if name not in extra}
+    try:
+        signature.bind(**kept)
+    except TypeError:  # something is missing: the error names all that the batch has
+        return {name: value for name, value in batch.items() if not has_loss or name not in {*extra} & {"labels"}}
+    told = [name for name in extra if name != "labels"]
+    if told and note is not None:
+        note(told)
+    return kept
 
 
 def _takes_all(signature: inspect.Signature) -> bool:

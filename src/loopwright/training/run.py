@@ -114,6 +114,7 @@ class TrainingRun:
         self.logbook: Logbook = trainer.create_logbook(self)
         self.checkpoints: RunCheckpoints = trainer.create_checkpoints(self)
         self._has_begun = False
+        self._has_noted_extra = False
         self._output_is_checked = False
         self._windows: Iterator[Window] = iter(())
         self.applying = OptimizerStep(self)
@@ -413,6 +414,13 @@ class TrainingRun:
         self.check_first_output(output, "calculate_train_batch_loss")
         trainer.call_event("on_train_step_end", batch=batch, batch_output=output, step=step)
         return self.losses.weighted(output)
+
+    def note_extra(self, names: list[str]) -> None:
+        """Report once which entries of the batches the model does not take."""
+        if not self._has_noted_extra:
+            self._has_noted_extra = True
+            text = f"Left out of the batches, as the model's forward does not take them: {', '.join(names)}"
+            self.trainer.notify("batch.extra", text, names=names)
 
     def check_first_output(self, output: Any, method: str) -> None:
         if not self._output_is_checked:

@@ -1,0 +1,149 @@
+"""Errors of somebody's first line: they name the right argument, or what is wrong with the data."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import toys
+from loopwright import Trainer
+from loopwright.errors import BatchLossError, ConfigError, ConfigTypeError
+
+ROWS = toys.labelled(12)
+X, Y = ROWS.tensors
+
+
+def trainer_of(loss=None, optimizer=None, width=3, **options):
+    model = nn.Linear(4, width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if optimizer is None else optimizer
+    return Trainer(model, loss or nn.CrossEntropyLoss(), optimizer, callbacks=(), **options)
+
+
+NAMES = {
+    "epochs": "num_epochs",
+    "num_epoch": "num_epochs",
+    "batch_size": "per_device_batch_size",
+    "val_dataset": "eval_dataset",
+    "max_grad_norm": "gradient_clip_norm",
+    "eval_data": "eval_dataset",
+}
+
+
+@pytest.mark.parametrize("given", NAMES)
+def test_a_wrong_argument_of_train_is_named_with_the_right_one(given):
+    with pytest.raises(ConfigTypeError) as caught:
+        trainer_of().train(ROWS, **{"num_epochs": 1, given: 3})
+    assert (caught.value.given, caught.value.nearest) == (given, NAMES[given])
+    assert isinstance(caught.value, TypeError) and given in str(caught.value)
+
+
+def test_arguments_of_something_else_are_sent_there():
+    with pytest.raises(ConfigTypeError, match="optimizer"):
+        trainer_of().train(ROWS, 1, lr=0.1)
+    with pytest.raises(ConfigTypeError, match=r"num_epochs= to train"):
+        trainer_of(epochs=3)
+    with pytest.raises(ConfigTypeError) as caught:
+        Trainer(nn.Linear(1, 1), loss=1, optimizer=2)
+    assert caught.value.nearest == "loss_func"
+    with pytest.raises(ConfigTypeError, match="num_epochs"):
+        trainer_of().train(ROWS)
+    with pytest.raises(ConfigTypeError) as caught:
+        trainer_of().evaluate(ROWS, batch_size=2)
+    assert caught.value.nearest == "per_device_batch_size"
+
+
+def test_a_type_error_of_the_users_own_code_stays_as_it_is():
+    class Own(Trainer):
+        def calculate_train_batch_loss(self, batch):
+            return len(3)
+
+    model = nn.Linear(4, 3)
+    with pytest.raises(TypeError, match="has no len") as caught:
+        Own(model, None, torch.optim.SGD(model.parameters(), lr=0.1), ()).train(ROWS, 1)
+    assert not isinstance(caught.value, ConfigTypeError)
+
+
+def test_swapped_arguments_are_named_when_the_trainer_is_made():
+    model, loss = nn.Linear(4, 3), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for order in ((model, optimizer, loss), (optimizer, model, loss), (loss, model, model), (model, optimizer, None)):
+        with pytest.raises(ConfigTypeError, match=r"Trainer\(model, loss_func, optimizer\)"):
+            Trainer(*order)
+
+
+MADE = {
+    "class": torch.optim.SGD,
+    "function": lambda parameters: None,
+    "partial": functools.partial(torch.optim.SGD, lr=0.1),
+    "text": "adam",
+    "parameters": nn.Linear(1, 1).parameters(),
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_what_is_no_optimizer_is_refused_before_the_run(kind):
+    with pytest.raises(ConfigTypeError, match=r"model.parameters\(\)"):
+        trainer_of(optimizer=MADE[kind]).train(ROWS, 1)
+
+
+DATA = {
+    "pair": ((X, Y), ConfigTypeError, "TensorDataset"),
+    "inputs": (X, BatchLossError, "TensorDataset"),
+    "no_target": (TensorDataset(X), BatchLossError, "TensorDataset"),
+    "none": (None, ConfigTypeError, "train_dataset"),
+    "float": (TensorDataset(X, Y.float()), BatchLossError, r"float32.*targets.long\(\)"),
+    "int32": (TensorDataset(X, Y.int()), BatchLossError, r"int32.*targets.long\(\)"),
+    "column": (TensorDataset(X, Y[:, None]), BatchLossError, r"squeeze\(1\)"),
+    "above": (TensorDataset(X, Y + 5), BatchLossError, r"out of range: the model has 3 outputs, for classes 0 to 2"),
+    "below": (TensorDataset(X, Y - 5), BatchLossError, "out of range"),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_data_that_cannot_work_is_explained(kind):
+    data, error, text = DATA[kind]
+    with pytest.raises(error, match=text):
+        trainer_of().train(data, 1)
+
+
+def test_numbers_losses_and_shapes_that_cannot_work_are_explained():
+    for epochs in ("3", 2.5, Y):
+        with pytest.raises(ConfigError, match="num_epochs"):
+            trainer_of().train(ROWS, epochs)
+    with pytest.raises(BatchLossError, match="cannot be called"):
+        trainer_of(loss="mse").train(ROWS, 1)
+    with pytest.raises(BatchLossError, match="equal shapes"):
+        trainer_of(nn.BCEWithLogitsLoss(), width=1).train(TensorDataset(X, (Y > 1).float()), 1)
+    with pytest.raises(BatchLossError, match=r"targets.float\(\)"):
+        trainer_of(nn.BCEWithLogitsLoss(), width=1).train(TensorDataset(X, (Y > 1).long()[:, None]), 1)
+
+
+def test_samples_that_are_not_finite_are_named(capsys):
+    x = X.clone()
+    x[7, 2] = torch.nan
+    result = trainer_of().train(TensorDataset(x, Y), 1, per_device_batch_size=6)
+    assert result.stop_reason is not None
+    assert "nan or infinite: sample 7\n" in capsys.readouterr().out
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, features):
+        return self.layer(features)
+
+
+def test_entries_of_a_batch_that_the_model_does_not_take_are_left_out_with_one_note(capsys):
+    rows = [{"features": x, "labels": y, "id": index, "weight": 1.0} for index, (x, y) in enumerate(ROWS)]
+    model = Named()
+    trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=())
+    assert trainer.train(rows, 2, rows, per_device_batch_size=4).epochs == 2
+    out = capsys.readouterr().out
+    assert out.count("does not take them: id, weight\n") == 1
+    assert trainer.predict(rows).outputs.shape == (12, 3)
+    with pytest.raises(BatchLossError, match="takes features, but the batch has id"):
+        trainer.evaluate([{"id": 1, "labels": row["labels"]} for row in rows])
