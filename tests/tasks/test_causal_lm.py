@@ -53,6 +53,9 @@ def test_files_texts_and_rows_are_continued_alike_and_transformers_opens_the_mod
     prompts = ["the cat sat on", "the", "the hen sat on the roof and"]
     one_by_one = [learnt.predict([each])[0] for each in prompts]
     assert learnt.predict(prompts) == one_by_one
+    found = learnt.predict([{"text": "the"}, {"other": "the"}])
+    assert ["error" in each for each in found] == [False, True] and found[1]["error"].startswith("data.missing")
+    assert [set(each) for each in learnt.predict(["", "\n", *prompts])] == [{"text", "continuation"}] * 5
     data = write_jsonl(tmp_path / "prompts.jsonl", [{"text": each} for each in prompts])
     assert learnt.predict(data) == learnt.predict([{"text": each} for each in prompts]) == one_by_one
     long = " ".join(["the cat sat on the mat"] * 40)
@@ -169,8 +172,8 @@ def test_a_tokenizer_without_a_pad_or_an_end_token_will_do(tmp_path, text_file):
     folder = tiny_gpt2(tmp_path / "bare", pad_token=None, eos_token=None, bos_token=None)
     run = api.train("causal-lm", data=text_file, model=folder, **{**FLAGS, "block_size": 24, "max_steps": 2})
     assert run.status == "done" and len(run.predict(["the cat", "the dog sat on"])) == 2
-    with pytest.raises(InputError, match="no text to continue"):
-        run.predict([""])
+    with pytest.raises(InputError, match="no text"):
+        run.predict([""], strict=True)
 
 
 def test_sampled_continuations_are_the_same_each_time(gpt2, text_file):

@@ -60,7 +60,7 @@ def test_a_killed_run_resumes_in_another_folder_to_the_same_bits(task, tmp_path,
     code, said = run_lines([*words, "--out", "killed"], folder=tmp_path, failpoint=KILL)
     assert code == -signal.SIGKILL, said
     moved = (tmp_path / "killed").rename(tmp_path / "moved")
-    used = [["predict", moved, *inputs, "--out", f"{name}.jsonl"] for name in "ab"]
+    used = [["predict", moved, *inputs, "--out", f"{name}.jsonl", "--only_predictions"] for name in "ab"]
     code, said = run_lines(used[0], ["resume", moved], used[1], ["evaluate", moved, "--json"], folder=tmp_path)
     assert code == 0 and "Resumed training state" in said, said
     assert main([*map(str, words), "--out", "whole"]) == 0

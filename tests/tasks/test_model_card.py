@@ -72,7 +72,7 @@ def test_missing_intervals_and_undefined_metrics_of_both_splits_are_told_apart(c
 
 def test_a_notebook_shows_the_top_of_the_report(finished):
     page, words = shown_by(finished)
-    assert f"{finished.metrics['accuracy']:.4f}" in words and finished.id in words and "done" in words
+    assert f"{finished.metrics['accuracy']:.4f}" in words and finished.path.name in words and "done" in words
     assert "this run" in words and "majority" in words
     # It stands by itself in light and dark: no sheet, no script, the colour of the notebook for texts.
     assert {name for name, _ in page.attributes} == {"style"}
@@ -80,8 +80,9 @@ def test_a_notebook_shows_the_top_of_the_report(finished):
 
 
 def test_a_notebook_shows_the_name_of_a_run_escaped_and_an_unfinished_run_with_its_results_so_far(copied):
-    change(copied.path / "run.json", id="<script>alert(1)</script>", task="<b>")
-    text = api.Run.find(copied.path)._repr_html_()
+    change(copied.path / "run.json", task="<b>")
+    copied = api.Run.find(copied.path.rename(copied.path.with_name("<script>alert(1)")))
+    text = copied._repr_html_()
     assert "<script" not in text and "&lt;script&gt;" in text
     assert shown_by(api.Run.find(copied.path))
     (copied.path / "result.json").unlink()
@@ -151,7 +152,7 @@ def test_names_from_the_data_are_plain_text_in_the_card_on_the_terminal_and_on_r
     assert main(["predict", "kept", "d.csv", "--out", "exact.csv"]) == 0
     safe, exact = (list(csv.reader((tmp_path / name).read_text().splitlines())) for name in ("p.csv", "exact.csv"))
     assert not any(cell[:1] in tuple("=+-@") for row in safe for cell in row)
-    assert [row for row in safe if row[0] == "'=1+1"] and [row for row in exact if row[0] == "=1+1"]
+    assert [row for row in safe if "'=1+1" in row] and [row for row in exact if "=1+1" in row]
 
 
 def test_formulas_are_quoted_and_numbers_are_not():

@@ -12,6 +12,7 @@ from loopwright.runs.finish import evaluate
 from loopwright.tasks.text.models import GroupCollator
 from sample_data import SAMPLES
 from tasks.conftest import FLAGS
+from tasks.dirty_inputs import assert_aligned
 from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines, write_csv, write_jsonl
 from tasks.runs import check_resume, train_in
@@ -160,6 +161,8 @@ def test_labels_that_are_not_positions_and_too_few_texts_are_refused(learnt, tmp
     for texts in (["it is red"], ["it is red", "so red"], ["it is red\tso red"]):
         with pytest.raises(InputError, match="chooses among texts"):
             learnt.predict(texts)
+    short = {"it is red\tso red": "data.value", "": "data.missing", "it is red\t\tso red": "data.missing"}
+    assert_aligned(learnt, ["it is red\tso red\tso blue"], short)
 
 
 def test_the_sample_of_swag_is_trained_resumed_and_predicted_by_command(tmp_path, capsys):

@@ -18,6 +18,7 @@ from loopwright.tasks.text.question_answering import QuestionAnswering, best_spa
 from loopwright.tasks.text.question_features import SpanCollator, WindowDataset, WindowEncoder, token_span
 from sample_data import SAMPLES
 from tasks.conftest import FLAGS
+from tasks.dirty_inputs import assert_aligned
 from tasks.intervals import assert_loss_has_interval
 from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines, write_jsonl
@@ -112,8 +113,11 @@ def test_a_file_pairs_and_a_tab_are_predicted_alike(answered, tmp_path):
     assert answered.predict(file) == answered.predict(pairs) == answered.predict(tabs)
     with pytest.raises(InputError, match="a question and its context are needed, got 1 text"):
         answered.predict(["Which one ?"])
-    with pytest.raises(InputError, match="row 0 has no context"):
+    with pytest.raises(InputError, match="no row to predict has context"):
         answered.predict([{"question": "Which one ?"}])
+    assert_aligned(answered, tabs[:2], {"Which one ?": "data.missing", "": "data.missing", "\tred": "data.missing"})
+    far = [{**row, "answers": {"text": ["not there"], "answer_start": [3]}} for row in asked]  # answers are not read
+    assert answered.predict(write_jsonl(tmp_path / "far.jsonl", far)) == answered.predict(file)
 
 
 def test_limits_count_rows_and_not_features(tmp_path):

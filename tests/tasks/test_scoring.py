@@ -99,14 +99,19 @@ def test_a_table_has_the_union_of_all_columns(tmp_path):
 
 def test_baselines_are_fitted_and_scored_on_the_rows_of_the_run(tmp_path, capsys):
     labels = {"train": ["neg"] * 20 + ["pos"] * 40, "validation": ["pos"] * 4 + ["neg"] * 16}
+    labels["test"] = ["neg", "pos", "neg", "neg", "pos", "pos"]
     for split, column in labels.items():
         rows = [{"text": f"{label} {split} number {number}", "label": label} for number, label in enumerate(column)]
         write_csv(tmp_path / f"{split}.csv", rows)
-    files = {"train_file": tmp_path / "train.csv", "validation_file": tmp_path / "validation.csv"}
+    files = {f"{split}_file": tmp_path / f"{split}.csv" for split in labels}
     flags = {**FLAGS, "epochs": 1, "rehearsal": False, "quiet": False}
-    run = api.train("text-classification", **files, max_train_samples=24, max_eval_samples=5, **flags)
+    limits = {"max_train_samples": 24, "max_eval_samples": 5, "max_test_samples": 4}
+    run = api.train("text-classification", **files, **limits, **flags)
+    assert run.result["baselines"]["majority"]["test_accuracy"] == 0.75
+    assert len(read_lines(run.path / "eval" / "test" / "predictions.jsonl")) == 4
     assert run.result["baselines"]["majority"]["accuracy"] == 0.2  # 20 of 24 are neg, 1 of 5
     used = "used: the first 24 of train (--max_train_samples), the first 5 of validation (--max_eval_samples)"
+    used += ", the first 4 of test (--max_test_samples)"
     assert f"        {used}\n" in capsys.readouterr().out
     assert f"- {used}\n" in (run.path / "model" / "README.md").read_text()
 

@@ -4,6 +4,7 @@ import io
 import sys
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -253,6 +254,10 @@ def test_the_course_counts_every_evaluation_to_come_also_if_it_ends_inside_an_ep
     by_epoch = RunLength(100, 4, update_seconds=0.5, evaluation_seconds=2.0)
     assert [by_epoch.evaluations_after(update) for update in (0, 24, 25, 99, 100)] == [5, 5, 4, 2, 1]
     assert by_epoch.expected_seconds() == 100 * 0.5 + 5 * 2.0
+    whole = replace(by_epoch, test_evaluations=3.0, start_seconds=4.0, save_seconds=0.1, end_seconds=1.0)
+    assert whole.expected_seconds() == pytest.approx(4.0 + 50.0 + (5 + 3) * 2.0 + 5 * 0.1 + 1.0)
+    on_train = replace(by_epoch, train_evaluations=4.0)
+    assert on_train.expected_seconds() == 50.0 + (5 + 4 * 4) * 2.0
     assert RunLength(100, 4, evaluates=False).evaluations_after(0) == 1
     assert RunLength(100, 4, evaluate_every=30).evaluations_after(0) == 1 + 4 + 3
     both = RunLength(100, 4, evaluate_every=5)  # the ends of epochs are among them
@@ -278,6 +283,8 @@ def test_the_time_left_is_that_of_updates_and_evaluations_as_they_were_measured(
     now += 3.0
     assert pace.end_evaluation() == 4.0
     assert pace.seconds_left(50) == 50 * 2.0 + 2 * 4.0
+    pace.length = replace(pace.length, test_evaluations=10.0, end_seconds=1.5)
+    assert pace.seconds_left(50) == 50 * 2.0 + 12 * 4.0 + 1.5  # the test data too, as the evaluation was measured
     assert pace.end_saves() == 0.0
     pace.end()
     now += 1.0

@@ -14,6 +14,7 @@ from loopwright.tasks.text.embedding import _is_no_rival, _targets
 from loopwright.tasks.text.pools import PoolScorer
 from sample_data import SAMPLES
 from tasks.conftest import FLAGS
+from tasks.dirty_inputs import assert_aligned
 from tasks.intervals import assert_loss_has_interval
 from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines, write_csv, write_jsonl
@@ -112,6 +113,7 @@ def test_a_text_has_a_vector_two_a_cosine_and_more_a_nearest(learnt):
     assert more["similarity"] == two["similarity"] == max(more["similarities"])
     assert learnt.predict([{"text": ONE, "candidates": [OTHERS[0], RIGHT, OTHERS[1]]}]) == [more]
     assert learnt.predict([{"anchor": ONE, "positive": RIGHT}]) == [two]
+    assert_aligned(learnt, [f"{ONE}\t{RIGHT}"], {"": "data.missing", f"\t{RIGHT}": "data.missing"})
 
 
 def test_files_are_predicted_with_partners_with_candidates_or_alone(learnt, tmp_path):

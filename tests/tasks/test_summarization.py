@@ -7,6 +7,7 @@ import pytest
 from loopwright import api
 from loopwright.cli.main import main
 from loopwright.errors import InputError
+from tasks.dirty_inputs import assert_aligned
 from tasks.phrases import articles, tiny_t5
 from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines, write_csv, write_jsonl
@@ -30,6 +31,7 @@ def test_summaries_are_learnt_and_written(news):
     assert_recomputed(run)
     (written,) = run.predict(["Somebody saw a tree there."])
     assert list(written) == ["summary"] and written["summary"].startswith("News about")
+    assert_aligned(run, ["Somebody saw a tree there."], {" ": "data.missing", None: "data.missing"})
     worst = read_lines(run.path / "eval" / "worst.jsonl")
     assert {"source", "reference", "prediction", "loss", "num_target_tokens", "position", "place"} == set(worst[0])
 

@@ -358,7 +358,7 @@ def test_evaluation_uses_as_many_rows_as_the_run_by_default(reviews, capsys):
     assert main(["evaluate", str(run.path), "--max_eval_samples", "6"]) == 0
     assert "first 6 of" in capsys.readouterr().out
     assert main(["evaluate", str(run.path), "--max_eval_sample", "6"]) == 2
-    assert "did you mean --max_eval_samples?" in capsys.readouterr().err
+    assert "--max_eval_samples instead of " in capsys.readouterr().err
 
 
 def test_only_flags_of_a_trained_model_can_be_changed(finished):

@@ -17,6 +17,7 @@ from loopwright.tasks.data import RunData
 from loopwright.tasks.text.token_classification import Collator, Encoder, TokenClassification, entities
 from sample_data import SAMPLES
 from tasks.conftest import FLAGS
+from tasks.dirty_inputs import assert_aligned
 from tasks.intervals import assert_loss_has_interval
 from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines, write_jsonl
@@ -101,7 +102,10 @@ def test_entities_are_predicted_with_their_text(run):
     ]
     assert all(0.3 < each["score"] <= 1 for each in found["entities"])
     assert run.predict([{"words": text.split()}]) == run.predict([{"text": text}]) == [found]
-    assert run.predict([""]) == [{"entities": [], "tags": [], "tokens": []}]
+    assert_aligned(run, [text], {"": "data.missing"})
+    rows = [{"words": ["a", None]}, {"words": text.split()}, {"words": 5}, {"words": []}]
+    codes = [each.get("error", "").partition(":")[0] for each in run.predict(rows)]
+    assert codes == ["data.value", "", "data.value", "data.missing"]
 
 
 def test_a_text_longer_than_the_model_was_trained_on_is_tagged_in_pieces(run):
@@ -111,13 +115,10 @@ def test_a_text_longer_than_the_model_was_trained_on_is_tagged_in_pieces(run):
     assert sum(each["text"] == "Ada Lovelace" for each in found["entities"]) >= 27
 
 
-def test_rows_with_unusable_words_are_refused(run):
-    with pytest.raises(InputError, match="has no words") as caught:
+def test_rows_without_words_are_refused(run):
+    with pytest.raises(InputError, match="no row to predict has tokens") as caught:
         run.predict([{"sentence": "Ada"}])
-    assert caught.value.code == "data.missing"
-    with pytest.raises(InputError, match="a list of words is needed") as caught:
-        run.predict([{"tokens": {"a": 1}}])
-    assert caught.value.code == "data.value"
+    assert caught.value.code == "data.column"
 
 
 def test_the_predictions_in_the_run_folder_give_the_metrics_verdicts_and_words_of_entities(run):

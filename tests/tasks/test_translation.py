@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from loopwright import api
 from sample_data import SAMPLES
+from tasks.dirty_inputs import assert_aligned
 from tasks.phrases import pairs, tiny_t5
 from tasks.recomputed import assert_recomputed
 from tasks.reviews import write_csv
@@ -28,6 +29,7 @@ def test_the_encoder_is_what_is_frozen(phrases, tmp_path, what):
     model = tiny_t5(tmp_path / "t5", TEXTS)
     run = api.train("translation", data=phrases, model=model, freeze=what, **SHORT)
     assert_recomputed(run)
+    assert_aligned(run, [TEXTS[0]], {"": "data.missing"})
     before, after = (load_file(folder / "model.safetensors") for folder in (model, run.path / "model"))
     same = {name for name in before if torch.equal(before[name], after[name])}
     encoder = {name for name in before if name.startswith("encoder.block")} | {"shared.weight"}

@@ -14,6 +14,7 @@ Memory does not grow with the number of rows, except for the median. numpy and t
 from __future__ import annotations
 
 import functools
+import hashlib
 import lzma
 import math
 import zlib
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopwright.errors import ConfigError, DataError
-from loopwright.metrics.words import count_words, first_words, sentences, tokenize
+from loopwright.metrics.words import count_words, first_words, sentences, terms
 
 # Rarer answers and words are dropped beyond this many distinct ones.
 _MOST_KEPT = 100_000
@@ -137,49 +138,117 @@ class UsualTarget:
 class WordCounts:
     """Naive Bayes over the words of a text: the label under which its words are likeliest, in any order.
 
-    Inputs are texts, or pairs of texts, whose words are counted separately. Words are hashed into `num_buckets`, which
-    bounds the memory; `smoothing` is added to each count, so that an unseen word rules out no label.
+    Inputs are texts, or pairs of texts, whose words are counted separately; targets are labels, or rows of 0 and 1 for
+    a text with several labels, each of which is judged by itself. Words are hashed into `num_buckets`, which bounds the
+    memory; `smoothing` is added to each count of a bucket seen in training, and words in no such bucket are ignored.
     """
 
-    def __init__(self, num_buckets: int = 1 << 15, smoothing: float = 0.5) -> None:
+    def __init__(self, num_buckets: int = 1 << 20, smoothing: float = 0.5) -> None:
         if num_buckets < 1 or smoothing <= 0:
             what = f"word counts need at least 1 bucket and a smoothing above 0, got {num_buckets} and {smoothing}"
             raise ConfigError(what)
         self.num_buckets = num_buckets
         self.smoothing = smoothing
+        # By label, or by the index of one of several labels; None for all texts.
         self._rows: Counter[Any] = Counter()
-        self._words: dict[Any, NDArray[np.int32]] = {}
+        self._words: Counter[Any] = Counter()
+        self._buckets: dict[int, Counter[Any]] = {}
+        self._evidence: dict[int, tuple[float, list[int], NDArray[np.float64]]] = {}
+        self._num_labels = 0  # if there may be several per text
 
     def learn(self, inputs: Iterable[Any], targets: Any) -> None:
-        for text, label in zip(inputs, _plain(targets), strict=True):
-            self._rows[label] += 1
-            if label not in self._words:
-                self._words[label] = np.zeros(self.num_buckets, dtype=np.int32)
-            np.add.at(self._words[label], self._buckets(text), 1)
+        self._evidence.clear()
+        for text, target in zip(inputs, _plain(targets), strict=True):
+            labels = [target, None]
+            if isinstance(target, list | tuple):
+                self._num_labels, labels = len(target), [*np.flatnonzero(target).tolist(), None]
+            found = Counter(_hashes(text, self.num_buckets))
+            for label in labels:
+                self._rows[label] += 1
+                self._words[label] += found.total()
+            for bucket, count in found.items():
+                counts = self._buckets.setdefault(bucket, Counter())
+                for label in labels:
+                    counts[label] += count
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the likeliest label of each input; ties go to the one that sorts first."""
         _check_learnt(self, bool(self._rows))
-        labels = sorted(self._rows, key=_sorting_key)
-        priors = np.log([self._rows[label] / self._rows.total() for label in labels])
-        words = np.stack([self._words[label] for label in labels])
-        totals = np.log(words.sum(axis=1) + self.smoothing * self.num_buckets)
-        predictions = []
+        labels = list(range(self._num_labels)) or sorted(self._rows.keys() - {None}, key=_sorting_key)
+        places, unseen = {label: place for place, label in enumerate(labels)}, self.smoothing * len(self._buckets)
+        rows, words = (np.array([counts[label] for label in labels]) for counts in (self._rows, self._words))
+        with np.errstate(divide="ignore"):  # one of several labels that no text has, or every text
+            priors, totals = np.log(rows), np.log(words + unseen)
+            if self._num_labels:  # a label against its absence
+                priors -= np.log(self._rows[None] - rows)
+                totals -= np.log(self._words[None] - words + unseen)
+        predictions: list[Any] = []
         for text in inputs:
-            buckets = self._buckets(text)
-            likelihoods = np.log(words[:, buckets] + self.smoothing).sum(axis=1) - len(buckets) * totals
-            predictions.append(labels[int(np.argmax(priors + likelihoods))])
+            known = [each for each in _hashes(text, self.num_buckets) if each in self._buckets]
+            scores = priors - len(known) * totals
+            for bucket in known:
+                base, indices, gains = self._evidence.get(bucket) or self._weigh(bucket, places)
+                scores += base
+                scores[indices] += gains
+            predictions.append((scores > 0).astype(int).tolist() if self._num_labels else labels[np.argmax(scores)])
         return predictions
 
-    def _buckets(self, text: Any) -> NDArray[np.int64]:
-        parts = [text] if isinstance(text, str) else list(text)
-        hashes = [
-            # Not Python's hash, which differs between processes.
-            zlib.crc32(f"{place} {word}".encode()) % self.num_buckets
-            for place, part in enumerate(parts)
-            for word in tokenize(part)
-        ]
-        return np.asarray(hashes, dtype=np.int64)
+    def _weigh(self, bucket: int, places: Mapping[Any, int]) -> tuple[float, list[int], NDArray[np.float64]]:
+        """Return the evidence of a word for all labels, and for the labels that had it, what it adds to that."""
+        counts = {places[label]: count for label, count in self._buckets[bucket].items() if label is not None}
+        base, gains = 0.0, np.log1p(np.array(list(counts.values())) / self.smoothing)
+        if self._num_labels:
+            most = self._buckets[bucket][None] + self.smoothing
+            base = math.log(self.smoothing / most)
+            gains -= np.log1p(-np.array(list(counts.values())) / most)
+        self._evidence[bucket] = base, list(counts), gains
+        return self._evidence[bucket]
+
+
+class WordRegression:
+    """Ridge regression on the words of a text, its length, and the words that a pair of texts has in common.
+
+    The frequencies of words are hashed into `num_buckets`. `penalty` is the one of their weights.
+    """
+
+    def __init__(self, num_buckets: int = 512, penalty: float = 1.0) -> None:
+        self.num_buckets, self.penalty = num_buckets, penalty
+        size = num_buckets + 4
+        self._products, self._sums = np.zeros((size, size)), np.zeros(size)
+
+    def learn(self, inputs: Iterable[Any], targets: Any) -> None:
+        features = np.stack([self._features(text) for text in inputs])
+        self._products += features.T @ features
+        self._sums += features.T @ np.asarray(_plain(targets), dtype=np.float64)
+        self.__dict__.pop("_weights", None)
+
+    def predict(self, inputs: Sequence[Any]) -> list[float]:
+        _check_learnt(self, bool(self._products[-1, -1]))
+        return [float(self._features(text) @ self._weights) for text in inputs]
+
+    @functools.cached_property
+    def _weights(self) -> NDArray[np.floating[Any]]:
+        penalties = np.full(len(self._sums), self.penalty)
+        penalties[-1] = 1e-9  # of the constant
+        return np.linalg.solve(self._products + np.diag(penalties), self._sums)
+
+    def _features(self, text: Any) -> NDArray[np.float64]:
+        counts = np.bincount(np.array(_hashes(text, self.num_buckets), dtype=int), minlength=self.num_buckets)
+        first, second = (set(terms(part)) for part in ((text, "") if isinstance(text, str) else list(text)[:2]))
+        common = 2 * len(first & second) / max(1, len(first) + len(second))
+        number = counts.sum()
+        return np.array([*(counts / math.sqrt(max(1, number))), math.log1p(number), common, common**2, 1.0])
+
+
+def _hashes(text: Any, num_buckets: int) -> list[int]:
+    parts = [text] if isinstance(text, str) else list(text)
+    return [_hash(f"{place} {term}") % num_buckets for place, part in enumerate(parts) for term in terms(part)]
+
+
+@functools.lru_cache(1 << 16)
+def _hash(term: str) -> int:
+    """Return a hash: not Python's own, which differs between processes, nor a CRC, by which similar words collide."""
+    return int.from_bytes(hashlib.blake2b(term.encode(errors="replace"), digest_size=8).digest())
 
 
 class MeanValue:

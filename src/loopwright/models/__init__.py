@@ -16,7 +16,6 @@ import inspect
 import json
 import os
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from loopwright.config.model_limits import BuildLimitError, limited
-from loopwright.errors import CheckpointError, ConfigError, InputError
+from loopwright.errors import CheckpointError, ConfigError, InputError, nearest
 from loopwright.models.base import CONFIG_FILE, NAME_KEY, WEIGHTS_FILE, ModelOutput, SmallModel
 from loopwright.models.center_point import CenterPoint, DetectionOutput
 from loopwright.models.conv_nets import ConvNet, UNet
@@ -70,8 +69,8 @@ def create(name: str, labels: Sequence[str] | None = None, **config: Any) -> Sma
         ConfigError: there is no such model, or it does not accept these arguments.
     """
     if name not in MODELS:
-        nearest = get_close_matches(str(name), MODELS, n=1)
-        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        near = nearest(str(name), MODELS)
+        hint = f"did you mean {near!r}? " if near else ""
         raise ConfigError(f"there is no model {name!r}: {hint}There are {', '.join(MODELS)}")
     kind = MODELS[name]
     takes = inspect.signature(kind).parameters

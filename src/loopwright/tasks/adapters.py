@@ -40,7 +40,7 @@ def freeze(model: Any, what: str) -> int:
             if chosen
             else f"--freeze {what} matches no parameter of the model",
             saw=[f"its parameters are {', '.join(shown[:3])}, ... {shown[-1]}"],
-            fix="--freeze 2   or   --freeze backbone   or   patterns such as 'bert.encoder.layer.0.*'",
+            fix="--freeze backbone   or   leave out --freeze",
         )
     return sum(parameter.numel() for parameter in {id(one): one for one in chosen}.values())
 
@@ -108,7 +108,7 @@ def set_dropout(model: Any, share: float) -> None:
         if hasattr(config, "__dict__"):  # a user's module may have a dict or something else of that name
             configs[id(config)] = config
     if not is_found:
-        what, fix = f"--dropout {share} has no effect: the model has no dropout", "leave --dropout out"
+        what, fix = f"--dropout {share} has no effect: the model has no dropout", "leave out --dropout"
         raise InputError("args.value", what, saw=[f"it is a {type(model).__name__}"], fix=fix)
     for config in configs.values():
         for name in _dropouts(config):
@@ -181,11 +181,7 @@ def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
             if targets
             else "--lora matches no layer of the model",
             saw=[str(error)[:200], f"its layers are {', '.join(layers[:12])}, ..."],
-            fix=(
-                "leave --lora_target out: every linear layer gets an adapter"
-                if targets
-                else "leave --lora out   or   train a transformers model"
-            ),
+            fix=("leave out --lora_target" if targets else "leave out --lora"),
         ) from error
 
 

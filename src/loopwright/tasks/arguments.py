@@ -17,12 +17,22 @@ from loopwright.config.durations import seconds_of
 from loopwright.config.old_names import AcceptsOldNames, OldName
 from loopwright.errors import ConfigError
 
+START: Final = "start"  # of --profile
 T = TypeVar("T")
 
 # Settings that decide how a model is built: changed on a resume, they explain why it differs from the saved one.
 MODEL_FLAGS: Final = frozenset(
     ("dropout", "freeze", "lora", "lora_alpha", "lora_dropout", "lora_rank", "lora_target", "loss", "label_smoothing")
-    + ("class_weights", "ignore_index", "image_size", "mask_ratio", "mask_patch_size", "patch_size", "max_length")
+    + (
+        "class_weights",
+        "ignore_index",
+        "mask_values",
+        "image_size",
+        "mask_ratio",
+        "mask_patch_size",
+        "patch_size",
+        "max_length",
+    )
     + ("gradient_checkpointing", "gradient_checkpointing_kwargs", "block_size", "temperature", "objective")
     + ("max_target_length", "generation_max_length", "num_beams", "source_lang", "target_lang")
 )
@@ -55,7 +65,7 @@ NO_EFFECT: Final = frozenset(
     (
         *("do_train", "do_eval", "do_predict", "local_rank", "overwrite_output_dir", "load_best_model_at_end"),
         *("log_level", "log_level_replica", "log_on_each_node", "eval_do_concat_batches", "eval_accumulation_steps"),
-        *("enable_jit_checkpoint", "restore_callback_states_from_checkpoint", "remove_unused_columns", "label_names"),
+        *("enable_jit_checkpoint", "restore_callback_states_from_checkpoint", "remove_unused_columns"),
         *("use_cache", "dataloader_in_order", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
     )
 )
@@ -65,6 +75,8 @@ OWN_HELP: Final[Mapping[str, str]] = {
     "metric_for_best_model": "Metric that selects the best model; the task's first one if unset.",
     "greater_is_better": "Whether a larger metric is better; the task knows its own if unset.",
     "run_name": "Name of the run in trackers; its id if unset.",
+    "num_train_epochs": "Number of epochs, which may be fractional; more than the default if the data is small.",
+    "label_names": "Names of all classes in the order of their ids: neg,pos; numbers from 0 in the data get them too.",
     "learning_rate": "Peak learning rate; 0.001 for a model from scratch if unset.",
 }
 
@@ -159,17 +171,30 @@ class TaskArguments(metaclass=AcceptsOldNames):
     )
     group_column: str | None = flag(None, "Column of groups: rows of the same value stay in the same split.")
     keep_duplicates: bool = flag(False, "Keep validation rows that are also in the training data.")
-    label_map: list[str] = flag_list("Labels to read as others: positive=pos negative=neg.")
+    label_map: list[str] = flag_list("Labels to read as others: positive=pos,negative=neg, or JSON, or a JSON file.")
+    drop_labels: list[str] = flag_list("Labels whose rows are left out; of several per row, the label alone: spam,ads.")
     unknown_labels: str = flag(
         "refuse", "What to do with labels that the training data does not have.", choices=("refuse", "drop")
     )
     missing_values: str = flag("refuse", "What to do with rows that lack a value.", choices=("refuse", "drop"))
+    bad_rows: str = flag("refuse", "What to do with rows that cannot be read or used.", choices=("refuse", "drop"))
     file_kind: str | None = flag(None, "Format of the files if their names do not tell: csv, json, jsonl, txt, ...")
+    encoding: str | None = flag(
+        None, "Encoding of the files: utf-8, gb18030, cp1252, ..., or utf-8,cp1252 line by line; detected if unset."
+    )
+    decimal: str | None = flag(
+        None, "Sign before the decimals of numbers to predict; detected if unset.", choices=("comma", "point")
+    )
+    sheet: str | None = flag(None, "Sheet of an xlsx file; the first one if unset.")
     delimiter: str | None = flag(None, "Delimiter of a csv file; detected if unset.")
+    quoting: str | None = flag(
+        None, "none if quotes in a csv file are ordinary characters; detected if unset.", choices=("minimal", "none")
+    )
     allow_changed_data: bool = flag(False, "Resume even if the data has changed since the run began.")
     allow_changed_model: bool = flag(False, "Resume even if the model is built differently than when the run began.")
     max_train_samples: int | None = flag(None, "Maximum number of rows to train on.", at_least=1)
     max_eval_samples: int | None = flag(None, "Maximum number of rows to evaluate on.", at_least=1)
+    max_test_samples: int | None = flag(None, "Maximum number of rows of the test data to evaluate on.", at_least=1)
 
     freeze: str | None = flag(
         None, "What to freeze: N (the embeddings and the lowest N layers), backbone, or patterns of parameter names."
@@ -199,12 +224,14 @@ class TaskArguments(metaclass=AcceptsOldNames):
         1, "Train this many runs, with --seed and the seeds after it, and report their spread.", at_least=1
     )
     rehearsal: bool = flag(True, "Try an update, an evaluation, a save and a load before the first update.")
-    profile: int | None = flag(
-        None, "Profile this many updates: where their time goes, the top operators, a trace.", at_least=1
+    profile: str | None = flag(
+        None, "Profile this many updates: where their time goes, a trace; or 'start': the time until the first update."
     )
     safe_csv: bool = flag(False, "Put ' before csv cells that a spreadsheet would run as a formula (= + - @ first).")
     threads: int | None = flag(None, "CPU threads; a resumed run uses as many as before.", at_least=1)
     auto: list[str] = field(default_factory=list, init=False)  # arguments given as "auto" and not yet chosen; no flag
+
+    label_names: list[str] = field(default_factory=list, init=False)  # those of `TrainingArguments`; no flag
 
     typed: list[str] = field(default_factory=list, init=False)  # the words of this call; no flag
 
@@ -219,6 +246,8 @@ class TaskArguments(metaclass=AcceptsOldNames):
                 raise must_be(each.name, _expected(bounds), value)
         if self.time is not None:
             seconds_of(self.time)
+        if self.profile not in (None, START) and not (str(self.profile).isdecimal() and int(str(self.profile))):
+            raise must_be("profile", f"a number of updates or {START!r}", self.profile)
 
 
 def _expected(bounds: Mapping[str, float]) -> str:

@@ -20,6 +20,7 @@ from loopwright.run_folder import RunFolder, write_atomically
 from loopwright.run_folder.files import give_usual_mode
 from loopwright.sources import DataOptions, DataPlan, Role, Schema, preflight
 from loopwright.tasks.arguments import TaskArguments, TaskTrainingArguments
+from loopwright.tasks.class_options import label_map, listed_names, settle_weights
 from loopwright.tasks.data import RunData
 from loopwright.tasks.pretrained import opening
 from loopwright.tasks.scoring import Scorer
@@ -100,11 +101,17 @@ class Task(ABC):
     split_by: ClassVar[tuple[str, ...]] = ()  # the roles whose content splits rows; all inputs if empty
     arguments: ClassVar[type[TaskArguments]] = TaskArguments  # the dataclass of its flags
     defaults: ClassVar[Mapping[str, Any]] = COMMON_DEFAULTS  # for `TrainingArguments` and its own flags
+    scratch_updates: ClassVar[int] = 300  # that a model from scratch takes at least, for the default number of epochs
+    pretrained: ClassVar[str] = ""  # the Hub id of a small model to start from
+    pretrained_megabytes: ClassVar[int] = 0
     adapter_kind: ClassVar[str | None] = None  # peft's name of the task
     # Modules that must be installed, each with the extra that has it; checked before anything is read.
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({"transformers": "text"})
-    not_inputs: ClassVar[tuple[str, ...]] = ("position",)  # the keys of a batch that the model does not take
+    not_inputs: ClassVar[tuple[str, ...]] = ("position", "num_items")  # keys of a batch that the model does not take
+    predicted: ClassVar[tuple[str, ...]] = ()  # the fields of a prediction, for inputs that are all unusable
+    repeated: ClassVar[tuple[str, ...]] = ()  # the fields of a prediction that repeat its input
     prediction_flags: ClassVar[tuple[str, ...]] = ()  # its own flags that `predict` and `evaluate` accept
+    weighs_classes: ClassVar[bool] = False  # it has the flag class_weights, by class of a row or a token
     takes_modules: ClassVar[bool] = False  # a model may be an `nn.Module`, passed in or "package.module:function"
     demo: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # the flags of its demo
     demo_variants: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})  # other flags for other data
@@ -123,9 +130,14 @@ class Task(ABC):
         """
         return schema
 
-    def columns(self, args: Any) -> dict[str, str]:
+    def columns(self, args: Any) -> dict[str, Any]:
         """Return the columns named by the user, by role: every `<role>_column` flag that is set."""
         named = {name: value for name, value in vars(args).items() if name.endswith("_column")}
+        if several := listed_names("label_columns", getattr(args, "label_columns", ())):
+            if named["label_column"] is not None:
+                what = "--label_column and --label_columns exclude each other"
+                raise InputError("args.value", what, fix="leave out --label_column   or   leave out --label_columns")
+            named["label_column"] = several
         return {name.removesuffix("_column"): value for name, value in named.items() if value is not None}
 
     def check_installed(self) -> None:
@@ -137,7 +149,7 @@ class Task(ABC):
 
     def preflight(self, args: Any, say: Callable[[Any], None] | None = None) -> DataPlan:
         """Open and check the data files, and return the run's data plan; does not import torch."""
-        return preflight(
+        plan = preflight(
             self.schema(args),
             data=args.data,
             train_file=args.train_file,
@@ -147,6 +159,7 @@ class Task(ABC):
             options=self.data_options(args),
             say=say,
         )
+        return settle_weights(args, plan, self) if self.weighs_classes and "train" in plan.splits else plan
 
     def find_model(self, name: str) -> str:
         """Resolve `--model` to a folder or a Hub id, or raise `InputError`; does not import torch."""
@@ -161,7 +174,9 @@ class Task(ABC):
     def data_options(self, args: Any) -> DataOptions:
         """Return the options for reading the data: every flag that is an option of `DataOptions`."""
         named = {field.name: getattr(args, field.name) for field in fields(DataOptions) if hasattr(args, field.name)}
-        return DataOptions(**{**named, "label_map": label_map(args.label_map)})
+        lists = {name: listed_names(name, getattr(args, name)) for name in ("label_names", "drop_labels")}
+        named |= {**lists, "label_names": lists["label_names"] or None, "label_map": label_map(args.label_map)}
+        return DataOptions(**named)
 
     def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
         """Return the scores of the trivial baselines, as metrics by baseline.
@@ -210,6 +225,10 @@ class Task(ABC):
 
         `is_labelled` is False for `predict`. Random draws are repeated each time only if `is_training`.
         """
+
+    def predicted_for(self, plan: DataPlan) -> tuple[str, ...]:
+        """Return the fields of a prediction of a run with this plan. Override it if the labels decide."""
+        return self.predicted
 
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
         """Return rows, by role, for the inputs typed after `lw predict RUN`: a row per text, as its first role."""
@@ -269,7 +288,7 @@ class Task(ABC):
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
         """Return the number of items that the batch loss averages over; None if these are its samples."""
-        return None
+        return float(batch["num_items"].sum()) if "num_items" in batch else None
 
     def why_not_cut(self, job: Job) -> str | None:
         """Return why a batch must not be split to fit into memory; None unless its loss compares its samples."""
@@ -296,7 +315,8 @@ class Task(ABC):
     def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
         """Yield a prediction for each unlabelled row, in order; called with the model in evaluation mode.
 
-        Override it if a row becomes several features.
+        A row without features, because of a ValueError, has {"error": the exception} as its prediction. Override it if
+        a row becomes several features.
         """
         import torch
 
@@ -305,9 +325,13 @@ class Task(ABC):
         dataset = self.create_dataset(job, rows, is_labelled=False)
         size, device = job.training.eval_batch_size, next(job.model.parameters()).device
         for start in range(0, len(dataset), size):
-            features = [dataset[index] for index in range(start, min(start + size, len(dataset)))]
-            with torch.inference_mode():
-                yield from self.predict_batch(job, job.model, to_device(job.collate_fn(features), device))
+            features: list[Any] = [_feature(dataset, index) for index in range(start, min(start + size, len(dataset)))]
+            usable = [each for each in features if not isinstance(each, Exception)]
+            found: Iterator[dict[str, Any]] = iter(())
+            if usable:
+                with torch.inference_mode():
+                    found = iter(self.predict_batch(job, job.model, to_device(job.collate_fn(usable), device)))
+            yield from ({"error": each} if isinstance(each, Exception) else next(found) for each in features)
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return a scored sample as it is written to files, with names instead of numbers.
@@ -348,6 +372,16 @@ class Task(ABC):
         save_processor(job.processor, folder)
 
 
+def _feature(dataset: Any, index: int) -> Any:
+    """Return the features of a row, or the error that it is unusable; a missing package concerns all rows."""
+    try:
+        return dataset[index]
+    except ValueError as error:
+        if isinstance(error, InputError) and str(error.code).startswith("install."):
+            raise
+        return error
+
+
 def save_processor(processor: Any, folder: Path) -> None:
     """Write a tokenizer as it was made, without the truncation of its last call and the place it was opened from."""
     if getattr(processor, "is_fast", False):
@@ -356,12 +390,3 @@ def save_processor(processor: Any, folder: Path) -> None:
     for name in ("is_local", "local_files_only"):
         getattr(processor, "init_kwargs", {}).pop(name, None)
     processor.save_pretrained(folder)
-
-
-def label_map(words: Sequence[str]) -> dict[str, str]:
-    """Parse `--label_map positive=pos negative=neg` into a dict; raise `InputError` for a word without "="."""
-    pairs = [word.partition("=") for word in words]
-    for word, (_, equals, _) in zip(words, pairs, strict=True):
-        if not equals:
-            raise InputError("args.value", f"--label_map {word!r} has no equals sign", fix="--label_map positive=pos")
-    return {old.strip(): new.strip() for old, _, new in pairs}

@@ -69,8 +69,8 @@ def check_foreign(settings: Any, *names: Any, files: Sequence[DataFile] = (), li
         found += [f"{path} is a link to {to}" for path, to in paths.items() if not to.startswith(root + os.sep)]
     if found:
         what = f"{found[0]}, and {settings.foreign.path} is not a run that you created here"
-        fix = "look into the folder; if you trust the run, add --trust_run (in Python: trust_run=True)"
-        raise InputError("run.trust", what, fix=fix, flag="--trust_run")
+        saw = ["look into the folder first; in Python it is trust_run=True"]
+        raise InputError("run.trust", what, saw=saw, fix="--trust_run", flag="--trust_run")
 
 
 def check_code(name: str, flag: str, args: Any) -> None:
@@ -80,8 +80,11 @@ def check_code(name: str, flag: str, args: Any) -> None:
         raise InputError(
             "code.allow",
             f"{flag}: {name} comes from a file or a folder, and you have not allowed its code",
-            saw=[f"it would be imported from {place}, as it is now"],
-            fix="read that file; if you trust it, add --allow_code (in Python: allow_code=True)",
+            saw=[
+                f"it would be imported from {place}, as it is now: read that file first",
+                "in Python: allow_code=True",
+            ],
+            fix="--allow_code",
             flag="--allow_code",
         )
     remember("code", name, place, digest)

@@ -162,5 +162,5 @@ def check_inputs(plan: DataPlan, own: DataPlan, named: set[str]) -> None:
                 "data.column",
                 f"the column for {role} cannot be inferred: besides {column!r}, which is the {taken} of the run, "
                 f"{Path(plan.files[0].path).name} has none",
-                fix=f"--{role}_column NAME, with a file that has it",
+                fix=f"add a column for {role} to {plan.files[0].path}",
             )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from pathlib import Path
 from typing import Any
 
-from loopwright.errors import InputError
+from loopwright.errors import InputError, nearest
 from loopwright.tasks.consent import check_code
 
 
@@ -21,9 +20,8 @@ def is_object_name(name: str) -> bool:
 def import_object(name: str, flag: str, args: Any) -> Any:
     """Import "package.module:function" if the user allows it; modules in the current folder are found too."""
     if not is_object_name(name := str(name)):  # a file may have anything here
-        raise InputError(
-            "args.value", f"--{flag} {name} does not name a function", fix=f"--{flag} package.module:function"
-        )
+        saw = ["a function is named as package.module:function"]
+        raise InputError("args.value", f"--{flag} {name} names no function", saw=saw, fix=f"leave out --{flag}")
     module_name, _, attribute = name.partition(":")
     here = str(Path.cwd())
     sys.path.insert(0, here)
@@ -35,13 +33,13 @@ def import_object(name: str, flag: str, args: Any) -> Any:
             "args.value",
             f"--{flag} {name}: the module {module_name} cannot be imported",
             saw=[str(error), f"looked in {here} and in the installed packages"],
-            fix="run it in the folder of the module, or install it",
+            fix=f"put {module_name} into this folder   or   leave out --{flag}",
         ) from error
     finally:
         sys.path.remove(here)
     if not hasattr(module, attribute):
-        near = difflib.get_close_matches(attribute, dir(module), n=1)
+        near = nearest(attribute, dir(module))
         what = f"--{flag} {name}: {module_name} has no {attribute}"
-        fix = f"--{flag} {module_name}:{near[0]}" if near else f"--{flag} with a name that the module defines"
+        fix = f"--{flag} {module_name}:{near}" if near else f"define {attribute} in {module.__file__}"
         raise InputError("args.value", what, saw=[f"it is {module.__file__}"], fix=fix)
     return getattr(module, attribute)

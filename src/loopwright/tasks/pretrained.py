@@ -46,6 +46,11 @@ def consenting(args: Any) -> Iterator[None]:
         _given.reset(token)
 
 
+def allows_pickle() -> bool:
+    """Whether the user has allowed pickles for this call."""
+    return "allow_pickle" in _given.get()
+
+
 def open_pretrained(kind: Any, path: str, file: str, **options: Any) -> Any:
     """Call `from_pretrained`; `file` is blamed for an error if no file is damaged."""
     with opening(path, file):
@@ -58,17 +63,16 @@ def open_pretrained(kind: Any, path: str, file: str, **options: Any) -> Any:
 
 def open_weights(kind: Any, path: str, config: Any, **options: Any) -> Any:
     """Call `from_pretrained` of a model class; without consent only safetensors files are read."""
-    allows_pickle = "allow_pickle" in _given.get()
-    if not allows_pickle:
+    if not allows_pickle():
         _refuse_pickles(path)
     _check_model(kind, path, config)
-    options["use_safetensors"] = None if allows_pickle else True
+    options["use_safetensors"] = None if allows_pickle() else True
     try:
         return open_pretrained(kind, path, "config.json", config=config, **options)
     except InputError as error:
         if os.path.isdir(path) or not isinstance(error.__cause__, OSError):
             raise
-        fix = f"hf download {path} --local-dir FOLDER   and   --model FOLDER, which converts it   or   --allow_pickle"
+        fix = "--allow_pickle"
         raise InputError("model.pickle", f"{path} has no safetensors files", saw=error.saw, fix=fix) from error
 
 
@@ -115,8 +119,9 @@ def check_config(path: str, config: Any) -> None:
 
 def needs_code(path: str, why: str) -> InputError:
     """Return the error about a model whose code is not in transformers."""
-    fix = "--trust_remote_code runs that code with your rights: read it first   or   --model with another model"
-    return InputError("model.code", f"{path} needs code that does not come with transformers", saw=[why], fix=fix)
+    saw = [why, "--trust_remote_code runs that code with your rights: read it first"]
+    fix = "--trust_remote_code   or   leave out --model"
+    return InputError("model.code", f"{path} needs code that does not come with transformers", saw=saw, fix=fix)
 
 
 @contextmanager
@@ -163,7 +168,7 @@ def find_damage(folder: Path) -> tuple[Path, str] | None:
 
 
 def _unusable(file: Path, *saw: str) -> InputError:
-    fix = "copy or download the model again   or   --model with a folder that save_pretrained has written"
+    fix = "leave out --model   or   copy or download the model again"
     return InputError("model.folder", f"{file} cannot be used", saw=saw, fix=fix)
 
 
@@ -185,7 +190,7 @@ def _refuse_pickles(path: str) -> None:
                     pickles, target = f"{escape(path)}/{pattern}", f"{path}/{weights}.safetensors"
                     command = quote(_CONVERT.format(pickles=repr(pickles), target=repr(target)))
                     what = f"{folder / found[0]} is a pickle, which can hold code"
-                    fix = f"python -c {command}   or   --allow_pickle, which unpickles it with torch's weights_only"
+                    fix = f"python -c {command}   or   --allow_pickle"
                     raise InputError("model.pickle", what, saw=[f"the folder has no {weights}.safetensors"], fix=fix)
 
 

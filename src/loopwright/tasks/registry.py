@@ -13,12 +13,11 @@ from __future__ import annotations
 import importlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loopwright.errors import ConfigError, InputError
+from loopwright.errors import ConfigError, InputError, nearest
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -89,8 +88,8 @@ def get_task(name: str) -> Task:
     offered = _offered()
     if name not in offered:
         names = task_names()
-        near = get_close_matches(name, names, n=1, cutoff=0.3)
-        what, fix = f"{name!r} is not a task", f"did you mean {near[0]}?" if near else "lw tasks describes each of them"
+        near = nearest(name, names)
+        what, fix = f"{name!r} is not a task", f"{near} instead of {name}" if near else "lw tasks"
         raise InputError("args.task", what, saw=[f"the tasks are {', '.join(names)}"], fix=fix)
     entries = offered[name]
     if len(entries) > 1:

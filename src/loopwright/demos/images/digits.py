@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -44,12 +45,20 @@ def load_digits() -> LabelledImages:
     """Return the digits, in scikit-learn's order: 1,437 for training, 360 for validation, no two alike."""
     if not has_scikit_learn():
         return drawn_digits()
-    found = import_module("sklearn.datasets").load_digits()
+    # Read as it is: importing scikit-learn would take longer than the rest of the demo's start.
+    spec = find_spec("sklearn")
+    file = Path(str(spec and spec.origin)).parent / "datasets" / "data" / "digits.csv.gz"
+    found = np.loadtxt(file, delimiter=",") if file.is_file() else _from_scikit_learn()
     # Their ink ranges from 0 to 16.
-    images = np.rint(found.images * (255 / 16)).astype(np.uint8)
+    images = np.rint(found[:, :-1].reshape(-1, _SIDE, _SIDE) * (255 / 16)).astype(np.uint8)
     source = "handwritten digits of scikit-learn (UCI Optical Recognition of Handwritten Digits, test set)"
     licence = "Creative Commons Attribution 4.0 (E. Alpaydin and C. Kaynak, 1998)"
-    return LabelledImages(images, found.target.astype(np.int64), _NAMES, NUM_TRAIN, source, licence)
+    return LabelledImages(images, found[:, -1].astype(np.int64), _NAMES, NUM_TRAIN, source, licence)
+
+
+def _from_scikit_learn() -> npt.NDArray[np.float64]:
+    found = import_module("sklearn.datasets").load_digits()
+    return np.column_stack([found.data, found.target])
 
 
 def drawn_digits() -> LabelledImages:

@@ -62,6 +62,9 @@ class CausalLanguageModel(language.LanguageTask):
         "predict": "Continues a text by --max_new_tokens tokens; --temperature 0 takes the likeliest.",
     }
     example = "lw train causal-lm --data book.txt --epochs 3 --batch 16 --lr 1e-3"
+    pretrained, pretrained_megabytes = "HuggingFaceTB/SmolLM2-135M", 269
+    scratch_updates = 500
+    predicted = ("text", "continuation")
     arguments = CausalArguments
     defaults = {**language.DEFAULTS, "per_device_train_batch_size": 8, "per_device_eval_batch_size": 8}
     adapter_kind = "CAUSAL_LM"
@@ -213,6 +216,7 @@ class BlockDataset(RowDataset):
 
     def __init__(self, tokenizer: Any, stream: language.TokenStream, size: int) -> None:
         super().__init__(language.BlockRows(tokenizer, stream.ids[1:], size))
+        self.stream = stream
         self._ids = stream.ids
         self._size = size
         self._num_bytes = np.add.reduceat(stream.sizes[1:].astype(np.int64), np.arange(0, len(self._ids) - 1, size))
@@ -335,7 +339,7 @@ def _check_causal(path: str, model: Any) -> None:
             "model.task",
             f"{path} attends to later tokens: it is not a causal language model",
             saw=[f"it was saved as {', '.join(model.config.architectures or ['no known class'])}"],
-            fix="train it with masked-lm   or   --model with another kind, such as a GPT-2",
+            fix="masked-lm instead of causal-lm   or   leave out --model",
         )
 
 

@@ -8,13 +8,22 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from loopwright.baselines import Constant, FrequentLabels, MeanValue, MedianValue, MostFrequent, WordCounts
+from loopwright.baselines import (
+    Constant,
+    FrequentLabels,
+    MeanValue,
+    MedianValue,
+    MostFrequent,
+    WordCounts,
+    WordRegression,
+)
 from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
 from loopwright.sources import DataPlan, Labels, Role, Schema
 from loopwright.tasks import scoring
-from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
+from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag, flag_list
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
+from loopwright.tasks.class_options import weighed, weighted_loss
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.text import models as text
 
@@ -41,7 +50,13 @@ class TextClassificationArguments(TaskArguments):
     label_kind: str | None = flag(
         None, "Kind of the labels: class, multi or float; inferred if unset.", choices=("class", "multi", "float")
     )
-    label_separator: str = flag("|", "Separator of the classes of a row that has several.")
+    label_columns: list[str] = flag_list("Columns of 0 and 1, one for each class, if rows have several: toxic,insult.")
+    label_separator: str | None = flag(
+        None, "Separator of the classes of a row that has several; given, rows have several, and an empty cell none."
+    )
+    class_weights: list[str] = flag_list(
+        "Weight of each class in the training loss: balanced, which favours rare classes, or A=2,B=0.5 (others: 1)."
+    )
     glue: str | None = flag(None, "Use the columns and metrics of this GLUE task.", choices=tuple(_GLUE_COLUMNS))
     max_length: int | None = flag(None, "Maximum number of tokens of a text; chosen from the data if unset.")
 
@@ -68,17 +83,20 @@ class TextClassification(Task):
     explanation = {
         "data": "csv, tsv, json, jsonl or parquet with a column of texts and a column of labels. For pairs of texts, "
         "two columns.",
-        "labels": "Words or whole numbers are classes. Lists, or words separated by |, are several classes per row. "
-        "Numbers with a decimal point are values to predict. --label_kind overrides this.",
+        "labels": "Words or whole numbers are classes. Lists, texts with a --label_separator, and --label_columns of 0 "
+        "and 1 are several classes per row. Numbers with a decimal point are values to predict. --label_kind overrides "
+        "this. --label_names fixes names and order; --label_map, --drop_labels and --class_weights change classes.",
         "columns": "--text_column, --text_pair_column and --label_column; inferred if they are clear.",
         "GLUE": "--glue mrpc (or cola, sst2, qqp, stsb, mnli, qnli, rte, wnli) uses its columns and metrics.",
         "metric": "Accuracy and F1 (macro-averaged for more than two classes). For several classes per row "
         "micro-averaged F1, for values Pearson's and Spearman's correlation. The calibration error (ECE) of classes.",
     }
     example = "lw train text-classification --data reviews.csv --model ./minilm --epochs 3 --batch 16 --lr 5e-5"
+    pretrained, pretrained_megabytes = "distilbert/distilbert-base-uncased", 268
     arguments = TextClassificationArguments
     defaults = {**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 16}
     adapter_kind = "SEQ_CLS"
+    weighs_classes = True
     demo = {"freeze": "4", "max_length": 24, "epochs": 2, "batch": 16, "lr": 5e-4, "warmup_steps": 0.1, "threads": 1}
     demo_model = "minilm"
     demo_rows = ("text_rows", "area_rows", "csv")
@@ -96,6 +114,9 @@ class TextClassification(Task):
         roles = (replace(role, is_required=is_pair) if role.name == "text_pair" else role for role in schema.roles)
         return replace(schema, roles=tuple(roles))
 
+    def predicted_for(self, plan: DataPlan) -> tuple[str, ...]:
+        return {"float": ("value",), "multi": ("labels", "scores")}.get(_labels(plan).kind, ("label", "score"))
+
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
         if "text_pair" not in plan.columns:
             return [{"text": each} for each in texts]
@@ -107,12 +128,12 @@ class TextClassification(Task):
         labels = _labels(job.plan)
         rivals: dict[str, Any] = {"majority": MostFrequent()}
         if labels.kind == "float":
-            rivals = {"mean": MeanValue(), "median": MedianValue()}
+            rivals = {"mean": MeanValue(), "median": MedianValue(), "word-regression": WordRegression()}
         elif labels.kind == "multi":  # the constants with the best subset accuracy, micro F1 and macro F1
             rivals |= {"frequent-labels": FrequentLabels(), "all-labels": Constant([1] * len(labels.names))}
-        else:
-            if len(labels.names) == 2:  # the constant with the best F1
-                rivals[f"always {labels.names[1]}"] = Constant(1)
+        elif len(labels.names) == 2:  # the constant with the best F1
+            rivals[f"always {labels.names[1]}"] = Constant(1)
+        if labels.kind != "float":
             rivals["word-count"] = WordCounts()
 
         def inputs(row: Mapping[str, Any]) -> Any:
@@ -142,7 +163,13 @@ class TextClassification(Task):
 
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         target = partial(_target, _labels(job.plan)) if is_labelled else None
-        return RowDataset(rows, text.Encoder(job.processor, job.args.max_length, _pair, target))
+        encode = text.Encoder(job.processor, job.args.max_length, _pair, target)
+        return RowDataset(rows, weighed(job, encode, is_training))
+
+    def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+        loss, outputs = super().compute_loss(job, model, batch)
+        weighted = weighted_loss(job, batch, outputs.logits)
+        return loss if weighted is None else weighted, outputs
 
     def create_scorer(self, job: Job) -> scoring.Scorer:
         kind, num_labels, glue = _labels(job.plan).kind, len(_labels(job.plan).names), job.args.glue

@@ -101,6 +101,8 @@ class SentenceEmbedding(Task):
         "candidates. --candidates FILE finds the nearest text of a file for each input.",
     }
     example = "lw train sentence-embedding --data pairs.csv --model ./minilm --epochs 2 --batch 64 --lr 5e-5"
+    pretrained, pretrained_megabytes = "sentence-transformers/all-MiniLM-L6-v2", 91
+    predicted = ("embedding",)
     arguments = SentenceEmbeddingArguments
     defaults = {**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 32}
     adapter_kind = "FEATURE_EXTRACTION"
@@ -119,7 +121,7 @@ class SentenceEmbedding(Task):
             roles = tuple(replace(role, is_required=True) for role in roles)
         return PairSchema(self.name, roles)
 
-    def columns(self, args: Any) -> dict[str, str]:
+    def columns(self, args: Any) -> dict[str, Any]:
         named = super().columns(args)
         return {role: column for role, column in named.items() if role != "score" or args.objective != "negatives"}
 
@@ -127,7 +129,7 @@ class SentenceEmbedding(Task):
         plan = super().preflight(args, say)
         if plan.label_range is not None and plan.label_range[0] == plan.label_range[1]:
             what = f"all scores are {plan.label_range[0]:g}: there is nothing to learn"
-            fix = "--objective negatives if all pairs belong together, or --score_column with another column"
+            fix = "--objective negatives"
             raise InputError("data.one_class", what, saw=[f"column {plan.columns['score']!r}"], fix=fix)
         return plan
 
@@ -162,7 +164,7 @@ class SentenceEmbedding(Task):
             notes.append(_objective_note(args))
         if origin.path is not None and text.load_config(origin.path).is_encoder_decoder:
             what = f"{origin.path} is an encoder-decoder, not an encoder"
-            raise InputError("model.task", what, fix="--model with an encoder, such as a BERT")
+            raise InputError("model.task", what, fix="leave out --model")
         texts = (each for row in data.each_row("train") for each in _pair(row))
         loaded = text.load_or_build(origin, AUTO_CLASS, texts)
         tokenizer = loaded.tokenizer
@@ -412,10 +414,12 @@ def _texts_of_file(path: str) -> list[str]:
         texts = [as_text(value_at(row, str(columns["text"]))) for row in table]
     except UnusableValueError as error:
         raise InputError(
-            "data.value", f"--candidates {path}: {error}", fix="a txt file with a text per line"
+            "data.value", f"--candidates {path}: {error}", fix=f"write a text per line into {path}"
         ) from error
     if not any(each.strip() for each in texts):
-        raise InputError("data.empty", f"--candidates {path} contains no text", fix="a txt file with a text per line")
+        raise InputError(
+            "data.empty", f"--candidates {path} contains no text", fix=f"write a text per line into {path}"
+        )
     return [each for each in texts if each.strip()]
 
 

@@ -151,6 +151,7 @@ class TokenStream:
 
     ids: npt.NDArray[np.int32]
     sizes: npt.NDArray[np.int32]
+    num_before: int = 0  # tokens before the first row
 
 
 def read_stream(rows: Rows, encode: RowEncoder, start: int | None = None) -> TokenStream:
@@ -166,8 +167,8 @@ def read_stream(rows: Rows, encode: RowEncoder, start: int | None = None) -> Tok
             sizes.append(row_sizes.astype(np.int32))
     if not has_text:
         what = f"there is no text in {num_rows} row{'s' if num_rows != 1 else ''}: all are blank"
-        raise InputError("data.empty", what, fix="give rows with text, or name another column: --text_column")
-    return TokenStream(np.concatenate(ids), np.concatenate(sizes))
+        raise InputError("data.empty", what, fix="give rows with text")
+    return TokenStream(np.concatenate(ids), np.concatenate(sizes), 0 if start is None else 1)
 
 
 class BlockRows:
@@ -302,8 +303,11 @@ def sample_sums(batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[di
 def unigram(job: Job, encode: RowEncoder, metrics: Sequence[str], skipped: Sequence[int] = ()) -> BaselineScores:
     """Score the token frequencies of the training data, smoothed by adding one, on what the model has to predict."""
     vocabulary = len(job.processor)
+    stream: TokenStream | None = getattr(job.train_dataset, "stream", None)
     learnt = np.zeros(vocabulary, np.int64)
-    for rows in job.data.batches("train"):
+    if stream is not None:  # tokenized already
+        learnt += np.bincount(stream.ids[stream.num_before :], minlength=vocabulary)
+    for rows in job.data.batches("train") if stream is None else ():
         for ids, _ in encode([row["text"] for row in rows]):
             learnt += np.bincount(ids, minlength=vocabulary)
     learnt[list(skipped)] = 0

@@ -52,6 +52,9 @@ class MaskedLanguageModel(language.LanguageTask):
         "predict": "Fills each [MASK] of a text.",
     }
     example = "lw train masked-lm --data book.txt --epochs 3 --batch 16 --lr 1e-3"
+    pretrained, pretrained_megabytes = "distilbert/distilroberta-base", 331
+    scratch_updates = 500
+    predicted = ("text", "masks")
     arguments = MaskedArguments
     defaults = {**language.DEFAULTS, "per_device_train_batch_size": 16, "per_device_eval_batch_size": 16}
     demo = {
@@ -192,6 +195,7 @@ class MaskedDataset(RowDataset):
     def __init__(self, dataset: RowDataset, masking: Masking | None) -> None:
         super().__init__(dataset.rows)
         self._dataset = dataset
+        self.stream = getattr(dataset, "stream", None)
         self._masking = masking
 
     def features(self, position: int) -> dict[str, Any]:
@@ -203,6 +207,7 @@ class BlockDataset(RowDataset):
     """Blocks of a stream, each with the tokenizer's special tokens around it."""
 
     def __init__(self, tokenizer: Any, stream: language.TokenStream, size: int) -> None:
+        self.stream = stream
         self._ids = stream.ids
         plain, whole = tokenizer("a", add_special_tokens=False)["input_ids"], tokenizer("a")["input_ids"]
         start = next(index for index in range(len(whole)) if whole[index : index + len(plain)] == plain)
@@ -270,7 +275,7 @@ def _check_mask_token(path: str, tokenizer: Any) -> None:
             "model.mask_token",
             f"the tokenizer of {path} has no mask token",
             saw=[f"its special tokens are {', '.join(tokenizer.all_special_tokens) or 'none'}"],
-            fix='set "mask_token" in its tokenizer_config.json   or   train it with causal-lm',
+            fix='set "mask_token" in its tokenizer_config.json   or   causal-lm instead of masked-lm',
         )
 
 

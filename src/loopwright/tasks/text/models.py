@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import math
 import operator
 import os
+import shlex
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from loopwright.errors import InputError
+from loopwright.config.start_clock import lap
+from loopwright.errors import InputError, near_names, nearest
+from loopwright.metrics.words import subword_patterns
 from loopwright.sources.files import read_data
 from loopwright.tasks import pretrained
 from loopwright.tasks.base import Origin
@@ -62,7 +64,7 @@ def find_model(name: str) -> str:
         held = sorted(entry.name for entry in folder.iterdir())[:8] if folder.is_dir() else []
         is_adapter = "adapter_config.json" in held
         what = f"--model {name} is not a model folder: it has no config.json"
-        fix = "--model with the base model that the adapter was made for" if is_adapter else _near_folder(folder)
+        fix = _base_of(folder) if is_adapter else _near_folder(folder)
         raise InputError("model.folder", what, saw=[f"it has {', '.join(held) or 'no files'}"], fix=fix)
     if folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         what = f"--model {name} is not a folder" if folder.exists() else f"--model {name} does not exist"
@@ -73,14 +75,25 @@ def find_model(name: str) -> str:
 def _near_folder(folder: Path) -> str:
     parent = folder.absolute().parent
     names = [entry.name for entry in parent.iterdir() if (entry / "config.json").is_file()] if parent.is_dir() else []
-    near = difflib.get_close_matches(folder.name, names, n=1, cutoff=0.4)
-    return f"--model {parent / near[0]}" if near else "--model with a folder that save_pretrained has written"
+    near = nearest(folder.name, names)
+    return f"--model {shlex.quote(str(parent / near))}" if near else "leave out --model"
+
+
+def _base_of(adapter: Path) -> str:
+    """Return the flag for the model that an adapter was made for."""
+    with contextlib.suppress(OSError, ValueError):
+        base = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
+        if base:
+            return f"--model {shlex.quote(str(base))}"
+    return "leave out --model"
 
 
 def load_config(name: str, **changes: Any) -> Any:
     with pretrained.refusing_large(name):
         config = _load_config(name, changes)
     pretrained.check_config(name, config)
+    if not Path(name).is_dir():
+        _download(name)
     return config
 
 
@@ -99,16 +112,36 @@ def _load_config(name: str, changes: Mapping[str, Any]) -> Any:
             raise
         if not isinstance(error.__cause__, OSError):  # it is in the cache
             raise
-    if any(os.environ.get(each, "0") not in ("", "0") for each in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
-        raise _offline(name, "and the network is off (HF_HUB_OFFLINE)")
-    if not _can_reach_hub():
-        raise _offline(name, "and the Hub cannot be reached")
+    _check_online(name)
     try:
         return pretrained.open_pretrained(AutoConfig, name, "config.json", **changes)
     except InputError as error:
         if not isinstance(error.__cause__, OSError):
             raise
         raise _offline(name, f"and the Hub request failed: {error.saw[0]}") from error
+
+
+def _download(name: str) -> None:
+    """Download the weights of a Hub model with a progress bar; transformers would do it silently here."""
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
+
+    endings = ("json", "txt", "model", "safetensors", *(("bin",) if pretrained.allows_pickle() else ()))
+    if any(isinstance(try_to_load_from_cache(name, file), str) for file in pretrained.WEIGHTS):
+        return
+    _check_online(name)
+    try:
+        snapshot_download(name, allow_patterns=[f"*.{ending}" for ending in endings], ignore_patterns=["*/*"])
+    except (OSError, ValueError, RuntimeError) as error:  # of the Hub's client, whatever it uses
+        reason = " ".join(str(error).split())[:200]
+        fix = "give the same command again, and the download continues   or   leave out --model"
+        raise InputError("model.offline", f"the download of {name} failed", saw=[reason], fix=fix) from error
+
+
+def _check_online(name: str) -> None:
+    if any(os.environ.get(each, "0") not in ("", "0") for each in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
+        raise _offline(name, "and the network is off (HF_HUB_OFFLINE)")
+    if not _can_reach_hub():
+        raise _offline(name, "and the Hub cannot be reached")
 
 
 def _can_reach_hub() -> bool:
@@ -130,10 +163,10 @@ def _offline(name: str, why: str) -> InputError:
 
     cache = Path(HF_HUB_CACHE)
     cached = [path.name[8:].replace("--", "/") for path in cache.glob("models--*")] if cache.is_dir() else []
-    near = difflib.get_close_matches(name, cached, n=3, cutoff=0.5)
+    near = near_names(name, cached)
     what = f"{name!r} is neither a folder here nor in the Hub cache, {why}"
     saw = [f"similar names in the cache: {', '.join(near)}" if near else f"the cache has {len(cached)} models"]
-    fix = f"--model {near[0]}" if near else "--model with a folder that holds a model, or leave it out"
+    fix = f"--model {near[0]}" if near else "leave out --model"
     return InputError("model.offline", what, saw=saw, fix=fix)
 
 
@@ -175,7 +208,7 @@ def load_or_build(
         num_rows = int(loaded.model.get_input_embeddings().weight.shape[0])
         ids = {name: getattr(tokenizer, f"{name}_id") or 0 for name in SPECIAL_TOKENS}
         if unknown := [name for name, number in ids.items() if number >= num_rows]:
-            what, fix = f"the model of {origin.path} has no {unknown[0]}", "--model with the tokenizer of that model"
+            what, fix = f"the model of {origin.path} has no {unknown[0]}", "leave out --model"
             saw = [f"it has {num_rows:,} tokens, and the {unknown[0]} is number {ids[unknown[0]]:,}"]
             raise InputError("model.tokenizer", what, saw=saw, fix=fix)
     match_pad_token(loaded.model, tokenizer)
@@ -204,7 +237,8 @@ def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
     if type(config) not in kind._model_mapping and not pretrained.has_trusted_code(config, auto_class):
         what = f"{path} is a {config.model_type} model, which has no {suffix.removeprefix('For') or auto_class}"
         saw = [f"it was saved as {', '.join(config.architectures or ['no known class'])}"]
-        fix = f"--model with {_FITTING.get(auto_class, 'an encoder, such as a BERT')}"
+        saw.append(f"the task needs {_FITTING.get(auto_class, 'an encoder, such as a BERT')}")
+        fix = "leave out --model"
         raise InputError("model.task", what, saw=saw, fix=fix)
     # Without a suffix the head is dropped, and the rest is the same for every task.
     for architecture in (config.architectures or ()) if suffix else ():
@@ -212,7 +246,7 @@ def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
         if head is not None and not suffix.endswith(head):
             what = f"{path} is a model of another task: it was saved as {architecture}"
             saw = [f"this task needs a {suffix.removeprefix('For')} head, whose weights have the same names"]
-            raise InputError("model.task", what, saw=saw, fix="--model with the base model that it was made from")
+            raise InputError("model.task", what, saw=saw, fix="leave out --model")
     with quiet():
         if origin.is_run and not any((Path(path) / name).is_file() for name in pretrained.WEIGHTS):
             return Loaded(pretrained.build(kind, path, config))
@@ -241,13 +275,14 @@ def load_tokenizer(path: str, *, needs_pad: bool = True, **options: Any) -> Any:
         what = f"the tokenizer of {path} has no pad token, and no end token to use instead"
         saw = [f"its special tokens are {', '.join(tokenizer.all_special_tokens) or 'none'}"]
         raise InputError("model.pad_token", what, saw=saw, fix='set "pad_token" in its tokenizer_config.json')
+    lap("tokenizer")
     return tokenizer
 
 
 def check_fast(tokenizer: Any, path: str | None) -> None:
     if not tokenizer.is_fast:
         what = f"the tokenizer of {path} cannot map its tokens to words and characters"
-        fix = "--model with a tokenizer.json, which a fast tokenizer has"
+        fix = "leave out --model"
         raise InputError("model.tokenizer", what, saw=[f"{type(tokenizer).__name__} is written in Python"], fix=fix)
 
 
@@ -261,21 +296,26 @@ def train_byte_pairs(
 ) -> Any:
     """Train a byte-level BPE tokenizer, which is lossless; the same texts give the same tokenizer.
 
+    Words begin with a space, also the first one with `prefix_space`; scripts without spaces are split by character.
     With a continuation prefix they would not: the order of its alphabet differs from process to process.
     """
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tokenizer = Tokenizer(models.BPE())
-    if lowercase:
-        tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+    changes = [*[normalizers.Lowercase()] * lowercase, *[normalizers.Prepend(" ")] * prefix_space]
+    tokenizer.normalizer = normalizers.Sequence(changes)
+    pieces, superfluous = map(Regex, subword_patterns())
+    steps = [*[pre_tokenizers.Split(superfluous, "removed")] * prefix_space, pre_tokenizers.Split(pieces, "isolated")]
+    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, in_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(islice(texts, TOKENIZER_ROWS), trainer)
+    lap("tokenizer")
     return tokenizer
 
 
@@ -461,8 +501,8 @@ def _filled(sample: Mapping[str, Any], most: int) -> dict[str, Any]:
 
 def pairs_of(texts: Sequence[str], what: str, fix: str) -> list[list[str]]:
     """Return typed texts as pairs: two texts each, or one text with a tab; `what` and `fix` are for the error."""
-    if all("\t" in each for each in texts):
-        return [each.split("\t", 1) for each in texts]
+    if any("\t" in each for each in texts):
+        return [[first, second] for first, _, second in (each.partition("\t") for each in texts)]
     if len(texts) % 2:
         raise InputError("args.value", f"{what}, got {len(texts)} text{'s' if len(texts) > 1 else ''}", fix=fix)
     return [list(texts[index : index + 2]) for index in range(0, len(texts), 2)]

@@ -56,6 +56,9 @@ class MultipleChoice(Task):
         "predict": 'lw predict RUN "text" "choice" "choice", or lines with tabs between the text and its choices.',
     }
     example = "lw train multiple-choice --data swag.csv --model ./minilm --epochs 3 --batch 16 --lr 5e-5"
+    pretrained, pretrained_megabytes = "distilbert/distilbert-base-uncased", 268
+    scratch_updates = 500
+    predicted = ("choice", "text", "score", "scores")
     arguments = MultipleChoiceArguments
     defaults = {**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 16}
     adapter_kind = "SEQ_CLS"  # peft's kind that also trains the head "classifier"
@@ -76,11 +79,10 @@ class MultipleChoice(Task):
 
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
         groups = [each.split("\t") for each in texts] if any("\t" in each for each in texts) else [list(texts)]
-        for group in groups:
-            if len(group) < 3:
-                what = f"the model chooses among texts: it needs at least 2 choices, got {max(0, len(group) - 1)}"
-                fix = 'give a text and its choices: "text" "choice" "choice", or one line with tabs between them'
-                raise InputError("args.value", what, saw=[repr(each)[:80] for each in group], fix=fix)
+        if max(map(len, groups)) < 3:
+            what = f"the model chooses among texts: it needs at least 2 choices, got {max(0, len(texts) - 1)}"
+            fix = 'give a text and its choices: "text" "choice" "choice", or one line with tabs between them'
+            raise InputError("args.value", what, saw=[repr(each)[:80] for each in texts], fix=fix)
         return [{"context": context, "choices": choices} for context, *choices in groups]
 
     def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
@@ -141,7 +143,9 @@ class MultipleChoice(Task):
 
     def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
         for index, found in enumerate(super().predict_rows(job, rows)):
-            yield {"choice": found["choice"], "text": rows[index]["choices"][found["choice"]], **found}
+            if "error" not in found:
+                found = {"choice": found["choice"], "text": rows[index]["choices"][found["choice"]], **found}
+            yield found
 
 
 def _checked_pairs(row: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -165,5 +169,5 @@ def _check_row(row: Mapping[str, Any], place: str) -> None:
             "data.value",
             f"{place} has {count} choices, and its label is {label}",
             saw=[f"labels are numbers from 0: {', '.join(map(str, range(count)))}"],
-            fix="count from 0, or --label_map 1=0 2=1 3=2 ... if the labels count from 1",
+            fix=f"--label_map {' '.join(f'{place + 1}={place}' for place in range(count))}",
         )

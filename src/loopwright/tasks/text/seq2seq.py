@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from loopwright.baselines import Predictor, UsualTarget
+from loopwright.config.start_clock import lap
 from loopwright.errors import InputError
 from loopwright.metrics import Metric
 from loopwright.sources import DataPlan
-from loopwright.sources.tables import value_at
 from loopwright.tasks import pretrained
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows, Task
@@ -66,6 +66,7 @@ class SequenceToSequenceArguments(TaskArguments):
 class SequenceToSequence(Task):
     """Fine-tunes an encoder-decoder; a subclass defines the comparison."""
 
+    scratch_updates = 1_000
     output: ClassVar[str]  # the name of the generated text in a prediction
     directions: ClassVar[Mapping[str, bool]]  # of the metric's results, the decisive one first
     adapter_kind = "SEQ_2_SEQ_LM"
@@ -185,21 +186,11 @@ class SequenceToSequence(Task):
         written = job.processor.batch_decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return [each.strip() for each in written]
 
-    def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
-        if isinstance(rows, list):
-            rows = [self._with_source(job.plan, row) for row in rows]
-        yield from super().predict_rows(job, rows)
+    def predicted_for(self, plan: DataPlan) -> tuple[str, ...]:
+        return (self.output,)
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [{self.output: each} for each in self.generate(job, model, batch)]
-
-    def _with_source(self, plan: DataPlan, row: Mapping[str, Any]) -> dict[str, Any]:
-        column = str(plan.columns["source"])
-        found = row["source"] if "source" in row else value_at(dict(row), column)
-        if not isinstance(found, str):
-            what, fix = f"a row to predict has no text as its {column!r}", f"give rows with 'source' or {column!r}"
-            raise InputError("data.column", what, saw=[f"it has {', '.join(row) or 'nothing'}"], fix=fix)
-        return {"source": found}
 
 
 @dataclass(frozen=True)
@@ -235,6 +226,7 @@ def train_tokenizer(texts: Iterable[str], unit: str, vocabulary: int) -> Any:
         tokenizer = Tokenizer(models.WordLevel(numbers, unk_token=special[-1]))
         tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
         tokenizer.decoder = decoders.Fuse()
+        lap("tokenizer")
     else:
         tokenizer = text.train_byte_pairs(texts, vocabulary, special)
     tokenizer.post_processor = processors.TemplateProcessing(

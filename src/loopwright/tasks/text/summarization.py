@@ -38,6 +38,7 @@ class Summarization(SequenceToSequence):
         "metric": "ROUGE-1, -2, -L and -Lsum of generated texts, from 0 to 1, compared with the first sentence (lead).",
     }
     example = "lw train summarization --data articles.jsonl --model ./t5-small --epochs 3 --batch 8 --lr 1e-4"
+    pretrained, pretrained_megabytes = "google-t5/t5-small", 242
     arguments = SummarizationArguments
     defaults = {**COMMON_DEFAULTS, "learning_rate": 1e-4, "per_device_train_batch_size": 8}
     output = "summary"

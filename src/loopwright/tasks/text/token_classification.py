@@ -11,15 +11,14 @@ from itertools import islice
 from typing import Any
 
 from loopwright.baselines import CopyInput, MostFrequentTags
-from loopwright.errors import InputError
 from loopwright.metrics import Metric
 from loopwright.metrics import load as load_metric
 from loopwright.metrics.spans import OUTSIDE, as_iob2
 from loopwright.sources import DataPlan, Role
-from loopwright.sources.values import UnusableValueError, as_tokens
 from loopwright.tasks import scoring
-from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
+from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag, flag_list
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
+from loopwright.tasks.class_options import weighed, weighted_loss
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.samples import tokens_of
@@ -41,6 +40,9 @@ class TokenClassificationArguments(TaskArguments):
     )
     ordered_tags: bool | None = flag(
         None, "Predict I-X only after B-X or I-X; if unset, when the training data has no other I-X."
+    )
+    class_weights: list[str] = flag_list(
+        "Weight of each class in the training loss: balanced, which favours rare classes, or A=2,B=0.5 (others: 1)."
     )
     max_length: int | None = flag(None, "Maximum number of tokens of a sentence; chosen from the data if unset.")
 
@@ -66,10 +68,14 @@ class TokenClassification(Task):
         "tags; token_accuracy if the tags are not entities. The expected calibration error (ECE) of tags.",
     }
     example = "lw train token-classification --data ner.jsonl --model ./minilm --epochs 3 --batch 16 --lr 5e-5"
+    pretrained, pretrained_megabytes = "distilbert/distilbert-base-cased", 263
+    predicted = ("tags", "tokens")
+    repeated = ("tokens",)
     arguments = TokenClassificationArguments
     defaults = {**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 16}
     adapter_kind = "TOKEN_CLS"
-    not_inputs = ("position", "words", "tags", "labels")
+    weighs_classes = True
+    not_inputs = ("position", "num_items", "words", "tags", "labels")
     demo = {"freeze": "3", "epochs": 2, "batch": 4, "lr": 4e-4, "warmup_steps": 0.1, "threads": 1}
     demo_model = "minilm"
     demo_rows = ("tag_rows", "tag_rows", "jsonl")
@@ -129,15 +135,18 @@ class TokenClassification(Task):
         inner = None
         if is_labelled:
             inner = _inner_labels(names) if job.args.label_all_tokens else [text.IGNORED] * len(names)
-        return RowDataset(rows, Encoder(job.processor, job.args.max_length, inner))
+        return RowDataset(rows, weighed(job, Encoder(job.processor, job.args.max_length, inner), is_training))
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         outputs = model(**self.model_inputs(batch))
+        weighted = weighted_loss(job, batch, outputs.logits.transpose(1, 2))
+        if weighted is not None:
+            return weighted, outputs
         is_counted = batch["labels"] != text.IGNORED
         return text.token_losses(outputs.logits, batch["labels"]).sum() / is_counted.sum().clamp(min=1), outputs
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
-        return text.num_targets(batch)
+        return super().count_items(batch) if "num_items" in batch else text.num_targets(batch)
 
     def create_scorer(self, job: Job) -> scoring.Scorer:
         names = job.label_names
@@ -201,7 +210,7 @@ class TokenClassification(Task):
         encode = Encoder(job.processor, None, None)
         num_tokens = job.args.max_length - job.processor.num_special_tokens_to_add()
         for start in range(0, len(rows), size):
-            sentences = [_words(rows[index]) for index in range(start, min(start + size, len(rows)))]
+            sentences = [rows[index]["tokens"] for index in range(start, min(start + size, len(rows)))]
             pieces = [
                 (number, piece)
                 for number, words in enumerate(sentences)
@@ -304,8 +313,8 @@ def _inner_labels(names: Sequence[str]) -> list[int]:
 
 def _lacks_blanks(tokenizer: Any) -> bool:
     """Whether a tokenizer reads a single word as the rest of the previous one: BPE without an added space."""
-    splitter = tokenizer.backend_tokenizer.pre_tokenizer
-    if splitter is None:
+    splitter, normalizer = tokenizer.backend_tokenizer.pre_tokenizer, tokenizer.backend_tokenizer.normalizer
+    if splitter is None or (normalizer is not None and b'"Prepend"' in normalizer.__getstate__()):
         return False
     state = json.loads(splitter.__getstate__())
     parts = state["pretokenizers"] if state["type"] == "Sequence" else [state]
@@ -388,19 +397,6 @@ def _tags_of_words(
             row_tags[numbers[place]], row_shares[numbers[place]] = names[tag], float(row[place, tag])
         found.append((row_tags, row_shares))
     return found
-
-
-def _words(row: Mapping[str, Any]) -> list[str]:
-    given = row.get("tokens", row.get("text"))
-    if given is None:
-        what, fix = "a row to predict has no words", '{"tokens": ["Ada", "Lovelace"]}   or   {"text": "Ada Lovelace"}'
-        raise InputError("data.missing", what, saw=[f"it has {', '.join(map(repr, row)) or 'nothing'}"], fix=fix)
-    try:
-        return as_tokens(given)
-    except UnusableValueError as error:
-        raise InputError(
-            "data.value", f"a row to predict is unusable: {error}", fix='{"tokens": ["Ada", "Lovelace"]}'
-        ) from error
 
 
 def _pieces(words: list[str], encode: Encoder, num_tokens: int) -> Iterator[list[str]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from loopwright.baselines import CopyInput, Predictor
-from loopwright.errors import InputError
+from loopwright.errors import InputError, nearest
 from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
 from loopwright.metrics.texts import TOKENIZERS
@@ -46,6 +47,7 @@ class Translation(SequenceToSequence):
         "copied unchanged.",
     }
     example = "lw train translation --data wmt.jsonl --source_lang en --target_lang ro --model ./t5-small --epochs 3"
+    pretrained, pretrained_megabytes = "google-t5/t5-small", 242
     arguments = TranslationArguments
     defaults = {**COMMON_DEFAULTS, "learning_rate": 1e-4, "per_device_train_batch_size": 16}
     output = "translation"
@@ -102,7 +104,7 @@ class Translation(SequenceToSequence):
             return
         if args.source_lang is None or args.target_lang is None:
             what = "the model is multilingual: name the languages to read and to write"
-            fix = "--source_lang en_XX --target_lang ro_RO"
+            fix = "--source_lang {} --target_lang {}".format(*_codes(tokenizer))
             raise InputError("args.value", what, saw=[f"its tokenizer is a {type(tokenizer).__name__}"], fix=fix)
         first = {language: _language_token(tokenizer, language) for language in (args.source_lang, args.target_lang)}
         tokenizer.src_lang, tokenizer.tgt_lang = args.source_lang, args.target_lang
@@ -118,6 +120,12 @@ def _columns_of_language(language: str) -> tuple[str, ...]:
     return (*(f"translation.{code}" for code in codes), *codes)
 
 
+def _codes(tokenizer: Any, most: int = 2) -> list[str]:
+    """Return language codes of a multilingual tokenizer: mBART has en_XX among its special tokens, M2M100 __en__."""
+    special = [str(token).strip("_") for token in tokenizer.all_special_tokens]
+    return [code for code in special if re.fullmatch(r"[a-z]{2,3}([_-]\w+)?", code)][:most] or ["en_XX", "ro_RO"]
+
+
 def _language_token(tokenizer: Any, language: str) -> int:
     """Return the token of a language; M2M100 writes __en__ for en_XX."""
     for token in (language, f"__{language}__"):
@@ -128,5 +136,5 @@ def _language_token(tokenizer: Any, language: str) -> int:
         "args.value",
         f"the tokenizer has no language {language!r}",
         saw=[f"it is a {type(tokenizer).__name__}, with tokens such as {', '.join(tokenizer.all_special_tokens[-5:])}"],
-        fix="--source_lang and --target_lang with the codes of the model, such as en_XX",
+        fix=f"{nearest(language, _codes(tokenizer, 999)) or _codes(tokenizer)[0]} instead of {language}",
     )
