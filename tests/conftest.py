@@ -1,11 +1,14 @@
 """What every test gets: one thread, seeded generators, fixed hypothesis examples, and no hollow tests."""
 
 import os
+import sys
 import tempfile
 
 # Read by OpenMP and MKL when torch is first imported, so set before it.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
+# As in an activated environment: printed commands then begin with lw.
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
 # What a user allows is remembered in the home folder: not in that of whoever runs the tests.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="loopwright-state-")
 
@@ -16,6 +19,7 @@ import logging
 import random
 import shutil
 import signal
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -109,6 +113,16 @@ def pytest_runtest_setup() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     failpoints.disarm()
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """Undo changes of the environment, such as those of `lw launch` for the processes that it starts."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture

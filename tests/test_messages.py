@@ -4,6 +4,7 @@ A change of wording shows as a diff of one file. Values in a message appear as t
 """
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,32 @@ def test_every_message_is_in_the_golden_file():
     assert len(found) >= 800
     assert sorted(set(found) - set(golden)) == [], "run `make golden` and read the diff"
     assert sorted(set(golden) - set(found)) == [], "run `make golden` and read the diff"
+
+
+def fixes(tree: ast.Module) -> Iterator[str]:
+    """Return the texts that a module passes as `fix`, or gives that name."""
+    found = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "fix"]
+    found += [value for name, values in assigned(tree).items() if name in ("fix", "error.fix") for _, value in values]
+    found += [node.value for node in ast.walk(tree) if isinstance(node, ast.AugAssign) and "fix" in ast.unparse(node)]
+    for value in found:
+        inside = {id(part) for each in ast.walk(value) if isinstance(each, ast.JoinedStr) for part in each.values}
+        for node in ast.walk(value):
+            if id(node) not in inside and isinstance(node, (ast.Constant, ast.JoinedStr)) and (text := texts_in(node)):
+                yield text
+
+
+# A way of a fix is a command, flags or an edit; flags do not stand inside of words, nor words in capitals for values.
+NO_WAY = re.compile(
+    r" {3}|\bor --|[:,] --\w|\b(and|with|name|give) --\w|\bleave (--|\{)"
+    r"|--\w+ (with|if|and|for|to) |--\w+ [A-Z_]{3,}\b|\(instead of"
+)
+
+
+def test_every_fix_has_the_grammar_of_fixes():
+    found = [(path, fix) for path, tree in modules().items() for fix in fixes(tree)]
+    assert len(found) >= 250
+    ways = [(path, way) for path, fix in found for way in re.split(" {3}(?:or|then)(?: {3}|$)", fix)]
+    assert [(path, way) for path, way in ways if NO_WAY.search(way.strip())] == []
 
 
 if __name__ == "__main__":

@@ -340,6 +340,8 @@ def test_every_install_in_the_makefile_keeps_to_the_pins():
     assert recipes.count('$(INSTALL) "$(TORCH)"') == 3
     assert recipes.count("$(INSTALL)") - recipes.count("$(INSTALL) --no-deps") == 3, "else torch may come along"
     assert f"TORCH := torch{pins()['torch'].specifier}" in recipes
+    assert '"$(TORCH)" -e . pillow scikit-learn' in recipes and "$(BIN)/lw demo image-classification" in recipes
+    assert " -q" not in installs[0], "minutes of silence"
 
 
 def test_a_test_without_an_assertion_is_not_collected(tmp_path):

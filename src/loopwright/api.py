@@ -9,20 +9,21 @@ imported only when a model is needed.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from loopwright.errors import InputError
+from loopwright.errors import InputError, nearest
+from loopwright.quantities import counted
 from loopwright.run_folder import RunFolder, find_run
 from loopwright.run_folder.summaries import list_runs
 from loopwright.runs.console.json_events import EventLines
-from loopwright.runs.console.screen import Screen, counted, lasted, metrics_text
+from loopwright.runs.console.screen import Screen, lasted, metrics_text
 from loopwright.runs.data import has_known_ending
 from loopwright.runs.early_signals import ends_early
 from loopwright.runs.kept_config import config_of
+from loopwright.runs.prediction import ERROR, STRICT_FIX, Predictions, file_or_items, is_data_file
 from loopwright.runs.provenance import data_facts, path_facts, place_facts
 from loopwright.runs.resume import resume_run
 from loopwright.runs.seeds import RESUMABLE, SeedRun, Seeds, next_commands, print_seeds, seeds_facts
@@ -30,10 +31,13 @@ from loopwright.runs.settings import Settings, create_parser, settle, task_of
 from loopwright.runs.start import Outcome, check_files, check_settings, demo_settings, search_rate, start
 from loopwright.runs.trained_model import evaluate_run, export_run, load_run, predict_run, task_of_run
 from loopwright.sources import CODES, DataPlan
+from loopwright.sources.encodings import decode
+from loopwright.sources.files import near_files
 from loopwright.tasks import get_task, load_tasks, summaries, task_names
 from loopwright.tasks.base import Task
 from loopwright.tasks.pretrained import CONSENTS
 from loopwright.tasks.scoring import as_json, intervals_as_json, write_csv
+from loopwright.terminal import paint
 from loopwright.version import package_version
 
 if TYPE_CHECKING:
@@ -44,7 +48,13 @@ if TYPE_CHECKING:
 __all__ = ["DataPlan", "Run", "check", "demo", "evaluate", "find_lr", "predict", "rate_lines", "resume", "train"]
 
 _BATCH_FLAG = "per_device_eval_batch_size"
-_EVALUATION_FLAGS = ("max_eval_samples", "safe_csv", _BATCH_FLAG)
+# Of a file that is evaluated or predicted.
+_READING_FLAGS = frozenset(
+    ("file_kind", "encoding", "sheet", "delimiter", "quoting", "text_unit")
+    + ("image_dir", "bad_images", "bad_annotations")
+)
+_LABEL_FLAGS = ("label_map", "drop_labels", "unknown_labels", "decimal", "missing_values", "bad_rows")
+_EVALUATION_FLAGS = ("max_eval_samples", "safe_csv", _BATCH_FLAG, *_LABEL_FLAGS)
 
 
 @overload
@@ -171,12 +181,17 @@ def evaluate(
     return metrics
 
 
-def predict(run: str | Path | Run, inputs: str | Path | Iterable[Any], **changes: Any) -> list[dict[str, Any]]:
-    """Return predictions of a run's best model.
+def predict(
+    run: str | Path | Run, inputs: str | Path | Iterable[Any], *, strict: bool = False, **changes: Any
+) -> list[dict[str, Any]]:
+    """Return predictions of a run's best model, one for each row of the inputs, in order.
+
+    The prediction of a row that cannot be predicted has None for each value, and an "error" with a code.
 
     Args:
         run: a folder, an id, "last", or a Run.
         inputs: a data file, texts, images (paths or a folder), or rows as dicts by role or column.
+        strict: raise an InputError if a row cannot be predicted.
         changes: task flags for this call, such as text_column, max_new_tokens or num_beams; and `model`, the
             `nn.Module` that the run was given.
     """
@@ -184,11 +199,7 @@ def predict(run: str | Path | Run, inputs: str | Path | Iterable[Any], **changes
     task = task_of_run(folder)
     changes, module = _without_module(task, changes)
     _check_changes(changes, prediction_flags(task))
-    if isinstance(inputs, (str, Path)):
-        is_file = Path(inputs).is_file() and not task.is_input(str(inputs))
-        return list(predict_run(folder, inputs if is_file else [str(inputs)], changes, module))
-    given = [str(each) if isinstance(each, Path) else each for each in inputs]
-    return list(predict_run(folder, given, changes, module))
+    return predict_run(folder, file_or_items(task, inputs), changes, module, strict).collect()
 
 
 @dataclass(frozen=True)
@@ -245,7 +256,7 @@ class Run:
         return load_run(self.folder).model.eval()
 
     def predict(self, inputs: str | Path | Iterable[Any], **changes: Any) -> list[dict[str, Any]]:
-        """Return predictions for a file, texts or rows."""
+        """Return predictions for a file, texts or rows, one each; see `loopwright.predict`, also for `strict`."""
         return predict(self, inputs, **changes)
 
     def evaluate(self, data: str | Path | None = None, **options: Any) -> dict[str, float]:
@@ -329,32 +340,33 @@ def _without_module(task: Task, flags: Mapping[str, Any]) -> tuple[dict[str, Any
         raise InputError(
             "args.value",
             f"{task.name} takes the name of a model, got a {type(module).__name__}",
-            fix="model='FOLDER' that save_pretrained has written",
+            fix="model.save_pretrained('my-model'), and model='my-model'",
         )
     return {name: value for name, value in flags.items() if name != "model"}, module
 
 
 def evaluation_flags(task: Task) -> tuple[str, ...]:
     """Return the task flags that `evaluate` accepts."""
-    return (*_EVALUATION_FLAGS, *CONSENTS, *_column_flags(task), *task.prediction_flags)
+    return (*_EVALUATION_FLAGS, *CONSENTS, *_data_flags(task), *task.prediction_flags)
 
 
 def prediction_flags(task: Task) -> tuple[str, ...]:
     """Return the task flags that `predict` accepts."""
-    return (_BATCH_FLAG, *CONSENTS, *_column_flags(task), *task.prediction_flags)
+    return (_BATCH_FLAG, *CONSENTS, *_data_flags(task), *task.prediction_flags)
 
 
-def _column_flags(task: Task) -> list[str]:
-    return [field.name for field in fields(task.arguments) if field.name.endswith("_column")]
+def _data_flags(task: Task) -> list[str]:
+    names = [field.name for field in fields(task.arguments)]
+    return [name for name in names if name.endswith(("_column", "_columns")) or name in _READING_FLAGS]
 
 
 def _check_changes(changes: Mapping[str, Any], names: Sequence[str]) -> None:
     for name in changes:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            near = nearest(name, names)
             raise InputError(
                 "args.unknown",
                 f"{name} cannot be changed for a model that is trained",
                 saw=[f"what can be: {', '.join(names)}"],
-                fix=f"did you mean {near[0]}?" if near else f"loopwright.train(..., {name}=...)",
+                fix=f"{near} instead of {name}" if near else f"loopwright.train(..., {name}=...)",
             )

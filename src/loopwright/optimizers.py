@@ -17,7 +17,6 @@ import importlib
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
-from difflib import get_close_matches
 from inspect import signature
 from typing import Any
 
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from loopwright.errors import ConfigError
+from loopwright.errors import ConfigError, nearest
 
 
 def drop_gradients(optimizer: Any) -> None:
@@ -345,8 +344,8 @@ def optimizer_class_and_options(
         if key == "lr":
             raise ConfigError("lr is not an option here: pass it as learning_rate, or lr=")
         if key not in accepted:
-            nearest = get_close_matches(key, accepted, n=1)
-            hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+            near = nearest(key, accepted)
+            hint = f"did you mean {near!r}? " if near else ""
             raise ConfigError(
                 f"the optimizer {kind.__name__} has no option {key!r}: {hint}It takes {', '.join(accepted)}"
             )
@@ -377,8 +376,8 @@ def _found(name: str) -> tuple[type[Optimizer], Mapping[str, Any]]:
         raise ConfigError("the optimizer 'adamw_hf' was removed from transformers: use 'adamw_torch'")
     others = [kind.__name__ for each, kind in torch_names.items() if each not in {*_OWN_NAMES, "lbfgs"}]
     known = [*_OWN_NAMES, *others]
-    nearest = get_close_matches(wanted, [each.lower() for each in known], n=1)
-    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    near = nearest(wanted, [each.lower() for each in known])
+    hint = f"did you mean {near!r}? " if near else ""
     raise ConfigError(f"there is no optimizer {name!r}: {hint}The names are {', '.join(known)}")
 
 

@@ -5,6 +5,15 @@ from __future__ import annotations
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
+_PLURALS = {"is": "are", "has": "have", "lacks": "lack", "belongs": "belong", "holds": "hold", "class": "classes"}
+
+
+def counted(number: int, noun: str, verb: str = "") -> str:
+    """Return a number with its noun, and a verb if given: `1 row has`, `3 rows have`."""
+    words = [each if number == 1 else _PLURALS.get(each, f"{each}s") for each in (noun, verb) if each]
+    return " ".join([f"{number:,}", *words])
+
+
 def size(num_bytes: float) -> str:
     """Return bytes in the most readable unit: 512 bytes, 1.7 kB, 24.3 GB."""
     value = float(num_bytes)

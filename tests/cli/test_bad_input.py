@@ -142,7 +142,7 @@ def test_models_that_cannot_be_used_are_refused_before_anything_is_written(capsy
     check_refused(capsys, told, *words, "--model", "./brt")
     told = ["error[model.length]", "--max_length 128 is longer", "fix: --max_length 64"]
     check_refused(capsys, told, *words, "--model", bert, "--max_length", 128)
-    told = ["error[model.task]", "fix: --model with an encoder and a decoder"]
+    told = ["error[model.task]", "the task needs an encoder and a decoder", "fix: leave out --model"]
     write_csv(Path("pairs.csv"), [{"source": f"a {n}", "target": f"b {n}"} for n in range(20)])
     check_refused(capsys, told, "train", "translation", "--data", "pairs.csv", "--model", bert)
     bare = tiny_gpt2(tmp_path / "bare", pad_token=None, eos_token=None, bos_token=None)
@@ -157,10 +157,10 @@ def test_models_that_cannot_be_used_are_refused_before_anything_is_written(capsy
         ("rouge_score", ["summarization"], ["'rouge'", "rouge-score", "[text]"]),
         ("sacrebleu", ["translation"], ["sacrebleu", "[text]"]),
         ("nervaluate", ["token-classification"], ["nervaluate", "[text]"]),
-        ("datasets", ["text-classification", "--data", "x.parquet"], ["datasets", "[data]"]),
+        ("pyarrow", ["text-classification", "--data", "x.parquet"], ["pyarrow", "[arrow]"]),
         ("peft", ["text-classification", "--lora"], ["--lora needs peft", "[lora]"]),
     ],
-    ids=["transformers", "rouge", "sacrebleu", "nervaluate", "datasets", "peft"],
+    ids=["transformers", "rouge", "sacrebleu", "nervaluate", "pyarrow", "peft"],
 )
 def test_a_package_that_is_missing_is_told_with_the_line_that_installs_it(capsys, monkeypatch, module, words, told):
     write_jsonl(
@@ -184,7 +184,7 @@ def test_a_model_that_does_not_fit_into_memory_ends_with_3(capsys, reviews, tmp_
     folder = tiny_bert(tmp_path / "bert")
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, "vocab_size": 10**13}))
-    told = ["error[memory.train]", "out of memory", "half the --batch"]
+    told = ["error[memory.train]", "out of memory", "fix: --batch 1"]
     check_refused(capsys, told, "train", "text-classification", "--data", reviews, "--model", folder, code=3)
 
 

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,8 +36,8 @@ def test_help_names_every_verb(capsys):
     code, out, _ = run(capsys, "--help")
     assert code == 0 and len(VERBS) == 18
     assert all(f"  {verb} " in out for verb in VERBS)
-    assert run(capsys)[0] == 2
-    assert run(capsys, "--version")[1].startswith("loopwright ")
+    assert run(capsys)[:2] == (0, out)
+    assert run(capsys, "--version")[1] == run(capsys, "version")[1] and "loopwright " in run(capsys, "version")[1]
 
 
 @pytest.mark.parametrize(
@@ -69,13 +71,14 @@ def test_training_by_flags_and_using_the_model(capsys, reviews):
 
 def test_predictions_are_written_as_csv_and_jsonl_and_read_from_stdin(capsys, finished, tmp_path, monkeypatch):
     data = write_csv(tmp_path / "new.csv", rows(10, seed=2))
-    assert run(capsys, "predict", finished.path, data, "--out", "found.csv")[0] == 0
-    assert run(capsys, "predict", finished.path, data, "--out", "found.jsonl")[0] == 0
+    bare = ("predict", finished.path, data, "--only_predictions", "--out")
+    assert run(capsys, *bare, "found.csv")[0] == run(capsys, *bare, "found.jsonl")[0] == 0
     lines = read_text("found.csv").splitlines()
     found = [json.loads(line) for line in read_text("found.jsonl").splitlines()]
-    assert lines[0] == "label,score" and lines[1:] == [f"{each['label']},{each['score']}" for each in found]
+    assert lines[0] == "label,score,error"
+    assert lines[1:] == [f"{each['label']},{each['score']}," for each in found]
     monkeypatch.setattr("sys.stdin", io.StringIO("great lovely film\n\ndull plot\n"))
-    assert len(run(capsys, "predict", finished.path, "-")[1].splitlines()) == 2
+    assert len(run(capsys, "predict", finished.path, "-")[1].splitlines()) == 3
     assert run(capsys, "predict", finished.path, data, "--out", "found.txt")[0] == 2
     assert run(capsys, "predict", finished.path, "absent.csv")[0] == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found.csv", "found.jsonl", "new.csv"]
@@ -133,14 +136,14 @@ def test_check_does_everything_but_train_and_leaves_nothing(capsys, reviews, tmp
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["trian"], ["'trian' is not a verb", "did you mean train?"]),
+        (["trian"], ["'trian' is not a verb", "fix: lw train"]),
         (["--quiet", "train"], ["error[args.unknown]", "'--quiet' is not a verb"]),
-        (["train", "text-clasification"], ["error[args.task]", "did you mean text-classification?"]),
+        (["train", "text-clasification"], ["error[args.task]", "text-classification instead of text-clasification"]),
         (["train", "--lr", "1"], ["error[args.task]", "lw train text-classification --lr 1"]),
         (["train", "absent.yaml"], ["error[data.file]", "absent.yaml"]),
         (
             ["train", "text-classification", "--learnig_rate", "1"],
-            ["error[args.unknown]", "--learning_rate (Peak learning rate"],
+            ["error[args.unknown]", "--learning_rate: Peak learning rate"],
         ),
         (["train", "text-classification", "--lr", "fast"], ["error[args.value]", "fast"]),
         (["train", "text-classification", "--data", "rewievs.csv"], ["error[data.file]", "fix: --data reviews.csv"]),
@@ -196,7 +199,7 @@ def test_a_disk_that_refuses_ends_with_74(capsys, reviews):
 def test_a_loss_that_is_not_finite_ends_with_4(capsys, reviews):
     flags = ["--lr", "1e30", "--max_grad_norm", "0", "--no_rehearsal", "--logging_steps", "2"]
     code, _, err = run(capsys, "train", "text-classification", "--data", reviews, *flags)
-    assert code == 4 and "error[loss.nan]" in err and "a smaller --lr" in err
+    assert code == 4 and "error[loss.nan]" in err and "--lr 0.0001" in err
     assert "no state was saved before it" in err
 
 
@@ -245,14 +248,22 @@ def test_what_helps_fits_the_reason_why_a_file_was_not_written(number):
         assert failure.error.fix.startswith(DISK_FIXES[number])
 
 
-def test_tasks_explain_doctor_and_demo_say_what_there_is_and_refuse_other_words(capsys):
+def test_tasks_explain_doctor_and_demo_say_what_there_is_and_refuse_other_words(capsys, monkeypatch):
     assert "text-classification" in run(capsys, "tasks")[1]
     code, out, _ = run(capsys, "explain", "text-classification")
     assert code == 0 and "--label_column" in out and "--learning_rate" in out and "example:" in out
     code, out, _ = run(capsys, "explain", "errors")
     assert code == 0 and len(out.splitlines()) >= 40 and "data.column" in out and "model.offline" in out
     code, out, _ = run(capsys, "doctor")
-    assert code == 0 and "torch" in out and "GPUs" in out
+    assert code == 0 and [line.split()[0] for line in out.splitlines()][5:12] == [
+        *("devices", "CPUs", "disk", "runs", "network", "Hub", "fonts")
+    ]
+    extras = [line.split()[0] for line in out.splitlines() if line.startswith("[")]
+    assert {"[text]", "[vision]", "[data]", "[lora]", "[hf]", "[demo]"} <= set(extras) and "[dev]" not in extras
+    monkeypatch.setattr("os.access", lambda *given: False)
+    code, out, _ = run(capsys, "doctor")
+    assert code == 74 and "not writable: set LOOPWRIGHT_RUNS" in out
+    monkeypatch.undo()
     code, out, _ = run(capsys, "demo")
     assert code == 0 and "lw demo text-classification" in out
     for verb in ("doctor", "tasks"):
@@ -316,11 +327,6 @@ def test_every_command_that_a_person_reads_is_written_with_the_short_name():
     assert len(files) > 300 and found == []
 
 
-def test_an_empty_input_is_no_prediction(capsys, finished):
-    code, out, err = run(capsys, "predict", finished.path, "good", " ")
-    assert (code, out) == (2, "") and "lw predict was given an empty input" in err
-
-
 def test_a_run_whose_process_is_gone_is_not_asked_to_stop(capsys, copied):
     status = json.loads(read_text(copied / "status.json"))
     (copied / "status.json").write_text(json.dumps({**status, "state": "running"}))
@@ -334,3 +340,16 @@ def test_a_run_that_cannot_have_its_folder_says_so_before_anything_is_read(capsy
     code, out, err = run(capsys, "train", "text-classification", "--data", reviews, "--out", folder)
     assert (code, out) == (2, "")
     assert f"error[disk.write]: cannot create the folder of the run: {folder}\n" in err and "is a file\n" in err
+
+
+@pytest.mark.parametrize("has_lw", [True, False], ids=["on the path", "elsewhere"])
+def test_printed_commands_begin_with_what_a_shell_finds(has_lw, tmp_path):
+    path = str(Path(sys.executable).parent) if has_lw else str(tmp_path)
+    command = [sys.executable, "-m", "loopwright", "resume", "--json"]
+    environment = {**os.environ, "PATH": path}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    plain = subprocess.run(command[:-1] + ["--quiet"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    fix = json.loads(done.stdout)["fix"]
+    beside = Path(sys.executable).with_name("lw")
+    name = "lw" if has_lw else str(beside) if beside.is_file() else f"{sys.executable} -m loopwright"
+    assert fix == f"{name} resume last" and f"  fix: {fix}\n" in plain.stderr

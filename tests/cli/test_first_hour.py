@@ -156,7 +156,7 @@ def test_words_alone_are_missing_and_help_is_asked_for(capsys):
 
 def test_an_unknown_setting_and_a_value_that_cannot_be_are_named_as_typed(capsys, reviews):
     Path("cfg.yaml").write_text(f"task: text-classification\ndata: {reviews}\nepocs: 3\n")
-    assert "did you mean epochs" in refused(capsys, "train", "cfg.yaml")
+    assert "epochs instead of epocs" in refused(capsys, "train", "cfg.yaml")
     start = ["train", "text-classification", "--data", reviews]
     told = refused(capsys, *start, "--lr", "-1")
     assert told.startswith("error[args.value]: --lr -1: learning_rate must be ") and "fix: --lr " in told
@@ -176,21 +176,21 @@ def test_wrong_columns_are_told_together_and_texts_are_not_taken_for_images(caps
     told = refused(capsys, *words)
     assert "'txt'" in told and "'lbel'" in told and "fix: --text_column review --label_column stars" in told
     told = refused(capsys, "train", "image-classification", "--data", reviews)
-    assert "--image_column text" not in told and "fix: --data FOLDER of images" in told
+    assert "--image_column text" not in told and "fix: add a column named image to reviews.csv" in told
 
 
 def test_a_file_without_its_flag_and_one_that_is_misspelt_are_recognised(capsys, reviews, finished):
     told = refused(capsys, "train", "text-classification", reviews.name)
     assert f"fix: --data {reviews.name}" in told
-    assert "did you mean reviews.csv?" in refused(capsys, "predict", finished.path, "reviws.csv")
+    assert "reviews.csv instead of reviws.csv" in refused(capsys, "predict", finished.path, "reviws.csv")
     assert "lw export needs a run" in refused(capsys, "export", "--to", "x")
     Path("script.py").write_text("")
-    assert "did you mean script.py?" in refused(capsys, "launch", "-n", "2", "--", "scrpt.py")
+    assert "script.py instead of scrpt.py" in refused(capsys, "launch", "-n", "2", "--", "scrpt.py")
 
 
 def test_a_folder_that_is_taken_is_refused_before_the_data_is_read(capsys, finished):
     told = refused(capsys, "train", "text-classification", "--data", "absent.csv", "--out", finished.path)
-    assert told.startswith("error[run.exists]") and f"lw resume {finished.path}   or   --output_dir " in told
+    assert told.startswith("error[run.exists]") and f"lw resume {finished.path}   or   --out " in told
     with pytest.raises(InputError, match=r"output_dir='") as caught:
         api.train("text-classification", data="absent.csv", out=finished.path)
     assert caught.value.code == "run.exists" and "--" not in str(caught.value)

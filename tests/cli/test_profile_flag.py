@@ -1,7 +1,10 @@
-"""`--profile N`: what a run says of its updates, and what it leaves."""
+"""`--profile N`: where the time of updates goes; `--profile start`: the time before the first one."""
 
 import gzip
 import json
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -34,3 +37,19 @@ def test_a_profiled_run_says_where_its_time_went_and_has_the_numbers_of_another(
 def test_a_number_of_updates_that_cannot_be_is_refused(capsys, reviews, number):
     assert main(["train", "text-classification", "--data", str(reviews), f"--profile={number}"]) == 2
     assert "profile" in capsys.readouterr().err
+
+
+def test_the_phases_of_the_start_add_up_to_the_time_since_the_process_began(reviews, tmp_path):
+    words = ["--data", str(reviews), "--max_steps", "1", "--threads", "1", "--profile", "start", "--json"]
+    began = time.time()
+    command = [sys.executable, "-m", "loopwright", "train", "text-classification", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    (found,) = (event for event in events if event["event"] == "start_profile")
+    phases = ["import", "read and check data", "tokenizer", "model", "rows", "baselines", "device", "rehearsal"]
+    assert {*phases, "first batch", "first update"} <= set(found["seconds"])
+    assert sum(found["seconds"].values()) == pytest.approx(found["total_seconds"], abs=0.02)
+    assert found["total_seconds"] == pytest.approx(found["time"] - began, abs=0.3)
+    log = next((tmp_path / "runs").glob("*/log.txt")).read_text()
+    assert "s from the start of the command to the first update" in log and "profile" in log
+    assert not list((tmp_path / "runs").glob("*/profile"))

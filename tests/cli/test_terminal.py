@@ -88,8 +88,8 @@ def test_a_terminal_shows_one_line_that_changes_and_a_table_with_one_header(show
     steps = [int(re.search(r"step ([\d,]+)/1,500", state)[1].replace(",", "")) for state in states]
     assert steps == sorted(steps) and len(set(steps)) > 3
     assert "─" in states[0] and "left " in states[0] and "done " in states[0]  # from the rehearsal
-    assert all(word in states[-1] for word in ("loss ", "ex/s", "left "))
-    rows = drawn(shown.text)
+    assert all(word in states[-1] for word in ("loss ", "accuracy ", "ex/s", "left "))
+    rows = drawn(re.sub(r"\x1b\[\d+m", "", shown.text))
     assert not [row for row in rows if re.match(r" *\d+% ", row)]  # nothing of it is left
     table = [index for index, row in enumerate(rows) if row.startswith("eval ")]
     header = rows[table[0] - 1].split()
@@ -103,7 +103,7 @@ def test_a_terminal_shows_one_line_that_changes_and_a_table_with_one_header(show
 @pytest.mark.slow
 def test_ctrl_c_says_what_was_saved_and_a_resume_says_where_it_goes_on(shown, capfd, monkeypatch):
     assert shown.code == 130
-    rows = drawn(shown.text)
+    rows = drawn(re.sub(r"\x1b\[\d+m", "", shown.text))
     stopped = next(row for row in rows if row.startswith("stopped after step "))
     update = int(stopped.split()[3].rstrip(",").replace(",", ""))
     assert stopped.endswith("saving; a second Ctrl-C drops that")
@@ -164,7 +164,7 @@ def test_the_end_says_where_the_time_went_how_good_it_is_and_what_to_run_next(pi
         verb, target, *_ = command.split()
         assert verb in ("report", "predict", "resume") and target == "run"
     basis = next(row for row in said.splitlines() if row.startswith("time "))
-    assert re.search(r"about \d+:\d\d, from the rehearsal: [\d.]+ s an update and [\d.]+ s an evaluation", basis)
+    assert re.search(r"about \d+:\d\d in all, from the rehearsal: [\d.]+ s an update and [\d.]+ s an evaluation", basis)
 
 
 def test_a_quiet_run_prints_its_folder_and_nothing_else(capfd, reviews):
@@ -223,3 +223,27 @@ def test_of_several_processes_the_first_one_speaks(place):
     for begin in ("loopwright ", *block, "eval ", "done in "):
         assert sum(row.startswith(begin) for row in rows) == 1, begin
     assert "time    known once the first updates are logged" in first.output
+
+
+@pytest.mark.parametrize("variable", ["FORCE_COLOR", "NO_COLOR"])
+def test_best_rows_are_green_notes_yellow_errors_red_and_files_without_colours(capsys, reviews, monkeypatch, variable):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name in ("FORCE_COLOR", variable):
+        monkeypatch.setenv(name, "1")
+    words = ["--data", str(reviews), "--max_steps", "2", "--threads", "1", "--no_rehearsal"]
+    assert main(["train", "text-classification", *words, "--out", "run"]) == 0
+    assert main(["train", "text-classification", *words, "--out", "run"]) == 2
+    out, err = capsys.readouterr()
+    painted = [line for line in out.splitlines() if line.startswith("\x1b")]
+    if variable == "NO_COLOR":
+        assert "\x1b" not in out + err
+        return
+    assert [(line[:5], line[5:9]) for line in painted] == [
+        ("\x1b[33m", "note"),
+        ("\x1b[32m", "eval"),
+        ("\x1b[32m", "best"),
+    ]
+    assert all(line.endswith("\x1b[0m") for line in painted) and err.startswith("\x1b[31merror[run.exists]:\x1b[0m ")
+    assert "\x1b" not in Path("run/log.txt").read_text()
+    assert main(["train", "text-classification", *words, "--plain", "--out", "plain"]) == 0
+    assert "\x1b" not in capsys.readouterr().out

@@ -122,7 +122,7 @@ def test_what_launch_cannot_start_is_refused_with_a_way_out(capsys):
     for wrong in (["-n", "two"], ["-n", "0"], ["-n", "1", "--nnodes", "many"]):
         assert main(["launch", *wrong, "--", "train"]) == 2
         told = capsys.readouterr().err
-        assert "error[args.value]" in told and "fix: lw launch -n 2" in told and "Traceback" not in told
+        assert "error[args.value]" in told and "fix: " in told and "-n 2" in told and "Traceback" not in told
     assert main(["launch", "-n", "2", "--", "predict", "last", "a text"]) == 2
     assert "fix: lw predict last 'a text'" in capsys.readouterr().err
     assert main(["launch", "--help"]) == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils.data import TensorDataset
+from torchmetrics.classification import MulticlassF1Score
 
 import toys
 from distributed.launcher import Rank, Results, run
@@ -329,3 +330,35 @@ def measure_stops(results: Results, rank: int) -> None:
             "updates": trainer.result.updates,
             "weights": toys.weights(trainer).tolist(),
         }
+
+
+# Metrics of the trainer
+
+
+def metric_history(folder: Path, **options):
+    data = toys.labelled(17)
+    model = toys.seeded(torch.nn.Linear, 4, 3)
+    given = {"accuracy": "accuracy", "f1": "f1", "own": lambda outputs, targets: (outputs.argmax(1) == targets).sum()}
+    given["tm"] = MulticlassF1Score(3)
+    loss, optimizer = torch.nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1)
+    saver = SaveTrainingStateCallback(folder, save_every_n_steps=2, save_at_end=False)
+    trainer = Trainer(model, loss, optimizer, [saver], metrics=given)
+    evaluation = toys.labelled(EVAL_SAMPLES, seed=1)
+    trainer.train(data, 2, evaluation, 2, seed=SEED, train_dataloader_kwargs=toys.NO_WORKERS, **options)
+    return {name: list(trainer.run_history.get_metric_values(name)) for name in trainer.run_history.get_metric_names()}
+
+
+def measure_metrics(results: Results) -> None:
+    folder = Path(os.environ["METRICS_FOLDER"])
+    results["whole"] = metric_history(folder)
+    results["resumed"] = metric_history(folder / "again", resume_from=folder / "step_2")
+
+
+def test_metrics_of_two_processes_are_those_of_one_also_after_a_resume(tmp_path, monkeypatch):
+    monkeypatch.setenv("METRICS_FOLDER", str(tmp_path / "two"))
+    first, second = run(measure_metrics, tmp_path)
+    assert first["whole"] == second["whole"] == first["resumed"]
+    alone = metric_history(tmp_path / "one", gradient_accumulation_steps=2)
+    assert first["whole"].keys() == alone.keys() and len(alone) == 10
+    for name, values in alone.items():
+        assert first["whole"][name] == pytest.approx(values, abs=1e-6), name

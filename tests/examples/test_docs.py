@@ -14,7 +14,11 @@ from loopwright.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(path for path in DOCS.rglob("*.md") if path.parent.name != "decisions")]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "README.zh-CN.md",
+    *sorted(path for path in DOCS.rglob("*.md") if path.parent.name != "decisions"),
+]
 LEAST_PAGES = 55
 LEAST_BLOCKS = 127
 MOST_INDEX_LINES = 50
@@ -115,7 +119,7 @@ def test_the_code_of_a_page_is_at_most_120_columns_wide_and_its_fences_are_close
 def test_the_index_lists_every_page_but_those_of_the_tasks_and_fits_on_a_screen():
     text = (DOCS / "index.md").read_text(encoding="utf-8")
     listed = LINK.findall(text)
-    others = [str(page.relative_to(DOCS)) for page in PAGES[1:] if page.parent.name != "tasks"]
+    others = [str(page.relative_to(DOCS)) for page in PAGES[2:] if page.parent.name != "tasks"]
     others.remove("index.md")
     assert len(others) >= LEAST_PAGES - 17
     assert [name for name in others if name not in listed] == []
@@ -135,6 +139,24 @@ def test_the_readme_example_is_at_most_15_lines_long():
     (_, example), *more = python_blocks(ROOT / "README.md")
     assert more == []
     assert len([line for line in example.splitlines() if line.strip()]) <= 15
+
+
+def test_the_chinese_readme_has_the_same_headings_commands_links_and_tables():
+    pages = [ROOT / "README.md", ROOT / "README.zh-CN.md"]
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    outside = [FENCE.sub("", text) for text in texts]
+    levels = [re.findall(r"^(#+) ", text, re.MULTILINE) for text in outside]
+    assert levels[0] == levels[1] and len(levels[0]) == 9
+    assert [code for _, _, code in blocks(pages[0])] == [code for _, _, code in blocks(pages[1])]
+    commands = [re.findall(r"`((?:make|lw|python|pip) [^`]+)`", text) for text in outside]
+    assert commands[0] == commands[1] and len(commands[0]) >= 14
+    tables = [[line.count("|") for line in text.splitlines() if line.startswith("|")] for text in outside]
+    assert tables[0] == tables[1] and len(tables[0]) > 40
+    links = [[link for link in LINK.findall(text) if not link.startswith(("README", "examples/"))] for text in outside]
+    assert links[0] == links[1] and "README.zh-CN.md" in texts[0] and "README.md" in texts[1]
+    figures = [re.findall(r"\d+(?:[.,]\d+)*", "".join(re.findall(r"^\|.*$", text, re.MULTILINE))) for text in outside]
+    assert sorted(figures[0]) == sorted(figures[1]) and len(figures[0]) > 25
+    assert len(re.findall("[\u4e00-\u9fff]", texts[1])) > 1000
 
 
 def write_reviews(folder: Path) -> None:

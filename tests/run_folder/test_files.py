@@ -246,7 +246,7 @@ def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path, v
 )
 def test_a_damaged_file_is_an_error_that_names_it_whatever_the_default(tmp_path, content):
     (tmp_path / "status.json").write_bytes(content)
-    with pytest.raises(files.DamagedFileError, match=r"status\.json is damaged: .*move it away"):
+    with pytest.raises(files.DamagedFileError, match=r"(?s)status\.json is damaged: .*move it away"):
         files.read_json(tmp_path / "status.json", default={})
 
 

@@ -9,13 +9,14 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loopwright import errors
 from loopwright.cli.help_text import folded
 from loopwright.config.parser import split_off
-from loopwright.config.safe_text import visible
+from loopwright.config.program import as_called, program
+from loopwright.config.safe_text import visible, write_painted
 
 if TYPE_CHECKING:
     from loopwright.api import EventLines, Outcome
@@ -40,13 +41,13 @@ OWN = ("--quiet", "--plain", "--json")  # output flags of the training verbs
 # Functions of the verbs that accept --json; launch passes it on, and an unknown verb may have been one of them.
 WITH_JSON = frozenset(
     {
-        *("train", "check", "resume", "demo", "find_lr", "evaluate"),
+        *("train", "check", "resume", "demo", "find_lr", "evaluate", "predict"),
         *("runs", "compare", "verify", "tasks", "doctor", "launch", "no_verb"),
     }
 )
 _BUG, _OTHER = "bug", "other"  # codes of errors that have none
 _REPORT_BUG = "this is a bug of loopwright or of a library that it uses: please report it with the traceback above"
-_VERIFY = "lw verify RUN lists what is wrong with each checkpoint"
+_VERIFY = "lw verify last"
 NO_CHECKPOINT, CANNOT_WRITE, PREEMPTED, INTERRUPTED = 65, 74, 75, 130
 # Exit codes shared by all processes of a verb: a restart would not help, or was not requested.
 TOGETHER = (INPUT, DIVERGED, NO_CHECKPOINT, PREEMPTED, INTERRUPTED)
@@ -62,7 +63,12 @@ class Failure:
     @property
     def fields(self) -> dict[str, Any]:
         error = self.error
-        message = {"code": error.code, "message": error.what, "saw": list(error.saw), "fix": error.fix}
+        message = {
+            "code": error.code,
+            "message": error.what,
+            "saw": list(error.saw),
+            "fix": error.fix and as_called(error.fix),
+        }
         return {**message, "exit_code": self.exit_code}
 
 
@@ -124,7 +130,8 @@ def print_failure(failure: Failure, events: EventLines | None, error: BaseExcept
         with contextlib.suppress(OSError):
             events.emit("error", **{**failure.fields, "code": failure.error.code or _OTHER})
     if failure.error.code is not None and (events is None or isinstance(error, OSError)):
-        _print(f"error: {failure.error.what}" if failure.error.code == _OTHER else str(failure.error), "hold")
+        error_text = f"error: {failure.error.what}" if failure.error.code == _OTHER else as_called(str(failure.error))
+        _print(error_text, "hold", colour="red")
 
 
 def _print_interrupted(error: KeyboardInterrupt | errors.Preempted, verb: str, is_quiet: bool) -> None:
@@ -146,7 +153,7 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, errors.LoopwrightError):
         return _failure_of_ours(error)
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError) or _CPU_MEMORY in str(error):
-        remedies = "half the --batch and twice the --gradient_accumulation_steps, --bf16, --gradient_checkpointing"
+        remedies = "--batch 1   or   --bf16   or   --gradient_checkpointing"
         return failed("memory.train", MEMORY, f"out of memory: {_first_line(error)}", remedies)
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         return failed("disk.write", CANNOT_WRITE, str(error), _disk_fix(error))
@@ -158,7 +165,9 @@ def _failure_of_ours(error: errors.LoopwrightError) -> Failure:
         return Failure(MEMORY, error)
     if isinstance(error, errors.CheckpointError) and error.code != "resume.model":
         if error.code == "checkpoint.none":
-            return failed(error.code, NO_CHECKPOINT, error.what, _VERIFY)
+            return (
+                Failure(NO_CHECKPOINT, error) if error.fix else failed(error.code, NO_CHECKPOINT, error.what, _VERIFY)
+            )
         return failed("checkpoint.write", CANNOT_WRITE, error.what, _disk_fix(error))
     if error.code is not None:
         return Failure(CANNOT_WRITE if type(error).__name__ == "LeaseError" else INPUT, error)
@@ -182,10 +191,13 @@ def failure_of_run(outcome: Outcome) -> Failure | None:
     if outcome.state != "diverged":
         return None
     reason = (outcome.result.stop_reason or "") if outcome.result is not None else ""
-    remedies = "a smaller --lr, --max_grad_norm 1.0, --bf16 instead of --fp16"
+    from loopwright.config.files import read_mapping
+
+    rate = min(float(read_mapping(outcome.run.config).get("learning_rate") or 1e-4) / 10, 1e-4)
     has_state = outcome.run.status.get("last_checkpoint") is not None
     kept = f"the last good state is in {outcome.run.checkpoints}" if has_state else "no state was saved before it"
-    return failed("loss.nan", DIVERGED, reason, f"{remedies}; {kept}")
+    failure = failed("loss.nan", DIVERGED, reason, f"{resume_command(outcome.run)} --lr {rate:g}")
+    return replace(failure, error=errors.LoopwrightError(reason, code="loss.nan", saw=[kept], fix=failure.error.fix))
 
 
 def code_of_run(outcome: Outcome) -> int:
@@ -203,17 +215,23 @@ def code_of_run(outcome: Outcome) -> int:
 
 
 def resume_command(run: RunFolder) -> str:
-    return f"lw resume {shlex.quote(os.path.normpath(run.path))}"
+    return f"{program()} resume {shlex.quote(os.path.normpath(run.path))}"
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [""])[0][:200]
 
 
-def _print(text: str, method: str = "write") -> None:
+def _print(text: str, method: str = "write", colour: str | None = None) -> None:
     text = visible(text)
+    text = folded(text) if sys.stderr.isatty() else text
+    if colour is not None:
+        from loopwright.api import paint
+
+        head, colon, rest = text.partition(":")
+        text = paint(head + colon, colour, sys.stderr) + rest
     # A process beside the first may hold back the error that the command ends with.
-    getattr(sys.stderr, method, sys.stderr.write)((folded(text) if sys.stderr.isatty() else text) + "\n")
+    write_painted(getattr(sys.stderr, method, sys.stderr.write), text + "\n")
     sys.stderr.flush()
 
 

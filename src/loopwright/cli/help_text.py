@@ -1,9 +1,10 @@
-"""Wrap text to the width of the terminal with a hanging indent. Imports nothing."""
+"""Wrap text to the width of the terminal with a hanging indent."""
 
 from __future__ import annotations
 
 import shutil
-import textwrap
+
+from loopwright.config.display_width import display_width, wrap
 
 _NO_LIMIT = 1 << 10  # columns of a pipe or a file
 _FEWEST_COLUMNS = 24
@@ -17,13 +18,13 @@ def columns() -> int:
 
 def hanging(head: str, text: str) -> str:
     """Return a padded name and its description, wrapped with a hanging indent; below the name if space is short."""
-    width, indent = columns(), len(head)
+    width, indent = columns(), display_width(head)
     start = head
     if width - indent < _FEWEST_COLUMNS:
         indent = len(head) - len(head.lstrip()) + _STEP
         start = f"{head.rstrip()}\n{' ' * indent}"
     room = max(width - indent, _FEWEST_COLUMNS)
-    lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+    lines = wrap(text, room) or [""]
     return (start + f"\n{' ' * indent}".join(lines)).rstrip()
 
 
@@ -32,5 +33,5 @@ def folded(text: str) -> str:
     found = []
     for line in text.split("\n"):
         indent = len(line) - len(line.lstrip())
-        found.append(hanging(" " * indent, line.lstrip()) if len(line) > columns() else line)
+        found.append(hanging(" " * indent, line.lstrip()) if display_width(line) > columns() else line)
     return "\n".join(found)

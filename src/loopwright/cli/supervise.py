@@ -46,8 +46,8 @@ def supervise(asked: Namespace, folder: Path, first: Sequence[str], again: Seque
     """Run a command line that trains in a folder; after a death run `again`, by default one that resumes the run."""
     is_alone = os.environ.get("WORLD_SIZE", "1") == "1"
     if not is_alone or not hasattr(os, "fork"):
-        fix = "leave it out" if is_alone else "lw launch -n N --max-restarts 3 -- train ..."
-        raise InputError("args.value", "--supervise is for one process on Linux or macOS", fix=fix, flag="--supervise")
+        what, saw = "--supervise is for one process on Linux or macOS", ["lw launch --max-restarts 3 restarts several"]
+        raise InputError("args.value", what, saw=saw, fix="leave out --supervise", flag="--supervise")
     again = again or ["resume", str(folder), *words_for_resuming(first)]
     return _Supervisor(asked, folder).run(first, again)
 

@@ -19,7 +19,9 @@ from loopwright.cli.launch import folder_in
 from loopwright.cli.parser import VerbParser, add_json
 from loopwright.cli.seeds import train_seeds
 from loopwright.cli.supervise import SUPERVISE_FLAGS, add_supervise, supervise
+from loopwright.config import start_clock
 from loopwright.config.parser import split_off
+from loopwright.config.program import program
 from loopwright.errors import InputError
 from loopwright.run_folder import find_run, runs_root
 from loopwright.run_folder.layout import new_run_id
@@ -122,7 +124,7 @@ def find_lr(argv: list[str]) -> int:
         curve = api.search_rate(settings, screen, start=asked.start, end=asked.end, num_updates=asked.num_updates)
         lines, suggestion = api.rate_lines(curve)
         kept = split_off(rest, "--lr", "--learning_rate")[1]
-        command = None if suggestion is None else f"lw train {shlex.join([*kept, '--lr', f'{suggestion:g}'])}"
+        command = None if suggestion is None else f"{program()} train {shlex.join([*kept, '--lr', f'{suggestion:g}'])}"
         found = "no suggestion: check the data and the model, or try other rates with --start and --end"
         if events is not None:
             events.lines({**asdict(curve), "chosen": suggestion, "next": [command] if command else []})
@@ -181,7 +183,8 @@ def demo(argv: list[str]) -> int:
 
 
 def screen_of(asked: Namespace, events: api.EventLines | None = None) -> api.Screen:
-    return api.Screen(is_main=is_first(), is_quiet=asked.quiet, is_plain=asked.plain, events=events)
+    is_quiet, is_plain = asked.quiet, asked.plain
+    return api.Screen(is_first(), is_quiet, is_plain, events, start_clock.of_command())
 
 
 def _code_of(settings: api.Settings, command: list[str], asked: Namespace, events: api.EventLines | None) -> int:
@@ -266,7 +269,9 @@ def _target(verb: str, argv: list[str]) -> tuple[str | None, Path | None, list[s
         if "--config" in argv[:-1]:
             return _task_in(Path(argv[argv.index("--config") + 1])), None, argv
         what, saw = f"lw {verb} needs a task, a settings file or a run before its flags", [f"got {argv[0]}"]
-        raise InputError("args.task", what, saw=saw, fix=f"lw {verb} {api.task_names()[0]} {' '.join(argv[:4])}")
+        task = next((word for word in argv if word in api.task_names()), "text-classification")
+        rest = [word for word in argv if word != task]
+        raise InputError("args.task", what, saw=saw, fix=f"lw {verb} {shlex.join([task, *rest])}")
     first, rest = argv[0], argv[1:]
     if first.endswith(_FILES) and Path(first).is_file():
         return _task_in(Path(first)), Path(first), rest
@@ -278,7 +283,9 @@ def _target(verb: str, argv: list[str]) -> tuple[str | None, Path | None, list[s
         else:
             return str(run.metadata["task"]), api.config_of(run), rest
     if first.endswith(_FILES):
-        raise InputError("data.file", f"the settings file {first} does not exist", fix="give its path")
+        near = api.near_files(Path(first), _FILES)
+        fix = f"{shlex.quote(near[0])} instead of {shlex.quote(first)}" if near else f"create {first}"
+        raise InputError("data.file", f"the settings file {first} does not exist", fix=fix)
     if rest and rest[0].endswith(_FILES) and Path(rest[0]).is_file():
         return first, Path(rest[0]), rest[1:]
     return first, None, rest
@@ -287,6 +294,6 @@ def _target(verb: str, argv: list[str]) -> tuple[str | None, Path | None, list[s
 def _task_in(config: Path) -> str:
     named = api.task_of(config)
     if named is None:
-        fix = f"add a line such as task: {api.task_names()[0]} to it, or lw train TASK {config}"
+        fix = f"add a line such as 'task: text-classification' to {config}"
         raise InputError("args.task", f"{config} does not name a task", fix=fix)
     return named

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from enum import Enum
 from typing import Any, TypeVar
 
 from loopwright.config.secrets import is_secret
-from loopwright.errors import ConfigError
+from loopwright.errors import ConfigError, nearest
 
 Kind = TypeVar("Kind", bound=Enum)
 
@@ -63,11 +62,6 @@ class ParallelMode(NamedChoice):
     NOT_PARALLEL = "not_parallel"
     NOT_DISTRIBUTED = "not_distributed"
     DISTRIBUTED = "distributed"
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the most similar known word; None if none is similar."""
-    return next(iter(get_close_matches(word, list(known), n=1)), None)
 
 
 def shown(name: str, value: Any) -> str:

@@ -36,7 +36,7 @@ def check_end(path: Path) -> None:
         raise InputError(
             "run.config",
             f"{path} is truncated after {len(text.splitlines())} lines: more settings followed",
-            fix=f"restore the file, or run the command in command.txt again; if it is complete, add the line {_LAST}",
+            fix=f"if it is complete, add the line {_LAST}; else restore it",
         )
 
 

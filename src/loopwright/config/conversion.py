@@ -8,20 +8,23 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import math
+import re
 import types
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from loopwright.config.choices import nearest, not_among
+from loopwright.config.choices import not_among
 from loopwright.config.old_names import AcceptsOldNames, OldName
-from loopwright.errors import ConfigError
+from loopwright.errors import ConfigError, nearest
 
 T = TypeVar("T")
 
 TRUE_WORDS = ("yes", "true", "t", "y", "1", "on")
 FALSE_WORDS = ("no", "false", "f", "n", "0", "off")
+_NUMBER_WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
 
 def field_types(kind: type) -> dict[str, Any]:
@@ -135,23 +138,42 @@ def _bool(value: Any) -> bool:
 
 
 def _int(value: Any) -> int:
-    number = _float(value)
+    number = _float(value, is_whole=True)
     if isinstance(value, str) and value.strip().lstrip("+-").isdigit():
         return int(value)  # A float would round large ones.
     if isinstance(value, int):
         return value
-    if number != number or number in (float("inf"), float("-inf")) or number != int(number):
-        raise ConfigError(f"expected a whole number, got {value!r}")
+    if not math.isfinite(number) or number != int(number):
+        near = None if number != number or abs(number) == math.inf else str(round(number))
+        raise ConfigError(f"expected a whole number, got {value!r}", given=value, nearest=near)
     return int(number)
 
 
-def _float(value: Any) -> float:
+def _float(value: Any, is_whole: bool = False) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ConfigError(f"expected a number, got {value!r}")
     try:
         return float(value)
     except ValueError as error:
-        raise ConfigError(f"expected a number, got {value!r}") from error
+        near = _number_meant(str(value), is_whole)
+        raise ConfigError(f"expected a number, got {value!r}", given=value, nearest=near) from error
+
+
+def _number_meant(text: str, is_whole: bool) -> str | None:
+    """Return the number that a text probably stands for: 0,001 is 0.001, three is 3, 20% is 0.2, 10k is 10000."""
+    word = text.strip().lower().replace(" ", "")
+    if word in _NUMBER_WORDS:
+        return str(_NUMBER_WORDS.index(word))
+    if "," in word and "." in word:  # the last one is before the decimals
+        word = word.replace("." if word.rfind(",") > word.rfind(".") else ",", "")
+    elif re.fullmatch(r"\d{1,3}(,\d{3})+", word) and (is_whole or word.count(",") > 1):
+        word = word.replace(",", "")
+    found = re.match(r"x?([+-]?(?:\d+[.]?\d*|[.]\d+)(?:e[+-]?\d+)?)([%km]?)", word.replace(",", "."))
+    if found is None:
+        return None
+    scale = {"%": 1.0 if is_whole else 0.01, "k": 1e3, "m": 1e6}.get(found[2], 1.0)
+    number = float(found[1]) * scale
+    return str(round(number)) if is_whole else found[1] if scale == 1 else f"{number:.10g}"
 
 
 def _str(value: Any) -> str:

@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from loopwright.config.choices import nearest, shown
-from loopwright.errors import ConfigError, ConfigTypeError
+from loopwright.config.choices import shown
+from loopwright.errors import ConfigError, ConfigTypeError, nearest
 
 
 class OldNameWarning(UserWarning):

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from loopwright.config import conversion
-from loopwright.config.choices import nearest, not_among
+from loopwright.config.choices import not_among
 from loopwright.config.fields import is_hidden
 from loopwright.config.files import read_mapping
 from loopwright.config.old_names import AcceptsOldNames
-from loopwright.errors import ConfigError, LoopwrightError
+from loopwright.errors import ConfigError, LoopwrightError, nearest
 
 CONFIG_FLAG = "--config"
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from typing import Any
 
 # Data may contain control characters that a terminal obeys: escape all but tab and newline.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 _CONTROLS |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
-_MOVES = re.compile(r"(?:[\r\n ]|\x1b\[[AK])*")  # how a progress bar moves the cursor, and clears its line
+_COLOURS = re.compile(r"(\x1b\[\d+m)")
+# How a progress bar moves the cursor and clears its line; and a colour, if nothing else is written with it.
+_MOVES = re.compile(r"(?:[\r\n ]|\x1b\[[AK])*|\x1b\[\d+m")
 # HTML, links, images, mentions, emphasis, code, mathematics and table cells.
 _MARKUP = re.compile(r"[&<>\[\]|`*~@$]|(?<![^\W_])_|_(?![^\W_])|\\(?!\w)|:(?=//)|(?<=www)\.")
 
@@ -17,6 +20,12 @@ _MARKUP = re.compile(r"[&<>\[\]|`*~@$]|(?<![^\W_])_|_(?![^\W_])|\\(?!\w)|:(?=//)
 def visible(text: str) -> str:
     """Return a text that is safe for a terminal, with control and bidirectional characters escaped."""
     return text.translate(_CONTROLS)
+
+
+def write_painted(write: Callable[[str], Any], text: str) -> None:
+    """Write a visible text with colours of ours, which a `SafeStream` passes on their own only."""
+    for part in filter(None, _COLOURS.split(text)):
+        write(part)
 
 
 def inert(text: Any) -> str:

@@ -19,13 +19,12 @@ from loopwright.config.choices import (
     SchedulerType,
     choose,
     must_be,
-    nearest,
     not_among,
     shown,
 )
 from loopwright.config.fields import DEFAULT_OUTPUT_DIR, TrainingFields
 from loopwright.config.files import check_depth
-from loopwright.errors import ConfigError, ConfigTypeError
+from loopwright.errors import ConfigError, ConfigTypeError, nearest
 
 METRIC_INPUTS = ("inputs", "loss")
 

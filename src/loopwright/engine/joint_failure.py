@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch.distributed as dist
 
 from loopwright.engine.processes import Agreement, is_distributed
-from loopwright.errors import AnotherProcessError, Preempted
+from loopwright.errors import AnotherProcessError, Preempted, explained
 from loopwright.run_folder.parent import end_with_parent
 
 P = ParamSpec("P")
@@ -52,10 +52,15 @@ def fails_together(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not is_distributed():
-            return function(*args, **kwargs)
-        with FailureWatch():
-            return function(*args, **kwargs)
+        try:
+            if not is_distributed():
+                return function(*args, **kwargs)
+            with FailureWatch():
+                return function(*args, **kwargs)
+        except Exception as error:
+            if (named := explained(error, function, args, kwargs)) is error:
+                raise
+            raise named from None
 
     return wrapper
 

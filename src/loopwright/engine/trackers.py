@@ -7,7 +7,6 @@ imported and opened.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import importlib.util
 import io
@@ -17,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from loopwright.errors import ConfigError
+from loopwright.errors import ConfigError, nearest
 
 # By name: the packages of which one must be installed; the first is the one to suggest.
 PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -54,8 +53,8 @@ def resolve_trackers(report_to: str | Iterable[str] | None) -> list[str]:
         if name == "none":
             raise ConfigError(f"report_to={named}: 'none' cannot be combined with other trackers")
         if name not in PACKAGES:
-            near = difflib.get_close_matches(str(name), (*PACKAGES, "all"), n=1)
-            hint = f". Did you mean {near[0]!r}?" if near else ""
+            near = nearest(str(name), (*PACKAGES, "all"))
+            hint = f". Did you mean {near!r}?" if near else ""
             raise ConfigError(f"report_to: there is no tracker {name!r}; there are {', '.join(PACKAGES)}, all{hint}")
         check_installed(name)
     installed = [name for name in PACKAGES if is_installed(name)] if "all" in named else []

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
-from loopwright.config.choices import nearest
 from loopwright.data import collators
 from loopwright.data.buckets import LengthGroupedSampler, chosen_lengths, may_be_graphs, sample_lengths, with_buckets
-from loopwright.errors import ConfigError, ConfigTypeError
+from loopwright.errors import ConfigError, ConfigTypeError, nearest
 from loopwright.hf.columns import DataCollator
 
 _LENGTHS = "lengths.bin"

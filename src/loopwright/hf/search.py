@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from loopwright.checkpoint import store
-from loopwright.config.choices import nearest
 from loopwright.config.conversion import convert_named, field_types
-from loopwright.errors import ConfigError, Preempted
+from loopwright.errors import ConfigError, Preempted, nearest
 from loopwright.progress import StopKind
 from loopwright.run_folder import LeaseError
 from loopwright.training.run import run_of

@@ -58,13 +58,15 @@ def open_regular(path: str | Path, flags: int = os.O_RDONLY, *, follows_links: b
         descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | links, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise DamagedFileError(f"{path} is a link, not a file; put the file itself there") from None
+            raise DamagedFileError(
+                f"{path} is a link, not a file", f"put the file itself in the place of {path}"
+            ) from None
         if error.errno not in (errno.ENXIO, errno.EISDIR, errno.ENODEV):
             raise
-        raise DamagedFileError(f"{path} is not a plain file; move it away") from None
+        raise DamagedFileError(f"{path} is not a plain file", f"move {path} away") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise DamagedFileError(f"{path} is not a plain file; move it away")
+        raise DamagedFileError(f"{path} is not a plain file", f"move {path} away")
     return descriptor
 
 
@@ -189,7 +191,7 @@ def read_json(path: str | Path, default: Any = None, most_bytes: int = _MOST_BYT
     except DamagedFileError:
         raise
     except (ValueError, RecursionError) as error:
-        raise DamagedFileError(f"{path} is damaged: {error}. Restore it, or move it away.") from None
+        raise DamagedFileError(f"{path} is damaged: {error}", f"restore {path}, or move it away") from None
 
 
 def read_json_lines(path: str | Path, for_bad: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
@@ -252,7 +254,7 @@ def read_bytes(path: str | Path, most_bytes: int = _MOST_BYTES) -> bytes:
             content += piece
             size = max(size, len(content))  # it may have grown meanwhile
     if size > most_bytes:
-        raise DamagedFileError(f"{path} has {size} bytes, expected at most {most_bytes}; move it away")
+        raise DamagedFileError(f"{path} has {size} bytes, expected at most {most_bytes}", f"move {path} away")
     return bytes(content)
 
 

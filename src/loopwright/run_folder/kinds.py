@@ -22,8 +22,8 @@ _KINDS: Final[dict[str, Any]] = {
     | {f"{split}{name}": kind for split in ("", "test_") for name, kind in {**_SCORES, "nonfinite": {"*": str}}.items()}
     | {"verdict": {**_VERDICT, "value": float, "baseline_value": float, "p": float, "rows": int, "seeds": int}},
     "data.json": {"task": str, "files": [_FILE], "columns": dict, "kinds": {"*": str}, **_COUNTS, **_FOUND}
-    | {"labels": {"kind": str, "names": [str], "label_map": dict, "separator": str}, "label_range": (float, float)}
-    | {"lengths": {"*": {"*": {"*": int}}}},
+    | {"labels": {"kind": str, "names": [str], "label_map": dict, "separator": str, "dropped": [str]}}
+    | {"label_range": (float, float), "lengths": {"*": {"*": {"*": int}}}},
 }
 
 

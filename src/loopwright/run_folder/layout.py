@@ -21,17 +21,19 @@ No file of a run folder contains the folder's path, so it may be moved.
 from __future__ import annotations
 
 import contextlib
-import difflib
+import itertools
 import json
 import os
 import re
+import shlex
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from loopwright.errors import InputError
+from loopwright.errors import InputError, near_names
 from loopwright.run_folder.files import (
     DamagedFileError,
     append,
@@ -126,10 +128,19 @@ def runs_root() -> Path:
 
 
 def new_run_id(label: str, now: datetime | None = None, word: str | None = None) -> str:
-    """Return an id: month, day, hour, minute, a label, an optional word, and 4 random hex digits."""
-    name = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")[:24] or "run"
+    """Return an id: month, day, hour, minute, a label, an optional word, and 4 random hex digits.
+
+    Letters of any script are kept: 24 of ASCII, fewer of others, since a file name has at most 255 bytes.
+    """
+    name = re.sub(r"[\W_]+", "-", unicodedata.normalize("NFC", label.lower())).strip("-")[:24].strip("-") or "run"
     names = name if word is None else f"{name}-{word}"
     return f"{now or datetime.now():%m%d-%H%M}-{names}-{os.urandom(2).hex()}"
+
+
+def free_path(path: Path) -> Path:
+    """Return a path, or one beside it, that does not exist: name, name-2, name-3, ..."""
+    names = itertools.chain([path.name], (f"{path.name}-{number}" for number in itertools.count(2)))
+    return next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
 
 
 def note_in_index(run: RunFolder, **fields: Any) -> None:
@@ -189,18 +200,18 @@ def find_run(name: str | Path) -> RunFolder:
         for path in [*(root / entry["path"] for entry in entries), *linked, *(path for _, path in fresh)][::-1]:
             if (path / RUN_FILE).is_file():
                 return RunFolder(path)
-        raise InputError("run.unknown", f"there is no run yet in {root}", fix="lw train TASK --data FILE")
+        raise InputError("run.unknown", f"there is no run yet in {root}", fix="lw demo text-classification")
     paths = {entry["id"]: root / entry["path"] for entry in entries}
     paths |= {path.name: path for path in runs_in(root)}
     matches = [one for one in paths if one == str(name)] or [one for one in paths if one.startswith(str(name))]
     found = [paths[one] for one in matches if (paths[one] / RUN_FILE).is_file()]
     if len(found) == 1:
         return RunFolder(found[0])
-    near = [path.name for path in found] or difflib.get_close_matches(str(name), paths, n=3, cutoff=0.4)
+    near = [path.name for path in found] or near_names(str(name), paths)
     what = "is the start of several run ids" if found else "is neither a run folder nor the id of a run"
     raise InputError(
         "run.unknown",
         f"{str(name)!r} {what}",
         saw=[f"looked in {root}", *([f"near: {', '.join(near)}"] if near else [])],
-        fix=f"use an id from lw runs, such as {near[0]}" if near else "lw runs lists them",
+        fix=f"{near[0]} instead of {shlex.quote(str(name))}" if near else "lw runs",
     )

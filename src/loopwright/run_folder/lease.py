@@ -24,6 +24,7 @@ import logging
 import math
 import os
 import platform
+import shlex
 import threading
 import time
 import uuid
@@ -245,7 +246,11 @@ class Lease:
         moved, saved = self._current_path(), self.last_saved
         what = "deleted, replaced, or moved to another disk" if moved is None else f"moved to {moved}"
         lost = "no checkpoint was saved in it" if saved is None else f"its last checkpoint is {saved}"
-        fix = f"resume it in {moved}" if moved is not None and saved else "put the folder back, or start the run again"
+        fix = (
+            f"lw resume {shlex.quote(str(moved))}"
+            if moved is not None and saved
+            else "put the folder back, or start the run again"
+        )
         text = f"{self._folder} was {what} while a run wrote to it; {lost}, and the updates since then are lost"
         return LeaseError(text, code="disk.write", fix=fix)
 

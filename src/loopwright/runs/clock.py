@@ -24,6 +24,11 @@ class RunLength:
     per_epoch: int | None = None  # updates of a full epoch; None if all epochs are full
     save_every: int | None = None  # updates between saves; None if saves do not depend on updates
     saves_epochs: bool = False
+    test_evaluations: float = 0.0  # the rows of the test data over those of an evaluation
+    train_evaluations: float = 0.0  # the same for the training data, if each epoch ends with an evaluation on it
+    start_seconds: float = 0.0  # from the start of the command to the first update
+    save_seconds: float = 0.0
+    end_seconds: float = 0.0  # after the last evaluation: the files of the model, pictures, the report
 
     @property
     def updates_per_epoch(self) -> float:
@@ -66,7 +71,15 @@ class RunLength:
     def expected_seconds(self) -> float | None:
         if self.update_seconds is None or self.evaluation_seconds is None:
             return None
-        return self.updates * self.update_seconds + self.evaluations_after(0) * self.evaluation_seconds
+        return self.start_seconds + self.seconds_after(0, self.update_seconds, self.evaluation_seconds)
+
+    def seconds_after(self, update: int, update_seconds: float, evaluation_seconds: float) -> float:
+        """Return the seconds from an update to the end of the command, by the cost of updates and evaluations."""
+        evaluations = self.evaluations_after(update) + self.test_evaluations
+        evaluations += self.epochs_after(update) * self.train_evaluations
+        saves = self.saves_after(update) * self.save_seconds
+        rest = max(self.updates - update, 0) * update_seconds
+        return rest + evaluations * evaluation_seconds + saves + self.end_seconds
 
 
 @dataclass
@@ -125,5 +138,4 @@ class Pace:
         evaluations, since = self._evaluations[-_LOGS_LOOKED_AT:], self._evaluating_since
         known = sum(evaluations) / len(evaluations) if evaluations else self.length.evaluation_seconds or 0.0
         now_evaluating = 0.0 if since is None else max(known - (time.monotonic() - since), 0.0)
-        rest = max(self.length.updates - update, 0) * per_update
-        return rest + now_evaluating + self.length.evaluations_after(update) * known
+        return now_evaluating + self.length.seconds_after(update, per_update, known)

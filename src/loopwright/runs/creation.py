@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +17,7 @@ from typing import Any, Final
 from loopwright.errors import InputError
 from loopwright.run_folder import Lease, RunFolder, fsync_folder, live_owner, runs_root, write_json
 from loopwright.run_folder.files import make_folder
-from loopwright.run_folder.layout import RUN_FILE, new_run_id
+from loopwright.run_folder.layout import RUN_FILE, free_path, new_run_id
 from loopwright.run_folder.lease import LEASE, LOCK
 
 _NEW: Final = ".new-"
@@ -96,6 +98,13 @@ def is_half_made(path: Path) -> bool:
     return is_half and names <= _FIRST_FILES and not any(live_owner(path / name) for name in ("", *aside))
 
 
+def option_of_folder(command: Sequence[str] | None) -> str:
+    """Return how the folder of a run was given, up to its value; no command means in Python."""
+    if command is None:
+        return "output_dir="
+    return "--out " if any(word.partition("=")[0] == "--out" for word in command) else "--output_dir "
+
+
 def check_new_folder(folder: str | Path, option: str = "--output_dir ") -> None:
     """Raise an InputError for a folder, given by `option`, that has a run or other files, or cannot be created."""
     path = Path(folder)
@@ -111,21 +120,23 @@ def check_new_folder(folder: str | Path, option: str = "--output_dir ") -> None:
         for entry in sorted(path.iterdir(), key=lambda entry: (entry.is_dir(), entry.name == RUN_FILE)):
             shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
     if (path / RUN_FILE).exists():
-        again = f"lw resume {path}" if option.startswith("--") else f"loopwright.resume({str(path)!r})"
-        another = path.with_name(f"{path.name}-2")
-        fix = f"{again}   or   {option}{_as_given(another, option)}"
+        again = (
+            f"lw resume {shlex.quote(str(path))}" if option.startswith("--") else f"loopwright.resume({str(path)!r})"
+        )
+        fix = f"{again}   or   {option}{_as_given(free_path(path), option)}"
         raise InputError("run.exists", f"{path} already contains a run", fix=fix)
     if path.is_dir() and any(path.iterdir()):
         names = ", ".join(sorted(entry.name for entry in path.iterdir())[:5])
         what = f"{option}{_as_given(path, option)} is not empty, and a run needs its own folder"
-        fix = f"{option}{_as_given(path / 'run', option)}"
+        fix = f"{option}{_as_given(free_path(path / 'run'), option)}"
         raise InputError("run.exists", what, saw=[f"it contains {names}"], fix=fix)
 
 
 def _cannot_be_created(path: Path, why: str, option: str) -> InputError:
-    fix = f"{option}{_as_given(Path('FOLDER'), option)}, in a writable folder"
+    places = (place for place in (Path(), Path.home(), Path(tempfile.gettempdir())) if os.access(place, os.W_OK))
+    fix = f"{option}{_as_given(free_path(next(places, Path()) / path.name), option)}"
     return InputError("disk.write", f"cannot create the folder of the run: {path}", saw=[why], fix=fix)
 
 
 def _as_given(path: Path, option: str) -> str:
-    return str(path) if option.startswith("--") else repr(str(path))
+    return shlex.quote(str(path)) if option.startswith("--") else repr(str(path))

@@ -12,9 +12,15 @@ from loopwright.quantities import size
 from loopwright.runs.console.screen import Screen, Waiting
 from loopwright.runs.settings import Settings
 from loopwright.sources import DataOptions, DataPlan, Schema, preflight
-from loopwright.sources.formats import KINDS_BY_ENDING, open_table
+from loopwright.sources.column_roles import column_names
+from loopwright.sources.files import is_evident
+from loopwright.sources.formats import KINDS_BY_ENDING, ending_of, open_table
 from loopwright.sources.label_checks import shortened
+from loopwright.sources.options import table_settings
+from loopwright.sources.preflight import plan_unchecked
 from loopwright.sources.schema import GROUP
+from loopwright.sources.tables import outer_column, value_at
+from loopwright.sources.values import without_empty_end
 from loopwright.tasks.base import Task
 from loopwright.tasks.data import check_inputs
 
@@ -48,7 +54,7 @@ class ReadingProgress:
 
 def used_rows(plan: DataPlan, args: Any) -> str:
     """Describe the splits of which a run uses only some rows; empty if it uses all rows."""
-    limits = {"train": "max_train_samples", "validation": "max_eval_samples"}
+    limits = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_test_samples"}
     limited = [
         f"the first {limit:,} of {split} (--{name})"
         for split, name in limits.items()
@@ -57,11 +63,17 @@ def used_rows(plan: DataPlan, args: Any) -> str:
     return f"used: {', '.join(limited)}" if limited else ""
 
 
+def print_data(plan: DataPlan, args: Any, screen: Screen) -> None:
+    screen.block("data", *describe(plan, args))
+    for warning in plan.warnings:
+        screen.block("", f"note: {warning}", colour="yellow")
+
+
 def describe(plan: DataPlan, args: Any = None) -> list[str]:
     """Describe the data: files, columns, splits, labels; `args` are the settings of a run that trains on it."""
     lines = [
         f"{Path(file.path).name}  {file.num_rows:,} row{'s' if file.num_rows != 1 else ''}  {size(file.num_bytes)}  "
-        f"sha256 {file.sha256[:8]}"
+        f"sha256 {file.sha256[:8]}{_encoding(file.settings, args)}"
         for file in plan.files
     ]
     lines += _columns(plan)
@@ -75,8 +87,14 @@ def describe(plan: DataPlan, args: Any = None) -> list[str]:
             lines.append(f"labels {' · '.join(shown)}{more}")
     if plan.label_range is not None:
         lines.append(f"labels are numbers from {plan.label_range[0]:g} to {plan.label_range[1]:g}")
-    lines += _lengths(plan)
-    return [*lines, *(f"note: {warning}" for warning in plan.warnings)]
+    return lines + _lengths(plan)
+
+
+def _encoding(settings: Mapping[str, Any], args: Any) -> str:
+    if "encoding" not in settings:
+        return ""
+    is_given = settings["encoding"] == getattr(args, "encoding", None)
+    return f"  encoding {settings['encoding']}{'' if is_given else ' (detected)'}"
 
 
 def _columns(plan: DataPlan) -> list[str]:
@@ -104,48 +122,60 @@ def _lengths(plan: DataPlan) -> list[str]:
 def plan_of_file(task: Task, schema: Schema, settings: Settings, own: DataPlan, **file: Any) -> DataPlan:
     """Return the plan of other data, with the run's columns or else guessed ones; `file` is as in `preflight`."""
     schema, options = task.schema_of_model(schema, own), _trained_options(task, settings.args, own)
-    (path,) = file.values()
-    if has_known_ending(path):
-        options = replace(options, file_kind=None, delimiter=None)  # these described the run's own files
+    (path,), open_all = file.values(), preflight if "validation_file" in file else plan_unchecked
+    if has_known_ending(path):  # these described the run's own files
+        described = ("file_kind", "delimiter", "quoting")
+        unset: dict[str, Any] = {name: None for name in described if name not in settings.given}
+        options = replace(options, **unset)
+    if options.encoding is not None and "encoding" not in settings.given and is_evident(Path(path)):
+        options = replace(options, encoding=None)
     roles = {role.name for role in schema.roles} | ({GROUP.name} if "validation_file" in file else set())
-    now = {name.removesuffix("_column") for name in settings.given} & roles
+    now = {name.removesuffix("s").removesuffix("_column") for name in settings.given} & roles
     named = {role: column for role, column in task.columns(settings.args).items() if role in now}
     columns = {**{role: column for role, column in own.columns.items() if role in roles}, **named}
     try:
-        return preflight(schema, columns=columns, options=options, **file)
+        return open_all(schema, columns=columns, options=options, **file)
     except InputError as error:
         if error.code != "data.column":
             raise
-    found = open_table(
-        path, kind=options.file_kind, delimiter=options.delimiter, quoting=options.quoting, text_unit=options.text_unit
-    ).columns
+    found = open_table(path, **table_settings(options) | {"keeps_damaged": True}).columns
     kept = {role: column for role, column in columns.items() if role in named or _has_columns(found, column)}
     needed = [role.name for role in schema.roles if role.is_required]
     if len(found) == 1 and len(needed) == 1 and not named:
         kept[needed[0]] = found[0]
-    plan = preflight(schema, columns=kept, options=options, **file)
+    plan = open_all(schema, columns=kept, options=options, **file)
     check_inputs(plan, own, set(named))
     return plan
 
 
 def has_known_ending(path: str | Path) -> bool:
-    return Path(Path(path).name.lower().removesuffix(".gz")).suffix in KINDS_BY_ENDING
+    return ending_of(Path(path)) in KINDS_BY_ENDING
 
 
 def _has_columns(found: Sequence[str], column: str | Sequence[str]) -> bool:
     names = [column] if isinstance(column, str) else column
-    return all(name in found or name.partition(".")[0] in found for name in names)
+    return all(outer_column(found, name) is not None for name in names)
 
 
 def by_role(plan: DataPlan, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row by role that was given by column, or by role."""
     named = {column: role for role, column in plan.columns.items() if isinstance(column, str)}
-    return {named.get(name, name): value for name, value in row.items()}
+    found = {named.get(name, name): value for name, value in row.items()}
+    for role, column in plan.columns.items():  # an entry of a column, or several columns
+        parts = [value_at(dict(row), name) for name in column_names(column)]
+        if role not in found and any(part is not None for part in parts):
+            found[role] = parts[0] if isinstance(column, str) else without_empty_end(parts)
+    return found
 
 
 def _trained_options(task: Task, args: Any, plan: DataPlan) -> DataOptions:
     if plan.labels is None:
         return task.data_options(args)
     kind = plan.labels.kind if plan.labels.kind in ("class", "multi", "float") else None
+    options, labels = task.data_options(args), plan.labels
+    separator = labels.separator if kind == "multi" and options.label_separator is not None else None
+    label_map = {**labels.label_map, **options.label_map}
+    label_map |= {old: labels.rename(new) for old, new in options.label_map.items() if new not in labels.names}
     return replace(
-        task.data_options(args), label_kind=kind, label_names=plan.labels.names or None, label_map=plan.labels.label_map
+        options, label_kind=kind, label_names=labels.names or None, label_map=label_map, label_separator=separator
     )

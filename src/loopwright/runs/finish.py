@@ -89,13 +89,14 @@ def _test(run: RunJob, folder: RunFolder) -> dict[str, Any]:
     if missing:
         screen.remark("note", f"the test file has no {' and no '.join(missing)}: it is not scored; lw predict reads it")
         return {}
-    dataset = run.task.create_dataset(job, job.data.rows("test"), is_labelled=True)
+    rows = job.data.first_rows("test", run.args.max_test_samples)
+    dataset = run.task.create_dataset(job, rows, is_labelled=True)
     with screen.waiting("evaluating on the test data") as waiting:
         found = evaluate(job, dataset, folder.evaluation / "test", screen.print, waiting, run.owner)
     values = {**as_json(found.metrics, found.tokens), **intervals_as_json(found.intervals)}
     tested = {f"test_{name}": value for name, value in values.items()}
-    rows = found.rows, run.baselines, run.baseline_rows
-    return {**tested, "verdict": verdict_of(run.directions, found.metrics, *rows, num_picked=1, prefix="test_")}
+    scored = found.rows, run.baselines, run.baseline_rows
+    return {**tested, "verdict": verdict_of(run.directions, found.metrics, *scored, num_picked=1, prefix="test_")}
 
 
 class Evaluated(NamedTuple):

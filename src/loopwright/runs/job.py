@@ -7,7 +7,9 @@ import math
 import os
 import sys
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +37,7 @@ from loopwright.runs.trainer import LENGTH_FLAGS, HeedStop, TaskTrainer, loader_
 from loopwright.schedulers import get_scheduler
 from loopwright.stepping.graphs import check_graphs
 from loopwright.tasks.adapters import add_adapters, freeze, set_dropout
-from loopwright.tasks.arguments import MODEL_FLAGS, NOT_FOLLOWED
+from loopwright.tasks.arguments import MODEL_FLAGS, NOT_FOLLOWED, START
 from loopwright.tasks.base import Job, Origin, Task
 from loopwright.tasks.consent import check_foreign
 from loopwright.tasks.data import RunData
@@ -44,6 +46,8 @@ from loopwright.tasks.scoring import finite
 from loopwright.training.resume import stored_window
 
 _LENGTHS = "lengths.bin"
+_FINETUNING_UPDATES = 100
+_MOST_EPOCHS, _MOST_FINETUNING_EPOCHS = 100, 10  # that are chosen without being asked for
 _SPARE_SECONDS = 1.0  # between saves of a supervised run, if they are fast
 
 
@@ -78,6 +82,8 @@ class RunJob:
     baseline_rows: dict[str, RowScores] = field(default_factory=dict)  # by "baseline:metric"
     update_seconds: float | None = None
     evaluation_seconds: float | None = None
+    save_seconds: float = 0.0
+    end_seconds: float = 0.0
     notes: dict[str, str] = field(default_factory=dict)  # lines of the start block that run.json keeps for the report
 
     @property
@@ -103,20 +109,34 @@ class RunJob:
             if getattr(training, name) not in values:
                 what = f"{name}={getattr(training, name)!r} is not supported by the tasks: {instead}"
                 raise ConfigError(what, flag=name)
+        self._import_libraries()
+        self.screen.clock.lap("import")
         prepare_torch(self.settings)
         origin = given_origin(self.task, self.settings) if origin is None else origin
         with self.data.watched(self.screen, "preparing the rows"):
             self.job = build_job(self.task, self.data, self.settings, origin)
+            self.screen.clock.lap("model")
             load_data(self.job)
+            self.screen.clock.lap("rows")
         print_model(self)
+
+    def _import_libraries(self) -> None:
+        """Import what the trainer, the optimizer and the model will, so that it counts as importing."""
+        import_module("accelerate")
+        import_module("torch._dynamo")  # the optimizers of torch import it
+        if "transformers" in self.task.needs:
+            transformers = import_module("transformers")
+            _ = transformers.PreTrainedModel, transformers.PreTrainedTokenizerFast  # imported on first use
 
     def score_baselines(self) -> None:
         """Score the baselines on the validation rows and, named "test_...", on the test rows if they have labels."""
         self._score_baselines("", self.job, self.args.max_eval_samples)
-        if self.data.has("test") and not self.data.missing_roles("test", self.task.schema(self.args)):
-            data = self.data.with_test()
-            dataset = self.task.create_dataset(self.job, data.rows("validation"), is_labelled=True)
-            self._score_baselines("test_", replace(self.job, data=data, eval_dataset=dataset), None)
+        if self.num_test_rows():
+            data, limit = self.data.with_test(), self.args.max_test_samples
+            dataset = self.task.create_dataset(self.job, data.first_rows("validation", limit), is_labelled=True)
+            args = copy(self.args)
+            args.max_eval_samples = limit
+            self._score_baselines("test_", replace(self.job, data=data, args=args, eval_dataset=dataset), limit)
 
     def _score_baselines(self, prefix: str, job: Job, limit: int | None) -> None:
         limits = {"train": self.args.max_train_samples, "validation": limit}
@@ -138,8 +158,26 @@ class RunJob:
         self.trainer = self.create_trainer()
         stored = None if self.checkpoint is None else stored_window(self.checkpoint)
         self.window = stored or self.training.gradient_accumulation_steps * self.trainer.num_processes
+        if self.checkpoint is None and self.settings.sources.get("num_train_epochs") in ("default", "task"):
+            self._choose_epochs()
         self.length = self.length_of()
         self.best = self._best_metric()
+
+    @property
+    def is_from_scratch(self) -> bool:
+        return self.args.model is None and self.settings.module is None
+
+    @property
+    def needed_updates(self) -> int:
+        """The updates after which a model like this one has usually learnt something, by experience."""
+        return self.task.scratch_updates if self.is_from_scratch else _FINETUNING_UPDATES
+
+    def _choose_epochs(self) -> None:
+        """Replace the default number of epochs by a larger one if the data is small."""
+        most = _MOST_EPOCHS if self.is_from_scratch else _MOST_FINETUNING_EPOCHS
+        epochs = min(math.ceil(self.needed_updates / self.length_of(1).updates_per_epoch), most)
+        if epochs > self.training.num_train_epochs:
+            self.training.num_train_epochs, self.settings.sources["num_train_epochs"] = float(epochs), "data"
 
     def create_trainer(self, callbacks: Iterable[Any] = (), *, is_trial: bool = False) -> TaskTrainer:
         """Return a trainer with a new optimizer; in a trial it prints nothing and leaves out the training data."""
@@ -156,8 +194,10 @@ class RunJob:
             raise InputError(
                 "data.split",
                 f"{num_samples} training rows are fewer than one batch of {per_window}, and the last batch is dropped",
-                fix="--no_dataloader_drop_last   or   a smaller --batch",
+                fix="--dataloader_drop_last false",
             )
+        num_trained = len(self.data.first_rows("train", self.args.max_train_samples))
+        num_validated = len(self.data.first_rows("validation", self.args.max_eval_samples))
         limit = training.max_steps if num_updates is None else num_updates
         if limit > 0:
             updates, epochs = limit, math.ceil(limit / per_epoch)
@@ -174,7 +214,17 @@ class RunJob:
             saves_epochs=training.save_strategy == "epoch",
             update_seconds=self.update_seconds,
             evaluation_seconds=self.evaluation_seconds,
+            test_evaluations=self.num_test_rows() / num_validated,
+            train_evaluations=num_trained / num_validated if self.args.eval_on_train else 0.0,
+            save_seconds=self.save_seconds,
+            end_seconds=self.end_seconds,
         )
+
+    def num_test_rows(self) -> int:
+        """Return the number of rows of the test data that are scored at the end."""
+        if not self.data.has("test") or self.data.missing_roles("test", self.task.schema(self.args)):
+            return 0
+        return len(self.data.first_rows("test", self.args.max_test_samples))
 
     def _best_metric(self) -> BestMetric:
         settings = self.settings
@@ -286,8 +336,8 @@ class RunJob:
             name, values = training.run_name or self.folder.id, {**vars(args), **training.to_dict()}
             values = {each: value for each, value in values.items() if each != "typed" and not is_secret(each)}
             found.append(TrackerCallback(training.report_to, self.path / "trackers", name, values, **project))
-        if args.profile is not None:
-            found.append(ProfileCallback(args.profile, self.path / "profile"))
+        if args.profile not in (None, START):
+            found.append(ProfileCallback(int(args.profile), self.path / "profile"))
         return [*found, *self.task.callbacks(self.job, self.folder)]
 
 

@@ -9,10 +9,11 @@ from typing import Any
 from loopwright.checkpoint.store import read_manifest, update_of
 from loopwright.config.safe_text import inert
 from loopwright.models import SmallModel
+from loopwright.quantities import counted
 from loopwright.report import missing_intervals, of_both_splits
 from loopwright.report.summary import verdict_text
 from loopwright.run_folder import METRICS, RunFolder, read_json, read_metrics
-from loopwright.runs.console.screen import counted, eval_metrics, metric_text
+from loopwright.runs.console.screen import eval_metrics, metric_text
 from loopwright.runs.data import used_rows
 from loopwright.runs.weights import best_checkpoint
 from loopwright.tasks.base import Job

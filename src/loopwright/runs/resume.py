@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from loopwright.run_folder import RunFolder, write_atomically
 from loopwright.run_folder.files import read_bytes
 from loopwright.runs.console.screen import Screen
 from loopwright.runs.creation import is_half_made
-from loopwright.runs.data import ReadingProgress, describe
+from loopwright.runs.data import ReadingProgress, print_data
 from loopwright.runs.kept_config import config_of
 from loopwright.runs.ownership import Ownership
 from loopwright.runs.settings import Settings, settle
@@ -31,7 +32,7 @@ def resume_run(
     """Resume a run in its folder; `changes` override its settings, `module` is the model it was given in Python."""
     if is_half_made(folder.path):
         what = f"{folder.path} has half a run, whose creation was interrupted: there is nothing to resume"
-        fix = "give the command that started it again; it removes what is left of it"
+        fix = "start the run again with the command that was interrupted; it removes what is left"
         raise InputError("run.unknown", what, fix=fix)
     with Ownership() as owner:
         owner.take(folder, "start")
@@ -45,10 +46,10 @@ def _resume(
     config = config_of(folder)
     settings = replace(settle(task, changes, config), module=module)
     if "output_dir" in settings.given:
-        again = f"lw train {folder.path} --output_dir ..."
+        again = "leave out --output_dir"
         raise InputError("args.value", "a run is resumed in its own folder", fix=again, flag="--output_dir")
     if settings.args.seeds > 1:
-        again = f"lw train {folder.path} --seeds {settings.args.seeds}"
+        again = f"lw train {shlex.quote(str(folder.path))} --seeds {settings.args.seeds}"
         fix = f"leave out --seeds   or   {again}"
         raise InputError("args.value", "a resumed run has a single seed", fix=fix, flag="--seeds")
     check_foreign(settings, links=True)
@@ -71,7 +72,7 @@ def _resume(
         longer = f"--max_steps {2 * steps}" if steps > 0 else f"--epochs {2 * settings.training.num_train_epochs:g}"
         screen.print(f"already done: result.json has the metrics; {longer} trains on")
         return Outcome(folder, "done", None)
-    screen.block("data", *describe(plan, settings.args))
+    print_data(plan, settings.args, screen)
     from loopwright.runs.job import RunJob
     from loopwright.runs.train import train
 
@@ -90,7 +91,7 @@ def _same_plan(task: Task, settings: Settings, folder: RunFolder, progress: Read
     plan = DataPlan.read(folder.data)
     is_changed_allowed = settings.args.allow_changed_data
     if settings.args.group_column != plan.columns.get("group") and not is_changed_allowed:
-        fix = "leave it out, or start a new run"
+        fix = "leave out --group_column"
         raise InputError("args.value", "a resumed run keeps its splits", fix=fix, flag="--group_column")
     if not settings.given & set(DATA_FLAGS) and not is_changed_allowed:
         check_foreign(settings, files=plan.files)
@@ -105,7 +106,7 @@ def _same_plan(task: Task, settings: Settings, folder: RunFolder, progress: Read
             "the given data is not the data that the run began with",
             saw=[f"then: {file.path} {file.sha256[:12]}" for file in plan.files]
             + [f"now:  {file.path} {file.sha256[:12]}" for file in fresh.files],
-            fix="give the same files, or --allow_changed_data",
+            fix="--allow_changed_data   or   leave out --data",
         )
     if fresh.labels != plan.labels:
         what, fix = "the labels of the data differ from those of the model", "put the data back, or start a new run"

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loopwright.config.display_width import display_width, pad
 from loopwright.config.parser import split_off
+from loopwright.config.program import program
 from loopwright.errors import InputError
 from loopwright.report.summary import verdict_text
 from loopwright.run_folder import RunFolder
 from loopwright.runs.console.screen import Screen, metric_text
-from loopwright.runs.creation import check_new_folder
+from loopwright.runs.creation import check_new_folder, option_of_folder
 from loopwright.runs.ownership import Ownership
 from loopwright.runs.provenance import name_of, place_facts
 from loopwright.runs.settings import Settings
@@ -88,16 +90,16 @@ class Seeds:
         self.seeds = [settings.training.seed + offset for offset in range(settings.args.seeds)]
         if len(self.seeds) > 1 and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
             what = f"--seeds {len(self.seeds)}: only a single run can be resumed after a restart of its processes"
-            fix = "leave out --max-restarts   or   train with one --seed after the other"
+            fix = "leave out --max-restarts   or   leave out --seeds"
             raise InputError("args.value", what, fix=fix)
         if settings.is_given("output_dir"):
             for seed in self.seeds:
                 folder = with_seed(settings, seed).training.output_dir
-                check_new_folder(folder, "output_dir=" if command is None else "--output_dir ")
+                check_new_folder(folder, option_of_folder(command))
 
     def commands_of_rest(self, begun: Sequence[SeedRun]) -> list[str]:
         """Return the commands that finish the work: resume the interrupted runs, train the missing seeds."""
-        resumed = [f"lw resume {name_of(each.run)}" for each in begun if each.state in RESUMABLE]
+        resumed = [f"{program()} resume {name_of(each.run)}" for each in begun if each.state in RESUMABLE]
         left = [seed for seed in self.seeds if seed not in {each.seed for each in begun}]
         folder = str(self._settings.training.output_dir) if self._settings.is_given("output_dir") else None
         return [*resumed, *([command_of_rest((self._command or [])[1:], left, folder)] if left else [])]
@@ -192,8 +194,8 @@ def _verdict(runs: Sequence[SeedRun]) -> dict[str, Any] | None:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    widths = [max(display_width(row[place]) for row in rows) for place in range(len(rows[0]))]
+    return ["  ".join(map(pad, row, widths)).rstrip() for row in rows]
 
 
 def _number(value: float | int | None) -> str:
@@ -202,9 +204,9 @@ def _number(value: float | int | None) -> str:
 
 def next_commands(runs: Sequence[SeedRun]) -> list[str]:
     ended = [each for each in runs if each.metrics]
-    commands = [f"lw compare {' '.join(name_of(each.run) for each in ended)} --open"] if len(ended) > 1 else []
+    commands = [f"{program()} compare {' '.join(name_of(each.run) for each in ended)} --open"] if len(ended) > 1 else []
     best = best_of(runs)
-    return [*commands, *([f"lw report {name_of(best.run)} --open"] if best is not None else [])]
+    return [*commands, *([f"{program()} report {name_of(best.run)} --open"] if best is not None else [])]
 
 
 def command_of_rest(argv: Sequence[str], seeds: Sequence[int], folder: str | None) -> str:
@@ -214,4 +216,4 @@ def command_of_rest(argv: Sequence[str], seeds: Sequence[int], folder: str | Non
     if folder is not None and len(seeds) == 1:  # then it is the run's own folder
         kept = split_off(kept, "--out", "--output_dir")[1]
         added += ["--out", str(folder_of(folder, seeds[0]))]
-    return f"lw {shlex.join([*kept, *added])}"
+    return f"{program()} {shlex.join([*kept, *added])}"

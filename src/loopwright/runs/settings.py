@@ -6,9 +6,9 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,10 +17,11 @@ from loopwright.config.config_file import check_end, marked
 from loopwright.config.fields import is_hidden
 from loopwright.config.files import plain, read_mapping
 from loopwright.config.secrets import is_secret, without_secrets
-from loopwright.errors import ConfigError, InputError, LoopwrightError
+from loopwright.errors import ConfigError, InputError, LoopwrightError, nearest
 from loopwright.run_folder import RunFolder, write_atomically
 from loopwright.runs.kept_config import DIGEST, digest_of
 from loopwright.tasks import arguments
+from loopwright.tasks.class_options import label_map
 from loopwright.tasks.consent import trusts
 from loopwright.tasks.pretrained import CONSENTS
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 # Settings that accept "auto": the run finds their values before its first update.
 AUTOMATIC = ("learning_rate", "per_device_train_batch_size")
 _AUTO = "auto"
+_REPEATED = ("label_map", "drop_labels")  # flags that may be given several times
+_MAPPED = ("label_map", "class_weights")  # flags that may be a mapping in Python and in files
 # The default for a model with random weights: the tasks' own defaults are for fine-tuning.
 SCRATCH_LEARNING_RATE = 1e-3
 LENGTHS = ("max_steps", "num_train_epochs")  # replaced by `--time`
@@ -107,6 +110,8 @@ class TaskParser(HfArgumentParser):
 
     def __init__(self, dataclass_types: list[type], **kwargs: Any) -> None:
         self.auto: dict[str, str] = {}
+        self.replaced: dict[str, Any] = {}  # values of the preset, such as a demo's, in whose place "auto" is given
+        self._repeated: dict[str, list[str]] = {}
         self.config_files: list[str] = []
         # An abbreviated flag could change its meaning, or become an error, when a field is added.
         super().__init__(dataclass_types, allow_abbrev=False, **kwargs)
@@ -118,13 +123,20 @@ class TaskParser(HfArgumentParser):
         name = self._full_names.get(action.dest, action.dest)
         if name in AUTOMATIC and given == _AUTO:
             self.auto[name] = "flag"
+            self._keep_preset()
             return self.get_default(name)
+        if name in _REPEATED:
+            given = self._repeated[name] = [*self._repeated.get(name, ()), *given]
         if name == "time":
             self.preset = {name: value for name, value in self.preset.items() if name not in LENGTHS}
         return super().take(action, option, given)
 
     def read_values(self, values: Mapping[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
         names = {key: self._full_names.get(key.replace("-", "_"), key.replace("-", "_")) for key in values}
+        values = {
+            key: [json.dumps(value)] if names[key] in _MAPPED and isinstance(value, Mapping) else value
+            for key, value in values.items()
+        }
         auto = {key: names[key] for key, value in values.items() if value == _AUTO and names[key] in AUTOMATIC}
         fields, unknown = super().read_values({key: values[key] for key in values if key not in auto}, place)
         for name, value in fields.items():
@@ -145,6 +157,10 @@ class TaskParser(HfArgumentParser):
                 self.fail(self.unknown_name(next(iter(unknown))))
             dropped = LENGTHS if "time" in fields else ()
             self.preset = {**{name: self.preset[name] for name in self.preset if name not in dropped}, **fields}
+        self._keep_preset()
+
+    def _keep_preset(self) -> None:
+        self.replaced |= {name: self.preset.pop(name) for name in self.auto if name in self.preset}
 
     def split_config_files(self, line: list[str]) -> tuple[list[str], list[str]]:
         self.config_files, rest = super().split_config_files(line)
@@ -177,27 +193,33 @@ class TaskParser(HfArgumentParser):
         flag, given = typed[name]
         what = f"{flag} {given}: {error.what}"
         default = plain(self.get_default(name))
-        fix = f"leave {flag} out" if default is None else f"{flag} {default}   (the default)"
-        if error.choices:
-            near = get_close_matches(given, error.choices, 1, 0.5) or error.choices
-            fix = f"{flag} {near[0]}"
+        fix = f"leave out {flag}" if default is None else f"{flag} {default}"
+        meant = error.nearest or (nearest(given, error.choices) or error.choices[0] if error.choices else None)
+        if meant is not None:  # of several values, only the wrong one is replaced
+            fix = f"{flag} {' '.join(meant if word == str(error.given) else word for word in given.split()) or meant}"
         return type(error)(what, code="args.value", fix=fix, flag=flag, given=given, choices=error.choices)
 
     def unknown_flag(self, flag: str) -> LoopwrightError:
         near = self._nearest(flag)
-        fix = f"did you mean --{near}{self._description(near)}?" if near else self._explain
-        return InputError("args.unknown", f"unknown flag {flag}", fix=fix, flag=flag)
+        fix = f"--{near} instead of {flag}" if near else f"leave out {flag}"
+        saw = [f"--{near}: {self._description(near)}" if near else f"{self._explain} lists the flags"]
+        return InputError("args.unknown", f"unknown flag {flag}", saw=saw, fix=fix, flag=flag)
 
     def unknown_name(self, name: str, place: str = "") -> LoopwrightError:
         near = self._nearest(name)
-        fix = f"did you mean {near}{self._description(near)}?" if near else self._explain
-        return InputError("args.unknown", f"{place}unknown name {name!r}", fix=fix, flag=name)
+        fix = f"{near} instead of {name}" if near else f"leave out {name}"
+        saw = [f"{near}: {self._description(near)}" if near else f"{self._explain} lists the names"]
+        return InputError("args.unknown", f"{place}unknown name {name!r}", saw=saw, fix=fix, flag=name)
 
     def unexpected(self, word: str) -> LoopwrightError:
         what = f"unexpected value {word!r}"
         if Path(word).exists():
-            return InputError("args.value", f"{what}: data is given by a flag", fix=f"--data {word}")
-        return InputError("args.value", what, fix=self._explain)
+            return InputError(
+                "args.value",
+                f"{what}: data is given by a flag",
+                fix=f"--data {shlex.quote(word)} instead of {shlex.quote(word)}",
+            )
+        return InputError("args.value", what, fix=f"leave out {shlex.quote(word)}")
 
     @property
     def _explain(self) -> str:
@@ -206,16 +228,16 @@ class TaskParser(HfArgumentParser):
     def _nearest(self, name: str) -> str | None:
         shown = [option for option, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
         known = [*(option.removeprefix("--") for option in shown), *self._short_names]
-        return next(iter(get_close_matches(name.lstrip("-").replace("-", "_"), known)), None)
+        return nearest(name.lstrip("-").replace("-", "_"), known)
 
     def _description(self, name: str) -> str:
         if name in self._short_names:
-            return f" (short for --{self._short_names[name]})"
+            return f"short for --{self._short_names[name]}"
         action = self._option_string_actions.get(f"--{name}")
         if action is None or not action.help:
             return ""
         default = "" if action.default in (None, []) else f" default {action.default}"
-        return f" ({action.help}{default})"
+        return f"{action.help}{default}"
 
 
 def create_parser(task: Task) -> TaskParser:
@@ -256,9 +278,7 @@ def settle(
     for name in CONSENTS:
         if getattr(args, name) and name not in names:
             what = f"{name} is set in a file, but only a flag of the call itself can allow it"
-            raise InputError(
-                "args.value", what, fix=f"remove it from the file, and give --{name} if that is what you want"
-            )
+            raise InputError("args.value", what, fix=f"--{name}   or   remove {name} from the file")
     for name, source in parser.auto.items():
         if source == "flag" and name in names:
             raise ConfigError(f"{name} is given as 'auto' and as {getattr(training, name)!r}: give only one of them")
@@ -274,8 +294,13 @@ def settle(
         sources |= {name: kept[name] for name, source in sources.items() if source == "file" and name in kept}
     if args.model is None and not has_module and parser.sources["learning_rate"] == "default":
         training.learning_rate, sources["learning_rate"] = SCRATCH_LEARNING_RATE, "task"
+    for name, value in parser.replaced.items():
+        setattr(training, name, value)
     sources |= auto
     args.auto = list(auto)
+    args.label_names = training.label_names or []
+    if any(word.endswith(".json") for word in args.label_map):  # a file may change, or not be here on a resume
+        args.label_map = [json.dumps(label_map(args.label_map))]
     _settle_length(parser, task, args, training, sources)
     for name in _PATHS:
         value = getattr(args, name)
@@ -343,9 +368,9 @@ def check_trackers(report_to: Sequence[str] | None) -> None:
         if name in ("all", "none"):
             continue
         if name not in PACKAGES:
-            near = get_close_matches(name, (*PACKAGES, "all"), n=1)
+            near = nearest(name, (*PACKAGES, "all"))
             what = f"--report_to {name}: there is no such tracker"
-            fix = f"--report_to {near[0] if near else next(iter(PACKAGES))}"
+            fix = f"--report_to {near or 'none'}"
             raise InputError("args.value", what, saw=[f"known trackers: {', '.join(PACKAGES)}, all, none"], fix=fix)
         if not is_installed(name):
             package = PACKAGES[name][0]

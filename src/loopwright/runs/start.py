@@ -5,22 +5,25 @@ torch is imported only when a model is needed.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopwright.errors import InputError
 from loopwright.run_folder import Lease, RunFolder, runs_root, write_atomically
 from loopwright.runs.console.screen import Screen
-from loopwright.runs.creation import check_new_folder, create_run, remove_stale
-from loopwright.runs.data import ReadingProgress, describe
+from loopwright.runs.creation import check_new_folder, create_run, option_of_folder, remove_stale
+from loopwright.runs.data import ReadingProgress, has_known_ending, print_data
 from loopwright.runs.ownership import Ownership
 from loopwright.runs.provenance import write_command
 from loopwright.runs.settings import Settings, check_trackers, settle
 from loopwright.sources import DataPlan
+from loopwright.sources.locations import split_of_file
 from loopwright.tasks import get_task
 from loopwright.tasks.base import Task
 from loopwright.tasks.consent import check_foreign, trusts
@@ -55,15 +58,14 @@ def start(
     task = get_task(settings.args.task)
     folder = settings.training.output_dir if settings.is_given("output_dir") else None
     if folder is not None:
-        check_new_folder(folder, "output_dir=" if command is None else "--output_dir ")
+        check_new_folder(folder, option_of_folder(command))
     plan = check_files(task, settings, screen) if known is None else known
     from loopwright.runs.job import RunJob
     from loopwright.runs.train import train
 
     def create_folder() -> RunFolder:
         metadata = {"task": task.name, "created": datetime.now(timezone.utc).isoformat(timespec="seconds")}
-        label = Path(plan.files[0].path).stem if len(plan.files) == 1 else Path(plan.files[0].path).parent.name
-        run = create_run(label, metadata, folder, word=word, fill=fill)
+        run = create_run(_data_name(plan), metadata, folder, word=word, fill=fill)
         owner.take(run, "start")
         if previous is not None:
             previous.hand_over(run)
@@ -79,21 +81,34 @@ def start(
         return train(RunJob(task, settings, RunData(plan), screen, owner=owner), create_folder)
 
 
+def _data_name(plan: DataPlan) -> str:
+    """Return the name of the data: of its file or, if that is only `train`, `data` or the like, of its folder."""
+    path = Path(plan.files[0].path)
+    stem = path.name.partition(".")[0] or path.name
+    is_common = split_of_file(path) or stem.lower() in ("data", "dataset", "rows", "annotations", "images", "coco")
+    return path.absolute().parent.name or stem if is_common or len(plan.files) > 1 else stem
+
+
 def check_files(task: Task, settings: Settings, screen: Screen, known: DataPlan | None = None) -> DataPlan:
     """Check the installation, the model's name and the data files, and return the plan; does not import torch."""
+    screen.clock.lap("import")
     task.check_installed()
     check_trackers(settings.training.report_to)
     if settings.args.model is not None:
         task.find_model(settings.args.model)
     if all(getattr(settings.args, name) is None for name in DATA_FLAGS):
         what = "there is no data: neither --data nor --train_file is given"
-        raise InputError("data.file", what, fix=f"--data FILE   or   lw demo {task.name}")
+        here = sorted(path.name for path in Path().iterdir() if path.is_file() and has_known_ending(path.name))
+        offers = [*(f"--data {shlex.quote(name)}" for name in here[:1]), f"lw demo {task.name}"]
+        saw = [f"files here: {', '.join(here[:5]) or 'none'}"]
+        raise InputError("data.file", what, saw=saw, fix="   or   ".join(offers))
     check_foreign(settings, *(getattr(settings.args, name) for name in DATA_FLAGS))
     screen.print(f"loopwright {package_version()} · {task.name}")
     print_left_out(settings, screen)
     with ReadingProgress(screen) as progress:
         plan = task.preflight(settings.args, progress) if known is None else known
-    screen.block("data", *describe(plan, settings.args))
+    print_data(plan, settings.args, screen)
+    screen.clock.lap("read and check data")
     for warning in plan.warnings:
         screen.emit("warning", message=warning)
     return plan
@@ -148,8 +163,12 @@ def demo_settings(
     if variant is not None and variant not in task.demo_variants:
         what, fix = f"the demo of {task.name} has no variant {variant!r}", f"lw demo {task.name}"
         raise InputError("args.value", what, saw=[f"its variants: {', '.join(task.demo_variants) or 'none'}"], fix=fix)
+    task.check_installed()
     folder = runs_root() / "demo-data" / (task.name if variant is None else f"{task.name}-{variant}")
+    import_module("loopwright.runs.train")  # needed soon, and not a part of making the data
+    screen.clock.lap("import")
     write_demo(task.name, folder, variant=variant)
+    screen.clock.lap("demo data")
     flags = {"data": folder, **task.demo, **({} if variant is None else task.demo_variants[variant])}
     minilm = find_minilm() if task.demo_model == "minilm" else None
     if minilm is not None and minilm.folder is not None:

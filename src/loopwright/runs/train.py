@@ -55,6 +55,7 @@ def train(run: RunJob, create_folder: Callable[[], RunFolder] | None = None) -> 
     trainer.callback_handler.add_callbacks([watch, ReportProgress(run, pace, live), *run.callbacks()])
     with run.data.watched(screen, "measuring the lengths of the rows"):
         arguments = run.train_arguments()
+    screen.clock.lap("rows")
     state = "failed"
     try:
         result = trainer.train(run.job.train_dataset, **arguments)
@@ -86,11 +87,12 @@ def _prepare(run: RunJob, create_folder: Callable[[], RunFolder] | None) -> RunF
     if run.folder is not None:
         with screen.waiting("verifying the newest checkpoint", is_one_step=True):
             run.checkpoint = newest_checkpoint(run.folder)
+        screen.clock.lap("checkpoint")
     if run.folder is not None and run.checkpoint is not None:
         for name in run.args.auto:
             value = f"{getattr(run.training, name):g}"
             what = f"--{name} auto: the run began with {value}"
-            raise InputError("args.value", what, fix=f"--{name} NUMBER   or   leave it out to keep {value}")
+            raise InputError("args.value", what, fix=f"--{name} {value}")
         origin = Origin(str(model_source(run.folder)), is_run=True, module=settings.module)
     is_planned = settings.is_planned_by_time(not is_new)
     _build(run, origin, is_planned)
@@ -102,13 +104,16 @@ def _prepare(run: RunJob, create_folder: Callable[[], RunFolder] | None) -> RunF
         if settings.args.rehearsal and run.checkpoint is None:
             rehearse(run)
             run.measure()
+            screen.clock.lap("rehearsal")
             _heed_stop(run)
         if "learning_rate" in settings.args.auto:
             choose_rate(run)
+            screen.clock.lap("learning rate")
             _heed_stop(run)
             run.trainer = run.create_trainer()
         if is_planned:
             plan_time(run)
+            screen.clock.lap("timing")
             _heed_stop(run)
             start_block.print_batch(run)
             if run.trainer.is_first:
@@ -116,7 +121,7 @@ def _prepare(run: RunJob, create_folder: Callable[[], RunFolder] | None) -> RunF
             run.trainer = run.create_trainer()
     screen.attach(folder)
     if run.checkpoint is None and not is_planned:
-        start_block.print_time(run.length, screen)
+        start_block.print_time(run)
     screen.block("run", f"{folder.id} -> {os.path.normpath(folder.path)}")
     if run.trainer.is_first:
         best = run.best
@@ -130,14 +135,18 @@ def _build(run: RunJob, origin: Origin | None, is_planned: bool) -> None:
     run.build(origin)
     if run.folder is None or run.checkpoint is None:
         run.score_baselines()
+        run.screen.clock.lap("baselines")
         choose_batch(run)
+        run.screen.clock.lap("batch size")
     else:
         run.baselines = read_json(run.folder.path / _BASELINES, {})
         run.baseline_rows = read_rows(run.folder.path / BASELINE_ROWS)
     run.measure()
+    run.screen.clock.lap("device")
     start_block.print_device(run)
     if not is_planned:
         start_block.print_batch(run)
+        start_block.print_few_updates(run)
     start_block.print_baselines(run)
 
 
@@ -158,7 +167,7 @@ def _write_skeleton(run: RunJob, folder: Path) -> None:
     try:
         run.task.save_skeleton(run.job, folder)
     except ValueError as error:  # of transformers: a name of a chat template that is a path, say
-        what, fix = f"the files of {run.args.model} cannot be saved", "--model with another model"
+        what, fix = f"the files of {run.args.model} cannot be saved", "leave out --model"
         raise InputError("model.folder", what, saw=[str(error)[:200]], fix=fix) from error
     write_sums(folder)
 
@@ -173,7 +182,7 @@ def rehearse_only(run: RunJob) -> None:
         plan_time(run)
         start_block.print_batch(run)
     else:
-        start_block.print_time(run.length, run.screen)
+        start_block.print_time(run)
     run.screen.emit("check", **run_facts(run), rehearsal=asdict(found))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder, write_atomically
 from loopwright.run_folder.files import read_bytes
+from loopwright.run_folder.layout import free_path
 from loopwright.runs.console.screen import Screen
-from loopwright.runs.data import ReadingProgress, by_role, describe, plan_of_file
+from loopwright.runs.data import ReadingProgress, describe, plan_of_file
 from loopwright.runs.kept_config import config_of
+from loopwright.runs.prediction import InputRows, Predictions, read_inputs
 from loopwright.runs.settings import settle
 from loopwright.sources import DataPlan, check_unchanged
 from loopwright.tasks import get_task
@@ -93,28 +96,28 @@ def evaluate_run(
 
 
 def predict_run(
-    folder: RunFolder, inputs: str | Path | Sequence[Any], changes: Mapping[str, Any] | None = None, module: Any = None
-) -> Iterator[dict[str, Any]]:
-    """Yield a prediction for each row of a data file, or for each text or row; `changes` override the settings."""
+    folder: RunFolder,
+    inputs: str | Path | Sequence[Any],
+    changes: Mapping[str, Any] | None = None,
+    module: Any = None,
+    is_strict: bool = False,
+) -> Predictions:
+    """Return a prediction for each row of a data file, or for each text or row; `changes` override the settings."""
     task = task_of_run(folder)
-    plan = DataPlan.read(folder.data)
-    rows: Any
-    if isinstance(inputs, (str, Path)):
-        settings = settle(task, changes or {}, config_of(folder))
-        schema = task.schema(settings.args).for_prediction()
-        rows = plan_of_file(task, schema, settings, plan, test_file=inputs).rows("test")
-    elif all(isinstance(each, str) for each in inputs):
-        rows = task.rows_of_texts(plan, [str(each) for each in inputs])
-    else:
-        rows = [by_role(plan, each) for each in inputs if not isinstance(each, str)]
-    job = load_run(folder, changes=changes, module=module)
-    job.model.eval()
-    yield from task.predict_rows(job, rows)
+    plan, settings = DataPlan.read(folder.data), settle(task, changes or {}, config_of(folder))
+
+    def predict(rows: InputRows) -> Iterator[dict[str, Any]]:
+        job = load_run(folder, changes=changes, module=module)
+        job.model.eval()
+        yield from task.predict_rows(job, rows)
+
+    return Predictions(task, plan, read_inputs(task, settings, plan, inputs), predict, is_strict)
 
 
 def export_run(folder: RunFolder, target: Path, changes: Mapping[str, Any] | None = None) -> Path:
     if target.exists() and any(target.iterdir()):
-        raise InputError("args.value", f"--to {target} is not empty", fix=f"--to {target / folder.id}")
+        free = shlex.quote(str(free_path(target / folder.id)))
+        raise InputError("args.value", f"--to {target} is not empty", fix=f"--to {free}")
     job = load_run(folder, changes=changes)
     from loopwright.runs.model_card import card_so_far
     from loopwright.tasks.adapters import merged

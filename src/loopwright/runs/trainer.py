@@ -220,7 +220,7 @@ class TaskTrainer(Trainer):
         return "--oom split"
 
     def remedies_of_step(self) -> str:
-        return "--optim adafactor   or   --lora   or   a smaller --model"
+        return "--optim adafactor   or   --lora"
 
     def remedies_of_batch(self, rows: int, length: int | None, savings: list[MemorySaving]) -> str:
         training, args = self.job.training, self.job.args
@@ -234,11 +234,13 @@ class TaskTrainer(Trainer):
         if flag is not None and length is not None:
             changes["half_length"] = f"--{flag} {length // 2}"
         known = [saving for saving in savings if saving.name in changes]
-        return list_savings(changes, known) or "a smaller --batch   or   --bf16   or   --gradient_checkpointing"
+        return (
+            list_savings(changes, known) or f"--batch {max(rows // 2, 1)}   or   --bf16   or   --gradient_checkpointing"
+        )
 
     def remedies_of_evaluation(self) -> str:
         smaller = max(self.job.training.eval_batch_size // 2, 1)
-        return f"--per_device_eval_batch_size {smaller}   or   --bf16   or   shorter samples"
+        return f"--per_device_eval_batch_size {smaller}   or   --bf16"
 
     def remedies_of_unused_parameters(self) -> tuple[str, str]:
         return "set --ddp_find_unused_parameters", "--freeze with their names"

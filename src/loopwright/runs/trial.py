@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ class _Stopwatch(TrainerCallback):
     def __init__(self, num_eval_batches: int, num_idle: int = _NEVER) -> None:
         self.updates: list[float] = []
         self.batches: list[float] = []
-        self.evaluation = 0.0
+        self.evaluation = self.scoring = 0.0
         self._num_eval_batches = num_eval_batches
         self._num_idle = num_idle
         self._rates: list[Any] = []
@@ -118,7 +118,8 @@ class _Stopwatch(TrainerCallback):
         self.batches[step] += self.lap(trainer.device)
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        self.evaluation = sum(self.batches) + self.lap(trainer.device)
+        self.scoring = self.lap(trainer.device)
+        self.evaluation = sum(self.batches) + self.scoring
 
 
 class _EnoughUpdates(TrainerCallback):
@@ -234,9 +235,11 @@ def rehearse(run: RunJob) -> Rehearsal:
         checkpoint_bytes=int(num_bytes or 0),
         free_bytes=shutil.disk_usage(run.path).free,
         update_seconds=min(watch.updates),
-        evaluation_seconds=min(watch.batches, default=0.0) * _num_eval_batches(job, trainer),
+        evaluation_seconds=min(watch.batches, default=0.0) * _num_eval_batches(job, trainer) + watch.scoring,
     )
     run.update_seconds, run.evaluation_seconds = found.update_seconds, found.evaluation_seconds
+    run.save_seconds = run_of(trainer).logbook.stopwatch.read()["save"]
+    run.end_seconds = run.save_seconds + _REPORT_SECONDS
     _print_rehearsal(run, found, trainer)
     return found
 
@@ -311,7 +314,9 @@ def plan_time(run: RunJob) -> None:
     check_fits(given, costs, run.length_of(position + 1), position)
     planned = planned_updates(seconds_of(given), costs, run.length_of, position)
     run.training.max_steps, run.settings.sources["max_steps"] = planned, "auto"
-    run.length = replace(run.length_of(planned), update_seconds=costs.update, evaluation_seconds=costs.evaluation)
+    run.update_seconds, run.evaluation_seconds, run.save_seconds = costs.update, costs.evaluation, costs.save
+    run.end_seconds = costs.save + _REPORT_SECONDS
+    run.length = run.length_of(planned)
     run.screen.block("time", plan_text(given, costs, run.length, position))
 
 
@@ -337,16 +342,14 @@ def time_run(run: RunJob) -> Costs:
             )
             save = run_of(trainer).logbook.stopwatch.read()["save"]
     evaluation = watch.evaluation * num_batches / num_timed
-    per_row = evaluation / len(job.eval_dataset)
-    test_rows = len(job.data.rows("test")) if job.data.has("test") else 0
     mine = Costs(
         start=time.monotonic() - run.screen.began,
         warm_up=updates.warm_up_seconds,
         update=updates.update_seconds,
         evaluation=evaluation,
-        training_evaluation=len(job.train_dataset) * per_row if job.args.eval_on_train else 0.0,
+        training_evaluation=run.length.train_evaluations * evaluation,
         save=save,
-        end=test_rows * per_row + save + _REPORT_SECONDS,
+        end=run.length.test_evaluations * evaluation + save + _REPORT_SECONDS,
     )
     first: Costs = gather_objects(mine)[0]
     return first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 from loopwright.checkpoint import find_newest, read
 from loopwright.checkpoint.hidden_state import HiddenState
@@ -22,7 +23,7 @@ def newest_checkpoint(run: RunFolder) -> Path | None:
     try:
         return find_newest(run.checkpoints)[0]
     except CheckpointError as error:
-        raise CheckpointError(error.what, code=_NONE) from error
+        raise _unusable(run, error) from error
 
 
 def best_checkpoint(run: RunFolder) -> Path | None:
@@ -37,7 +38,8 @@ def load_weights(job: Job, run: RunFolder) -> Path:
     """Load the best weights of a run into a job's model, averaged if the run averages, and return their checkpoint."""
     path = best_checkpoint(run)
     if path is None:
-        raise CheckpointError(f"{run.path} has no checkpoint yet: its model has learnt nothing", code=_NONE)
+        what = f"{run.path} has no checkpoint yet: its model has learnt nothing"
+        raise CheckpointError(what, code=_NONE, fix=f"lw resume {quote(str(run.path))}")
     try:
         saved = read(path)
         with refusing_damage(path):
@@ -47,5 +49,11 @@ def load_weights(job: Job, run: RunFolder) -> Path:
             values = {**hidden.get("common", {}), **(hidden["by_rank"] or [{}])[0]}
             HiddenState(model=job.model).restore(values, next(job.model.parameters()).device)
     except CheckpointError as error:
-        raise CheckpointError(error.what, code=_NONE) from error
+        raise _unusable(run, error) from error
     return path
+
+
+def _unusable(run: RunFolder, error: CheckpointError) -> CheckpointError:
+    path = quote(str(run.path))
+    saw = [f"lw verify {path} lists what is wrong with each checkpoint"]
+    return CheckpointError(error.what, code=_NONE, saw=saw, fix=f"lw train {path}")

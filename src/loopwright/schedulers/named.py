@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from functools import partial
 from inspect import Parameter, signature
 from types import MappingProxyType
@@ -24,7 +23,7 @@ from typing import Any, Literal, SupportsFloat
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from loopwright.errors import ConfigError
+from loopwright.errors import ConfigError, nearest
 
 
 def constant(update: int) -> float:
@@ -339,8 +338,8 @@ def get_scheduler(
         return kind(optimizer, **options)
     if name not in SCHEDULES:
         known = [*SCHEDULES, *_METRIC_SCHEDULES]
-        nearest = get_close_matches(str(name), known, n=1)
-        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        near = nearest(str(name), known)
+        hint = f"did you mean {near!r}? " if near else ""
         raise ConfigError(f"there is no schedule {str(name)!r}: {hint}The schedules are {', '.join(known)}")
     schedule = SCHEDULES[name]
     parameters = dict(list(signature(schedule).parameters.items())[1:])

@@ -43,7 +43,7 @@ def choose_batch(run: RunJob) -> None:
         return
     if num_processes > 1:
         what = f"--batch auto is for one process, and there are {num_processes}"
-        raise InputError("args.value", what, fix="find it on one GPU, and give --batch NUMBER here")
+        raise InputError("args.value", what, fix=f"--batch {training.train_batch_size}")
     if settings.is_given(_ACCUMULATION) and args.effective_batch is not None:
         raise InputError(
             "args.value",

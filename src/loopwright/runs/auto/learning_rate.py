@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import mean, stdev
 from typing import Any
 
 from loopwright.lr_finder import create_curve
@@ -12,6 +14,7 @@ from loopwright.run_folder import write_json
 from loopwright.runs.job import RunJob
 
 RATES_FILE = "lr_find.json"
+_FAR = 4.0  # the ratio of two rates between which a third one is tried
 _ROWS, _COLUMNS = 10, 60
 _HEADROOM = 1.1  # height of the plot over the losses before the minimum; higher losses are clipped
 
@@ -25,7 +28,7 @@ class Search:
     num_updates: int = 100
 
 
-def find_rate(run: RunJob, search: Search) -> LearningRateCurve:
+def find_rate(run: RunJob, search: Search, doing: str = "finding a learning rate") -> LearningRateCurve:
     job, training = run.job, run.training
     trainer = run.create_trainer(is_trial=True)
     # The first group may learn slower than the rest, such as a backbone.
@@ -37,7 +40,7 @@ def find_rate(run: RunJob, search: Search) -> LearningRateCurve:
             run.owner.heed()
         waiting.to(number)
 
-    with run.screen.waiting("finding a learning rate", search.num_updates) as waiting:
+    with run.screen.waiting(doing, search.num_updates) as waiting:
         curve = trainer.find_lr(
             job.train_dataset,
             **run.update_arguments(),
@@ -54,18 +57,55 @@ def find_rate(run: RunJob, search: Search) -> LearningRateCurve:
 
 
 def choose_rate(run: RunJob) -> None:
-    """Find, print and record the rate of a run with `--lr auto`; the task's default is kept if the loss never falls."""
-    settings = run.settings
+    """Choose, print and record the rate of a run with `--lr auto`: the one that wins short trials."""
+    settings, default = run.settings, run.training.learning_rate
     curve = find_rate(run, Search())
-    chosen = settings.training.learning_rate if curve.suggestion is None else rounded(curve.suggestion)
+    trials = _try_rates(run, default, curve)
+    chosen = best_of(trials, default)
     settings.choose("learning_rate", chosen)
-    origin = "the task's default" if curve.suggestion is None else "found"
     first, *others = sentences(curve)
-    run.screen.block("lr", f"{chosen:g}, {origin}: {first}", *others)
+    tried = ", ".join(f"{rate:g} ended at {_mean_end(losses):.4g}" for rate, losses in trials.items())
+    origin = "the default" if chosen == default else "found"
+    run.screen.block("lr", f"{chosen:g}, {origin}: {first}", *others, f"loss after short trials: {tried}")
     if run.folder is not None and run.trainer.is_first:
         values = {name: _plain(value) for name, value in asdict(curve).items()}
-        write_json(run.folder.path / RATES_FILE, {"chosen": chosen, **values})
+        ends = {f"{rate:g}": _plain(_mean_end(losses)) for rate, losses in trials.items()}
+        write_json(run.folder.path / RATES_FILE, {"chosen": chosen, "default": default, "trials": ends, **values})
         settings.write(run.folder)
+
+
+def _try_rates(run: RunJob, default: float, curve: LearningRateCurve) -> dict[float, Sequence[float]]:
+    """Return the losses of a short warm-up to the default, to the suggestion, and to a rate between them if far."""
+    rates = [default]
+    if curve.suggestion is not None:
+        found = rounded(curve.suggestion)
+        far = max(found, default) / min(found, default) > _FAR
+        rates += [*([rounded(math.sqrt(found * default))] if far else []), found]
+    num_updates = min(max(run.length.updates // 10, 20), 60)
+    searches = {rate: Search(rate / 10, rate, num_updates) for rate in sorted(set(rates))}
+    return {rate: find_rate(run, search, f"trying lr {rate:g}").losses for rate, search in searches.items()}
+
+
+def best_of(trials: Mapping[float, Sequence[float]], default: float) -> float:
+    """Return the rate with the lowest loss at the end of its trial; the default unless that one is clearly lower.
+
+    All trials train on the same batches, so the losses of two of them are compared update by update.
+    """
+    best, base = min(trials, key=lambda rate: _mean_end(trials[rate])), trials[default]
+    if best == default or len(trials[best]) < len(base):
+        return default
+    if len(base) < len(trials[best]):  # the default diverged
+        return best
+    gains = [before - after for before, after in zip(_end(base), _end(trials[best]), strict=True)]
+    return best if mean(gains) > 2 * stdev(gains) / math.sqrt(len(gains)) else default
+
+
+def _end(losses: Sequence[float]) -> Sequence[float]:
+    return losses[-max(len(losses) // 3, 2) :]
+
+
+def _mean_end(losses: Sequence[float]) -> float:
+    return mean(_end(losses)) if all(map(math.isfinite, losses)) and losses else math.inf
 
 
 def rounded(rate: float) -> float:

@@ -91,7 +91,7 @@ def check_fits(given: str, costs: Costs, length: RunLength, position: int) -> No
             f"{evaluations} evaluation{'s' if evaluations > 1 else ''} take {seconds_text(needed.evaluations)}, "
             f"saves {seconds_text(needed.saves)}",
         ],
-        fix=f"--time {flag_text(2 * needed.total)} or more   or   fewer rows to evaluate: --max_eval_samples N",
+        fix=f"--time {flag_text(2 * needed.total)}",
     )
 
 

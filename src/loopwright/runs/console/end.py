@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loopwright.config.display_width import truncate
+from loopwright.config.program import program
 from loopwright.config.safe_text import visible
 from loopwright.metrics.words import first_words
 from loopwright.report import missing_intervals, summary_of
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from loopwright.runs.job import RunJob
 
 _TEXT_ROLES = ("text", "question", "source", "sentence", "context", "image")
-_MOST_CHARACTERS = 60
+_MOST_COLUMNS = 61
 _MOST_WORDS = 6
 
 
@@ -41,7 +43,7 @@ def print_summary(
     baselines = [f"{name} {values[metric]:.4f}" for name, values in result["baselines"].items() if metric in values]
     beside = f"   ({', '.join(baselines)})" if baselines else ""
     shown = metrics_text(in_order(result["metrics"], metric), intervals, result.get("tokens"))
-    screen.block("best", f"step {result['update']}  {shown}{beside}")
+    screen.block("best", f"step {result['update']}  {shown}{beside}", colour="green")
     screen.block("", summary_of(folder.path), *missing_intervals(result.get("no_intervals", {})))
     if "test_metrics" in result:
         spread = {name: tuple(bounds) for name, bounds in result["test_intervals"].items()}
@@ -62,9 +64,10 @@ def print_summary(
     longer = f"--epochs {2 * max(int(result['epochs']), 1)}"
     if run.training.max_steps > 0:  # overrides the epochs
         longer = f"--max_steps {2 * run.training.max_steps}"
-    commands = (f"report {name} --open", f"predict {name} {_input(run.job)}", f"resume {name} {longer}")
-    screen.block("next", *(f"lw {command}" for command in commands), wraps=False)
-    screen.add("end", next=[f"lw {command}" for command in commands])
+    verbs = (f"report {name} --open", f"predict {name} {_input(run.job)}", f"resume {name} {longer}")
+    commands = [f"{program()} {verb}" for verb in verbs]
+    screen.block("next", *commands, wraps=False)
+    screen.add("end", next=commands)
 
 
 def mistake_text(sample: Mapping[str, Any]) -> str:
@@ -72,7 +75,7 @@ def mistake_text(sample: Mapping[str, Any]) -> str:
     role = next((role for role in _TEXT_ROLES if isinstance(sample.get(role), str)), None)
     if role is not None:
         given = Path(sample[role]).name if role == "image" else " ".join(sample[role].split())
-        parts.append(f"'{given[:_MOST_CHARACTERS]}{'…' if len(given) > _MOST_CHARACTERS else ''}'")
+        parts.append(f"'{truncate(given, _MOST_COLUMNS)}'")
     elif isinstance(sample.get("tokens"), list):
         parts.append(f"'{_short(' '.join(map(str, sample['tokens'])))}'")
     elif "position" in sample:
@@ -90,7 +93,7 @@ def mistake_text(sample: Mapping[str, Any]) -> str:
 
 def _short(value: Any) -> str:
     text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
-    return f"{text[:_MOST_CHARACTERS]}…" if len(text) > _MOST_CHARACTERS else text
+    return truncate(text, _MOST_COLUMNS)
 
 
 def _input(job: Job) -> str:

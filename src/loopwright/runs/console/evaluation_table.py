@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from loopwright.config.display_width import display_width, pad
 from loopwright.runs.console.screen import in_order, metric_text
 
 _ROW = "eval"
@@ -16,7 +17,7 @@ class EvalTable:
     """Creates the lines of a table of evaluations; the decisive metric comes first."""
 
     def __init__(self, decisive: str) -> None:
-        self._decisive = decisive
+        self.decisive = decisive
         self._widths: dict[str, int] = {}
         self._narrow: dict[str, int] = {}
         self._num_rows = 0
@@ -33,12 +34,12 @@ class EvalTable:
         columns: int | None = None,  # of the terminal; None omits nothing, and repeats the header now and then
     ) -> tuple[list[str], list[str]]:
         """Return the lines of an evaluation for the screen, and the untruncated ones; the header comes first if due."""
-        names = list(in_order(metrics, self._decisive))
+        names = list(in_order(metrics, self.decisive))
         cells = {"update": f"{update:,}", "epoch": f"{epoch:.2f}"}
         cells |= {name: metric_text(metrics[name], intervals.get(name)) for name in names}
         cells["seconds"] = f"{seconds:.1f}"
         for name, cell in cells.items():
-            self._widths.setdefault(name, max(len(name), len(cell)))
+            self._widths.setdefault(name, max(display_width(name), len(cell)))
         has_header = self._num_rows == 0
         is_repeated = self._num_rows % _HEADER_EVERY == 0
         self._num_rows += 1
@@ -46,11 +47,11 @@ class EvalTable:
         if columns is None:
             return whole, whole
         shown, widths = list(cells), self._widths
-        if "loss" in cells and self._decisive != "loss" and _width_of(shown, widths) > columns:
+        if "loss" in cells and self.decisive != "loss" and _width_of(shown, widths) > columns:
             cells["loss"] = metric_text(metrics["loss"], None)  # dropping its interval may make room for a metric
             self._narrow.setdefault("loss", max(len("loss"), len(cells["loss"])))
             widths = {**widths, **self._narrow}
-        dropped = [*reversed([name for name in names if name not in (self._decisive, "loss")]), "epoch", "loss"]
+        dropped = [*reversed([name for name in names if name not in (self.decisive, "loss")]), "epoch", "loss"]
         while dropped and _width_of(shown, widths) > columns:
             name = dropped.pop(0)
             shown = [each for each in shown if each != name]
@@ -70,4 +71,4 @@ def _width_of(names: list[str], widths: Mapping[str, int]) -> int:
 
 
 def _padded(name: str, text: str, width: int) -> str:
-    return f"{text:>{width}}" if name in ("update", "epoch", "seconds") else f"{text:<{width}}"
+    return pad(text, width, is_right=name in ("update", "epoch", "seconds"))

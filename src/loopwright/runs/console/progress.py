@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +17,7 @@ from loopwright.runs.clock import Pace
 from loopwright.runs.console.evaluation_table import EvalTable
 from loopwright.runs.console.screen import clock, eval_metrics, metrics_text
 from loopwright.runs.console.status_line import bar_of, fitted
+from loopwright.tasks.arguments import START
 from loopwright.training.run import run_of
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ class ReportProgress(TrainerCallback):
 
     def __init__(self, run: RunJob, pace: Pace, live: LiveReport | None = None) -> None:
         self._screen = run.screen
+        self._clock = run.screen.clock
+        self._shows_start = run.args.profile == START
         self._pace = pace
         self._length = pace.length
         self._table = EvalTable(run.best.short_name)
@@ -43,6 +47,7 @@ class ReportProgress(TrainerCallback):
         self._line: Any = None
         self._latest: dict[str, Any] = {}
         self._speed: dict[str, float] = {}
+        self._metric = ""  # the decisive one of the last evaluation
         self._evaluated: tuple[int, int | None] | None = None
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
@@ -54,10 +59,26 @@ class ReportProgress(TrainerCallback):
             self._line = self._screen.open_line(self._compose, self._length.updates, update)
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        if not self._clock.is_over:
+            self._end_start()
         if self._line is not None:
             self._line.update(1)
         if self._logs_first and trainer.progress.update == 1:
             trainer.request_log()
+
+    def on_train_step_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        if "first batch" not in self._clock.seconds:
+            self._clock.lap("first batch")
+
+    def _end_start(self) -> None:
+        """End the start of the command with its first update."""
+        self._clock.lap("first update")
+        self._clock.is_over = True
+        if self._shows_start:
+            self._screen.block("profile", *self._clock.lines(), wraps=False)
+            seconds = {phase: round(each, 3) for phase, each in self._clock.seconds.items()}
+            total = round(sum(self._clock.seconds.values()), 3)
+            self._screen.emit("start_profile", seconds=seconds, total_seconds=total, cpu_seconds=time.process_time())
 
     def on_log(self, trainer: TrainerLike, logs: Any = None, **kwargs: Any) -> None:
         self._latest, self._speed = logs, dict(trainer.speed)
@@ -85,6 +106,8 @@ class ReportProgress(TrainerCallback):
         history = trainer.run_history
         name = "intermediate_eval_loss" if kwargs.get("is_intermediate") else "eval_loss_epoch"
         history.update_metric("eval_loss", history.get_latest_metric(name))
+        decisive = self._table.decisive
+        self._metric = f"{decisive} {eval_metrics(history.latest())[decisive]:.4f}"
         seconds = self._pace.end_evaluation()
         self._evaluated = None
         is_best = trainer.improves()  # type: ignore[attr-defined] # a TaskTrainer
@@ -99,7 +122,9 @@ class ReportProgress(TrainerCallback):
             is_best=is_best,
             columns=self._screen.columns,
         )
-        self._screen.print("\n".join(shown), "\n".join(whole))
+        if len(whole) > 1:  # with a header
+            self._screen.print(shown[0], whole[0]) if len(shown) > 1 else self._screen.log(whole[0])
+        self._screen.print(shown[-1], whole[-1], "green" if is_best else None)
         if is_best and kwargs.get("is_intermediate"):
             trainer.request_save(trainer.checkpoint_path())  # type: ignore[attr-defined] # a TaskTrainer
         self._refresh()
@@ -157,6 +182,8 @@ class ReportProgress(TrainerCallback):
         parts = [(9, f"step {update:,}/{self._length.updates:,}"), (3, f"epoch {self._length.epoch_at(update):.2f}")]
         if logs:
             parts += [(8, f"loss {logs['loss']:.4g}"), (4, f"lr {logs['lr']:.2g}")]
+        if self._line is not None:
+            parts.append((5, self._metric))
         if "tokens_per_second" in speed:
             parts.append((6, f"{speed['tokens_per_second']:,.0f} tokens/s"))
         elif "samples_per_second" in speed:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TextIO, TypeVar
 
-from loopwright.config.safe_text import visible
+from loopwright.config import start_clock
+from loopwright.config.display_width import display_width, truncate, wrap
+from loopwright.config.safe_text import visible, write_painted
 from loopwright.config.secrets import without_secrets
+from loopwright.config.start_clock import StartClock
 from loopwright.run_folder import RunFolder
 from loopwright.runs.console.json_events import EventLines, drop_output
+from loopwright.terminal import is_terminal, paint
 
 T = TypeVar("T")
 
@@ -27,9 +30,15 @@ class Screen:
     """Prints lines, and writes them to the run's log.txt once there is one."""
 
     def __init__(
-        self, is_main: bool = True, is_quiet: bool = False, is_plain: bool = False, events: EventLines | None = None
+        self,
+        is_main: bool = True,
+        is_quiet: bool = False,
+        is_plain: bool = False,
+        events: EventLines | None = None,
+        clock: StartClock | None = None,  # of the command; by default it starts now
     ) -> None:
-        self.began = time.monotonic()
+        self.clock = start_clock.begin() if clock is None else clock
+        self.began = self.clock.began
         self.events = events  # the stream of `--json`: events go there, and no text is printed
         self._is_main = is_main
         self._is_quiet = is_quiet or events is not None
@@ -52,16 +61,19 @@ class Screen:
         """The width of the terminal; None in a pipe, a file or a notebook, where lines may be long."""
         return columns_of(sys.stdout) if is_terminal(sys.stdout) and not self.is_plain else None
 
-    def print(self, line: str = "", logged: str | None = None) -> None:
+    def print(self, line: str = "", logged: str | None = None, colour: str | None = None) -> None:
         """Print a line; log.txt gets `logged`, if different."""
         if not self._is_main:
             return
         line = visible(line)
         if self.speaks:
+            parts = line.split("\n")
+            if colour is not None and not self.is_plain:
+                parts = [paint(part, colour, sys.stdout) for part in parts]
             try:
                 if self._line is not None:
                     self._line.clear()
-                _write(sys.stdout, line + "\n")
+                _write(sys.stdout, "\n".join(parts) + "\n")
                 if self._line is not None:
                     self._line.refresh()
             except BrokenPipeError:  # the run continues, and still writes log.txt
@@ -70,7 +82,7 @@ class Screen:
         self.log(line if logged is None else visible(logged))
 
     def remark(self, kind: str, text: str) -> None:
-        self.print(f"{kind}: {text}")
+        self.print(f"{kind}: {text}", colour="yellow")
         self.emit("warning", message=visible(text))
 
     def emit(self, event: str, /, **fields: Any) -> None:
@@ -83,7 +95,7 @@ class Screen:
 
     def print_wrapped(self, line: str) -> None:
         columns = self.columns if self.speaks else None
-        fits = columns is None or "\n" in line or len(line) <= columns
+        fits = columns is None or "\n" in line or display_width(line) <= columns
         self.print(line if fits or columns is None else "\n".join(_broken(line, columns)), line)
 
     def log(self, line: str) -> None:
@@ -95,13 +107,13 @@ class Screen:
         else:
             self.run.append_log(line)
 
-    def block(self, name: str, *lines: str, wraps: bool = True) -> None:
+    def block(self, name: str, *lines: str, wraps: bool = True, colour: str | None = None) -> None:
         """Print lines under a name, as in the start block; `wraps` is False for lines to be copied."""
         columns = self.columns if wraps and self.speaks else None
         for index, line in enumerate(lines):
             head = f"{name if index == 0 else '':<{_INDENT}}"
             parts = [line] if columns is None else _broken(line, columns - _INDENT)
-            self.print(head + f"\n{' ' * _INDENT}".join(parts), head + line)
+            self.print(head + f"\n{' ' * _INDENT}".join(parts), head + line, colour)
 
     def attach(self, run: RunFolder) -> None:
         """Write all output, past and future, to the log of a run."""
@@ -203,9 +215,9 @@ class Waiting:
             far = f"{f'{self._done} of {self._total}, ' if self._total else ''}{now - self._began:.0f} s"
         else:
             far = f"{100 * share:.0f} % of {self._total:,}{left}" if self._total else f"{self._done:,}"
-        text = visible(f"{self._what}: {far}")[: columns_of(sys.stderr) - 1]
-        _write(sys.stderr, "\r" + text + " " * max(self._width - len(text), 0))
-        self._width = len(text)
+        text = truncate(visible(f"{self._what}: {far}"), columns_of(sys.stderr) - 1, "")
+        _write(sys.stderr, "\r" + text + " " * max(self._width - display_width(text), 0))
+        self._width = display_width(text)
 
 
 def columns_of(stream: Any) -> int:
@@ -215,13 +227,6 @@ def columns_of(stream: Any) -> int:
         return _FALLBACK_WIDTH
 
 
-def is_terminal(stream: Any) -> bool:
-    try:
-        return bool(stream.isatty()) and os.environ.get("TERM") != "dumb"
-    except (AttributeError, ValueError):  # closed or missing
-        return False
-
-
 def is_notebook() -> bool:
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
@@ -229,16 +234,20 @@ def is_notebook() -> bool:
 
 
 def _broken(line: str, columns: int) -> list[str]:
-    return textwrap.wrap(line, max(columns, 20), break_long_words=False, break_on_hyphens=False) or [line]
+    return wrap(line, max(columns, 20)) or [line]
 
 
 def _write(stream: TextIO, text: str) -> None:
     """Write a text, replacing characters that the stream cannot encode."""
-    try:
-        stream.write(text)
-    except UnicodeEncodeError:
-        encoding = stream.encoding or "ascii"
-        stream.write(text.encode(encoding, "replace").decode(encoding))
+
+    def write(part: str) -> None:
+        try:
+            stream.write(part)
+        except UnicodeEncodeError:
+            encoding = stream.encoding or "ascii"
+            stream.write(part.encode(encoding, "replace").decode(encoding))
+
+    write_painted(write, text)
     stream.flush()
 
 
@@ -266,10 +275,6 @@ def metrics_text(
 def metric_text(value: float, interval: tuple[float, float] | None) -> str:
     """Return a metric and its distance from the farther end of its interval, which need not be in the middle."""
     return f"{value:.4f}" if interval is None else f"{value:.4f} ±{max(value - interval[0], interval[1] - value):.3f}"
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def clock(seconds: float) -> str:

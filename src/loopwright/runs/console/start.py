@@ -7,17 +7,21 @@ about memory and disk come from the rehearsal.
 from __future__ import annotations
 
 import contextlib
+import math
 import platform
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loopwright.checkpoint.store import checkpoint_folders, read_manifest, update_of
+from loopwright.config.program import as_called
 from loopwright.data.buckets import may_be_graphs
 from loopwright.errors import CheckpointError
+from loopwright.quantities import counted
 from loopwright.run_folder import RunFolder
-from loopwright.runs.clock import RunLength
-from loopwright.runs.console.screen import Screen, clock, counted, metrics_text
+from loopwright.runs.console.screen import Screen, clock, metrics_text
 from loopwright.runs.provenance import name_of
 from loopwright.training.prepare import unused_devices
 
@@ -39,7 +43,9 @@ def print_model(run: RunJob) -> None:
     name = job.args.model or "a small model from scratch"
     text = f"{name}  {_count(total)} parameters, {_count(trained)} trained{new}"
     run.notes["model"] = text
-    run.screen.block("model", text, *job.notes)
+    better = f"--model {job.task.pretrained} would start from a pretrained one ({job.task.pretrained_megabytes} MB)"
+    is_better = run.is_from_scratch and run.checkpoint is None and job.task.pretrained
+    run.screen.block("model", text, *([better] if is_better else []), *job.notes)
 
 
 def print_device(run: RunJob) -> None:
@@ -72,21 +78,33 @@ def print_batch(run: RunJob) -> None:
     )
 
 
+def print_few_updates(run: RunJob) -> None:
+    """Warn before a run that is too short to learn much."""
+    updates, needed = run.length.updates, run.needed_updates
+    if run.checkpoint is None and updates * 5 < needed:
+        longer = math.ceil(needed / run.length.updates_per_epoch)
+        kind = "from scratch" if run.is_from_scratch else "to fine-tune"
+        what = f"{counted(updates, 'update')} will hardly do for a model {kind}"
+        run.screen.remark("note", f"{what}: --epochs {longer} makes about {needed}")
+
+
 def print_baselines(run: RunJob) -> None:
     if run.baselines:
         lines = (f"{name} {metrics_text(values, {})}" for name, values in run.baselines.items())
         run.screen.block("naive", " · ".join(lines))
 
 
-def print_time(length: RunLength, screen: Screen) -> None:
+def print_time(run: RunJob) -> None:
+    run.length = length = replace(run.length, start_seconds=time.monotonic() - run.screen.began)
     seconds = length.expected_seconds()
     if seconds is None:
-        screen.block("time", "known once the first updates are logged: there was no rehearsal")
+        run.screen.block("time", "known once the first updates are logged: there was no rehearsal")
         return
-    screen.block(
+    tested = f", {length.test_evaluations:.2g} times that for the test data" if length.test_evaluations else ""
+    run.screen.block(
         "time",
-        f"about {clock(seconds)}, from the rehearsal: {_seconds(length.update_seconds)} an update and "
-        f"{_seconds(length.evaluation_seconds)} an evaluation",
+        f"about {clock(seconds)} in all, from the rehearsal: {_seconds(length.update_seconds)} an update and "
+        f"{_seconds(length.evaluation_seconds)} an evaluation{tested}",
     )
 
 
@@ -104,6 +122,7 @@ def print_saved(run: RunFolder, seconds: float, screen: Screen) -> str:
         text = f"saved checkpoints/{newest[1]} ({seconds:.1f} s)   continue with: lw resume {name}"
     else:
         text = f"not saved again: the last state is checkpoints/{newest[1]}   continue with: lw resume {name}"
+    text = as_called(text)
     screen.print(text)
     return text
 

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from tqdm.auto import tqdm as automatic
 from tqdm.std import tqdm
 
+from loopwright.config.display_width import display_width, truncate
 from loopwright.config.safe_text import visible
 from loopwright.runs.console.screen import columns_of
+from loopwright.terminal import bar_class
 
 # Called with the count and the available columns; None means no limit and a separate bar.
 Compose = Callable[[int, int | None], str]
@@ -52,7 +53,7 @@ class NotebookBar:
 
     def __init__(self, compose: Compose, total: int | None, initial: int) -> None:
         self._compose = compose
-        self._bar: Any = automatic(
+        self._bar: Any = bar_class()(
             total=total,
             initial=initial,
             leave=False,
@@ -87,7 +88,7 @@ def bar_of(share: float) -> str:
 def fitted(parts: list[tuple[int, str]], columns: int, joint: str = " · ") -> str:
     """Join parts, each (rank, text), to one line, dropping the lowest ranks, last first, until it fits."""
     kept = [part for part in parts if part[1]]
-    while len(kept) > 1 and len(joint.join(text for _, text in kept)) > columns:
+    while len(kept) > 1 and display_width(joint.join(text for _, text in kept)) > columns:
         lowest = min(rank for rank, _ in kept)
         del kept[max(index for index, (rank, _) in enumerate(kept) if rank == lowest)]
-    return joint.join(text for _, text in kept)[: max(columns, 0)]
+    return truncate(joint.join(text for _, text in kept), max(columns, 0), "")
