@@ -255,7 +255,7 @@ def test_arguments_for_caches_change_nothing_each_metric_has_a_direction_and_non
     assert computed("accuracy", [1], [1], cache_dir="somewhere", experiment_id="a") == {"accuracy": 1.0}
     lower = {name for name, kind in metrics.METRICS.items() if not kind().greater_is_better}
     assert lower == {"mse", "mae", "loss", "perplexity"}
-    assert len(metrics.METRICS) == 12
+    assert len(metrics.METRICS) == 13
     code = "import sys, loopwright.metrics; print([n for n in ('torch', 'sklearn', 'scipy') if n in sys.modules])"
     assert toys.python("-c", code).stdout == "[]\n"
 
@@ -280,7 +280,7 @@ EVERY_METRIC |= {name: partial(metrics.load, "glue", name) for name in metrics.G
 
 @pytest.mark.parametrize("name", EVERY_METRIC)
 def test_batches_order_and_processes_change_no_bit(name):
-    assert len(EVERY_METRIC) == 24
+    assert len(EVERY_METRIC) == 25
     make, columns, order = EVERY_METRIC[name], some_columns(name), list(range(60))
     random.Random(1).shuffle(order)
     processes = [make() for _ in range(3)]

@@ -362,7 +362,7 @@ def test_answers_that_are_needed_or_outside_the_context_are_refused(tmp_path):
     assert "have no answer" in told and "line 8 of questions.jsonl" in told
     made = [row | {"answers": {"text": [], "answer_start": []}} for row in questions(10)]
     told = refused("data.answers", data=write_jsonl(tmp_path / "questions.jsonl", made))
-    assert "none of the" in told and "--answers_column" in told
+    assert "none of the" in told and "answers are read from" in told
     made = questions(10)
     made[3]["answers"] = {"text": ["purple"], "answer_start": [3]}
     assert "'purple'" in refused("data.answers", data=write_jsonl(tmp_path / "questions.jsonl", made))

@@ -405,6 +405,6 @@ def test_a_model_of_pairs_refuses_a_file_without_the_second_text(tmp_path):
     for use in (lambda: list(run.predict(half)), lambda: run.evaluate(data=half)):
         with pytest.raises(InputError, match="column for text_pair") as caught:
             use()
-        assert caught.value.code == "data.column" and "--text_pair_column" in caught.value.fix
+        assert caught.value.code == "data.column" and "text_pair" in caught.value.fix
     other = write_csv(tmp_path / "other.csv", [{"sentence1": "a 1", "sentence2": "b 2"}])
     assert len(list(run.predict(other))) == 1

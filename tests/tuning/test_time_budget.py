@@ -197,4 +197,4 @@ def test_the_plan_is_reported_on_one_line_and_a_time_too_short_for_one_update_re
     assert refused.value.what == "--time 21s is too short: with a single update the run takes about 22 s"
     saw = "6 s have passed before the first update; it takes 2 s", "2 evaluations take 10 s, saves 2 s"
     assert refused.value.saw == saw
-    assert refused.value.fix.startswith("--time 44s or more")
+    assert refused.value.fix == "--time 44s"
