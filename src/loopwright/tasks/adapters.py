@@ -25,11 +25,7 @@ def freeze(model: Any, what: str) -> int:
         chosen += [one for name, module in base.named_children() if "embed" in name for one in module.parameters()]
     else:
         patterns = [pattern.strip() for pattern in what.split(",") if pattern.strip()]
-        chosen = [
-            parameter
-            for parameter in model.parameters()
-            if any(fnmatchcase(names[id(parameter)], pattern) for pattern in patterns)
-        ]
+        chosen = [one for one in model.parameters() if any(fnmatchcase(names[id(one)], each) for each in patterns)]
     for parameter in chosen:
         parameter.requires_grad_(False)
     if not chosen or not any(parameter.requires_grad for parameter in model.parameters()):
@@ -144,13 +140,8 @@ def _rebuild_dropout(model: Any) -> None:
 
 def _dropouts(owner: Any) -> list[str]:
     """Return the names of dropout probabilities that are plain numbers on a module or config."""
-    return [
-        name
-        for name, value in vars(owner).items()
-        if ("dropout" in name or name.endswith("pdrop"))
-        and isinstance(value, (int, float))
-        and not isinstance(value, bool)
-    ]
+    named = {name: value for name, value in vars(owner).items() if "dropout" in name or name.endswith("pdrop")}
+    return [name for name, each in named.items() if isinstance(each, (int, float)) and not isinstance(each, bool)]
 
 
 def add_adapters(model: Any, args: Any, kind: str | None) -> Any:

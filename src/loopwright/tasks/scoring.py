@@ -265,9 +265,8 @@ class LossInterval(Scorer):
         other = Bootstrap(MeanLoss())
         other.load_state_dict(state["losses"])
         self._losses.merge(other)
-        self._missing = (
-            UNDEFINED if UNDEFINED in (self._missing, state["missing"]) else self._missing or state["missing"]
-        )
+        missing = self._missing or state["missing"]
+        self._missing = UNDEFINED if state["missing"] == UNDEFINED else missing
 
     def _term(self, sample: Mapping[str, Any]) -> tuple[float, float]:
         """Return a sample's term in the sum of losses, NaN if unknown, and its weight."""

@@ -70,15 +70,7 @@ class CausalLanguageModel(language.LanguageTask):
     adapter_kind = "CAUSAL_LM"
     forward_options = {"use_cache": False}
     prediction_flags = ("max_new_tokens", "temperature")
-    demo = {
-        "block_size": 128,
-        "vocab_size": 1024,
-        "epochs": 1,
-        "batch": 16,
-        "lr": 3e-3,
-        "warmup_steps": 0.1,
-        "threads": 1,
-    }
+    demo = dict(block_size=128, vocab_size=1024, epochs=1, batch=16, lr=3e-3, warmup_steps=0.1, threads=1)
     demo_note = "a small GPT-2 learns Python's docstrings from scratch: bits per byte 2.48 (gzip 2.55), 75 s"
 
     def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
@@ -137,13 +129,9 @@ class CausalLanguageModel(language.LanguageTask):
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
         size = sample["num_byte"]
-        return {
-            "position": sample["position"],
-            "loss": sample["loss"],
-            "bits_per_byte": sample["sum"] / np.log(2) / size if size else None,
-            "num_tokens": sample["count"],
-            "num_bytes": size,
-        }
+        shown = {"position": sample["position"], "loss": sample["loss"]}
+        shown["bits_per_byte"] = sample["sum"] / np.log(2) / size if size else None
+        return {**shown, "num_tokens": sample["count"], "num_bytes": size}
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
         added = _continued(job, model, batch, job.args.max_new_tokens, job.args.temperature)
@@ -246,18 +234,18 @@ class PackedLines(RowDataset):
         return {**joined(samples, self._size, is_shifted=True), "num_bytes": num_bytes}
 
 
+@dataclass(frozen=True)
 class PackedRows:
     """The texts of each block of several rows, for display; `groups` has the row numbers of each block."""
 
-    def __init__(self, rows: Rows, groups: list[list[int]]) -> None:
-        self._rows = rows
-        self._groups = groups
+    rows: Rows
+    groups: list[list[int]]
 
     def __len__(self) -> int:
-        return len(self._groups)
+        return len(self.groups)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"text": "\n".join(self._rows[each]["text"] for each in self._groups[index])}
+        return {"text": "\n".join(self.rows[each]["text"] for each in self.groups[index])}
 
 
 @dataclass(frozen=True)

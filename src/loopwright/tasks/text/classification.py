@@ -8,15 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from loopwright.baselines import (
-    Constant,
-    FrequentLabels,
-    MeanValue,
-    MedianValue,
-    MostFrequent,
-    WordCounts,
-    WordRegression,
-)
+from loopwright import baselines
 from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
 from loopwright.sources import DataPlan, Labels, Role, Schema
@@ -29,6 +21,7 @@ from loopwright.tasks.text import models as text
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
 _PROBLEM_TYPES = {"class": "single_label_classification", "multi": "multi_label_classification", "float": "regression"}
+_LABEL_NAMES = "label labels class category target stars rating sentiment score topic y"
 # The columns of GLUE's tasks: the text and, if there is one, the second text.
 _PAIR = ("sentence1", "sentence2")
 _GLUE_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -70,15 +63,7 @@ class TextClassification(Task):
     roles = (
         Role("text", names=text.TEXT_NAMES),
         Role("text_pair", names=text.TEXT_PAIR_NAMES, is_required=False),
-        Role(
-            "label",
-            "label",
-            names=(
-                *("label", "labels", "class", "category", "target", "stars", "rating", "sentiment", "score", "topic"),
-                "y",
-            ),
-            is_input=False,
-        ),
+        Role("label", "label", names=tuple(_LABEL_NAMES.split()), is_input=False),
     )
     explanation = {
         "data": "csv, tsv, json, jsonl or parquet with a column of texts and a column of labels. For pairs of texts, "
@@ -126,15 +111,17 @@ class TextClassification(Task):
 
     def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
         labels = _labels(job.plan)
-        rivals: dict[str, Any] = {"majority": MostFrequent()}
+        rivals: dict[str, Any] = {"majority": baselines.MostFrequent()}
         if labels.kind == "float":
-            rivals = {"mean": MeanValue(), "median": MedianValue(), "word-regression": WordRegression()}
+            rivals = {"mean": baselines.MeanValue(), "median": baselines.MedianValue()}
+            rivals["word-regression"] = baselines.WordRegression()
         elif labels.kind == "multi":  # the constants with the best subset accuracy, micro F1 and macro F1
-            rivals |= {"frequent-labels": FrequentLabels(), "all-labels": Constant([1] * len(labels.names))}
+            rivals["frequent-labels"] = baselines.FrequentLabels()
+            rivals["all-labels"] = baselines.Constant([1] * len(labels.names))
         elif len(labels.names) == 2:  # the constant with the best F1
-            rivals[f"always {labels.names[1]}"] = Constant(1)
+            rivals[f"always {labels.names[1]}"] = baselines.Constant(1)
         if labels.kind != "float":
-            rivals["word-count"] = WordCounts()
+            rivals["word-count"] = baselines.WordCounts()
 
         def inputs(row: Mapping[str, Any]) -> Any:
             pair = _pair(row)
@@ -183,22 +170,20 @@ class TextClassification(Task):
         from torch.nn import functional
 
         logits, labels, kind = outputs.logits.float(), batch["labels"], _labels(job.plan).kind
+        confidences: dict[str, Any] = {}
         if kind == "float":
             predicted = logits.squeeze(-1)
             losses = (predicted - labels.float()).square()
         elif kind == "multi":
             losses = functional.binary_cross_entropy_with_logits(logits, labels.float(), reduction="none").mean(-1)
             predicted, labels = (logits > 0).long(), labels.long()
-            confidence = logits.abs().sigmoid()  # that each label is there, or that it is not
+            confidences["confidences"] = logits.abs().sigmoid()  # that each label is there, or that it is not
         else:
             losses = functional.cross_entropy(logits, labels, reduction="none")
-            confidence, predicted = logits.softmax(-1).max(-1)
+            confidences["confidence"], predicted = logits.softmax(-1).max(-1)
         columns = {"position": batch["position"], "prediction": predicted, "reference": labels, "loss": losses}
-        if kind == "float":
-            return scoring.samples_of(**columns)
-        if kind == "multi":
-            return scoring.samples_of(**columns, confidences=confidence)
-        return scoring.mark_suspects(scoring.samples_of(**columns, confidence=confidence))
+        samples = scoring.samples_of(**columns, **confidences)
+        return scoring.mark_suspects(samples) if kind == "class" else samples
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
         labels, shown = _labels(job.plan), dict(sample)

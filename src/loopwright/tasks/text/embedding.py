@@ -32,6 +32,7 @@ AUTO_CLASS = "AutoModel"
 _MOST_UNTRAINED = 2_000  # maximum rows for scoring the untrained model, which costs as much as an evaluation
 _NUM_NEAREST = 5
 _WORD_DIMENSIONS = 512
+_SCORE_NAMES = ("score", "similarity", "similarity_score", "label", "labels", "rating")
 _pair = itemgetter("text", "text_pair")
 
 
@@ -59,15 +60,10 @@ class SentenceEmbeddingArguments(TaskArguments):
 @dataclass(frozen=True)
 class PairSchema(Schema):
     def for_prediction(self) -> Schema:
-        partner = next(role for role in self.roles if role.name == "text_pair")
-        return replace(
-            self,
-            roles=(
-                *(role for role in self.roles if role.name == "text"),
-                Role("other", names=partner.names, is_required=False, may_be_empty=True),
-                Role("candidates", "texts", names=("candidates",), is_required=False, may_be_empty=True),
-            ),
-        )
+        given = {role.name: role for role in self.roles}
+        other = Role("other", names=given["text_pair"].names, is_required=False, may_be_empty=True)
+        candidates = Role("candidates", "texts", names=("candidates",), is_required=False, may_be_empty=True)
+        return replace(self, roles=(given["text"], other, candidates))
 
 
 class SentenceEmbedding(Task):
@@ -78,13 +74,7 @@ class SentenceEmbedding(Task):
     roles = (
         Role("text", names=("text", "sentence1", "query", "anchor", "question", "text1", "premise")),
         Role("text_pair", names=(*text.TEXT_PAIR_NAMES, "positive", "answer", "document", "passage")),
-        Role(
-            "score",
-            "float",
-            names=("score", "similarity", "similarity_score", "label", "labels", "rating"),
-            is_required=False,
-            is_input=False,
-        ),
+        Role("score", "float", names=_SCORE_NAMES, is_required=False, is_input=False),
     )
     explanation = {
         "data": "csv, tsv, json, jsonl or parquet with two columns of texts, with or without a column of scores.",
@@ -255,17 +245,10 @@ class SentenceEmbedding(Task):
             losses = (cosines - _targets(job.args, batch["labels"])).square()
             columns = {"position": positions, "prediction": cosines, "reference": batch["labels"], "loss": losses}
             return scoring.samples_of(**columns)
-        vectors = outputs.cpu().numpy()
-        ids, masks = batch["input_ids"].tolist(), batch["attention_mask"].tolist()
-        return [
-            {
-                "position": position,
-                "first": vectors[index, 0],
-                "second": vectors[index, 1],
-                "keys": [_key(repr(_kept(*each)).encode()) for each in zip(ids[index], masks[index], strict=True)],
-            }
-            for index, position in enumerate(positions)
-        ]
+        first, second = outputs.cpu().numpy().swapaxes(0, 1)
+        rows = zip(batch["input_ids"].tolist(), batch["attention_mask"].tolist(), strict=True)
+        keys = [[_key(repr(_kept(*each)).encode()) for each in zip(*row, strict=True)] for row in rows]
+        return scoring.samples_of(position=positions, first=list(first), second=list(second), keys=keys)
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [{"embedding": vector} for vector in self._vectors(model, batch)[:, 0].tolist()]
@@ -325,9 +308,8 @@ class Embedder:
     def __call__(self, texts: Sequence[str]) -> NDArray[Any]:
         import torch
 
-        inputs = self.tokenizer(
-            list(texts), truncation=True, max_length=self.max_length, padding=True, return_tensors="pt"
-        )
+        options = {"truncation": True, "max_length": self.max_length, "padding": True, "return_tensors": "pt"}
+        inputs = self.tokenizer(list(texts), **options)
         with torch.inference_mode():
             found = _pooled(self.model, {name: value.to(self.model.device) for name, value in inputs.items()})
         return np.asarray(found.cpu().numpy())
@@ -410,16 +392,13 @@ def _texts_of_file(path: str) -> list[str]:
     table = open_table(path, flag="--candidates")
     only = {"text": table.columns[0]} if len(table.columns) == 1 else {}
     columns, _ = choose_columns(Schema(SentenceEmbedding.name, SentenceEmbedding.roles[:1]), table, only)
+    fix = f"write a text per line into {path}"
     try:
         texts = [as_text(value_at(row, str(columns["text"]))) for row in table]
     except UnusableValueError as error:
-        raise InputError(
-            "data.value", f"--candidates {path}: {error}", fix=f"write a text per line into {path}"
-        ) from error
+        raise InputError("data.value", f"--candidates {path}: {error}", fix=fix) from error
     if not any(each.strip() for each in texts):
-        raise InputError(
-            "data.empty", f"--candidates {path} contains no text", fix=f"write a text per line into {path}"
-        )
+        raise InputError("data.empty", f"--candidates {path} contains no text", fix=fix)
     return [each for each in texts if each.strip()]
 
 
@@ -447,19 +426,11 @@ def _score_rows(data: RunData, args: Any, embed: Any) -> scoring.BaselineScores:
     pools, position = PoolScorer(args.pool_size, args.temperature), 0
     (keeper,) = pools.keep_rows()
     for rows, first, second in batches():
-        samples = [
-            {
-                "position": position + index,
-                "first": first[index],
-                "second": second[index],
-                "keys": [_key(each.encode()) for each in _pair(row)],
-            }
-            for index, row in enumerate(rows)
-        ]
-        pools.add(samples)
+        positions = range(position, position + len(rows))
+        keys = [[_key(each.encode()) for each in _pair(row)] for row in rows]
+        pools.add(scoring.samples_of(position=positions, first=list(first), second=list(second), keys=keys))
         position += len(rows)
     pools.finish()
     scores = keeper.scores()
-    return scoring.BaselineScores(
-        {name: value for name, value in pools.compute().items() if name != "pool_loss"}, scores
-    )
+    found = {name: value for name, value in pools.compute().items() if name != "pool_loss"}
+    return scoring.BaselineScores(found, scores)

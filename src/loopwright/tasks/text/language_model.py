@@ -22,7 +22,7 @@ from loopwright.sources import Role
 from loopwright.tasks.arguments import ShortName, TaskArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Rows, Task
 from loopwright.tasks.data import RunData
-from loopwright.tasks.scoring import BaselineScores, score_rows
+from loopwright.tasks.scoring import BaselineScores, samples_of, score_rows
 from loopwright.tasks.text import models as text
 
 DEFAULTS = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 5e-4, "validation_ratio": 0.1})
@@ -99,19 +99,19 @@ class LanguageTask(Task):
         return {"losses": text.token_losses(logits, labels)}
 
 
+@dataclass(frozen=True)
 class RowEncoder:
     """Tokenises texts, with an end token after each, or with a line break if there is no such token."""
 
-    def __init__(self, tokenizer: Any, end: int | None, *, counts_bytes: bool) -> None:
-        self._tokenizer = tokenizer
-        self._end = end
-        self._counts_bytes = counts_bytes
+    tokenizer: Any
+    end: int | None
+    counts_bytes: bool
 
     def __call__(self, texts: Sequence[str]) -> list[tuple[Numbers, Numbers]]:
         """Return the tokens of each text and the bytes of each token, which add up to the text's bytes plus one."""
-        whole = list(texts) if self._end is not None else [f"{each}\n" for each in texts]
-        has_offsets = self._counts_bytes and bool(self._tokenizer.is_fast)
-        encoded = self._tokenizer(
+        whole = list(texts) if self.end is not None else [f"{each}\n" for each in texts]
+        has_offsets = self.counts_bytes and bool(self.tokenizer.is_fast)
+        encoded = self.tokenizer(
             whole,
             add_special_tokens=False,
             return_attention_mask=False,
@@ -124,8 +124,8 @@ class RowEncoder:
             ids = np.array(encoded["input_ids"][index], np.int64)
             ends = [end for _, end in encoded["offset_mapping"][index]] if has_offsets else None
             sizes = _bytes_of_tokens(each, len(ids), ends)
-            if self._end is not None:
-                ids, sizes = np.append(ids, self._end), np.append(sizes, 1)
+            if self.end is not None:
+                ids, sizes = np.append(ids, self.end), np.append(sizes, 1)
             found.append((ids, sizes))
         return found
 
@@ -171,20 +171,20 @@ def read_stream(rows: Rows, encode: RowEncoder, start: int | None = None) -> Tok
     return TokenStream(np.concatenate(ids), np.concatenate(sizes), 0 if start is None else 1)
 
 
+@dataclass(frozen=True, eq=False)
 class BlockRows:
     """The text of each block, for display; decoded on demand."""
 
-    def __init__(self, tokenizer: Any, ids: npt.NDArray[np.int32], size: int) -> None:
-        self._tokenizer = tokenizer
-        self._ids = ids
-        self._size = size
+    tokenizer: Any
+    ids: npt.NDArray[np.int32]
+    size: int
 
     def __len__(self) -> int:
-        return -(-len(self._ids) // self._size)
+        return -(-len(self.ids) // self.size)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        start = index * self._size
-        return {"text": self._tokenizer.decode(self._ids[start : start + self._size].tolist())}
+        start = index * self.size
+        return {"text": self.tokenizer.decode(self.ids[start : start + self.size].tolist())}
 
 
 class PaddingCollator:
@@ -293,11 +293,8 @@ def num_embeddings(model: Any) -> int:
 def sample_sums(batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[dict[str, Any]]:
     sums = outputs["losses"].double().sum(-1).tolist()
     counts = (batch["labels"] != text.IGNORED).sum(-1).tolist()
-    positions = batch["position"].tolist()
-    return [
-        {"position": position, "sum": total, "count": count, "loss": total / count if count else None}
-        for position, total, count in zip(positions, sums, counts, strict=True)
-    ]
+    losses = [total / count if count else None for total, count in zip(sums, counts, strict=True)]
+    return samples_of(position=batch["position"], sum=sums, count=counts, loss=losses)
 
 
 def unigram(job: Job, encode: RowEncoder, metrics: Sequence[str], skipped: Sequence[int] = ()) -> BaselineScores:

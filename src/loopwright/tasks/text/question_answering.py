@@ -188,9 +188,8 @@ class QuestionAnswering(Task):
         if args.answer_by == "generation":
             encoder = features.TextEncoder(job.processor, args.max_length, args.max_answer_length, is_labelled)
             return RowDataset(rows, encoder)
-        return features.WindowDataset(
-            rows, features.WindowEncoder(job.processor, args.max_length, args.stride, is_labelled)
-        )
+        windows = features.WindowEncoder(job.processor, args.max_length, args.stride, is_labelled)
+        return features.WindowDataset(rows, windows)
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
         return text.num_targets(batch) if "labels" in batch else None
@@ -199,11 +198,9 @@ class QuestionAnswering(Task):
         if features.TARGETS[0] not in batch:
             return super().describe_sample(job, batch, index)
         start, end = (int(batch[name][index]) for name in features.TARGETS)
+        answer = job.processor.decode(batch["input_ids"][index][start : end + 1])
         is_unanswered = start == int(batch["null_index"][index])
-        answer = (
-            "none in this part" if is_unanswered else job.processor.decode(batch["input_ids"][index][start : end + 1])
-        )
-        return [("text", tokens_of(job, batch, index)), ("answer", answer)]
+        return [("text", tokens_of(job, batch, index)), ("answer", "none in this part" if is_unanswered else answer)]
 
     def create_scorer(self, job: Job) -> Scorer:
         args, make = job.args, partial(load_metric, "squad")
@@ -231,13 +228,9 @@ class QuestionAnswering(Task):
             num_tokens = (batch["labels"] != text.IGNORED).sum(-1)
             means = text.token_losses(outputs.logits, batch["labels"]).sum(-1) / num_tokens
             generated = _generate(job, job.model, batch)
-            samples = samples_of(
-                position=batch["position"],
-                prediction=[each["answer"] for each in generated],
-                reference=batch["reference"],
-                loss=means,
-                num_target_tokens=num_tokens,
-            )
+            columns = {"position": batch["position"], "prediction": [each["answer"] for each in generated]}
+            columns |= {"reference": batch["reference"], "loss": means, "num_target_tokens": num_tokens}
+            samples = samples_of(**columns)
             for sample, each in zip(samples, generated, strict=True):
                 sample |= {"no_answer_score": 0.0} if job.args.version_2_with_negative else {}
                 sample |= {"n_best": each["n_best"]} if "n_best" in each else {}
@@ -307,19 +300,10 @@ def _windows(args: Any, batch: Mapping[str, Any], outputs: Any) -> list[dict[str
     scores, firsts, lasts = best_spans(start, end, offsets[..., 0] >= 0, args.max_answer_length, args.n_best)
     characters = [offsets[..., 0].gather(1, firsts), offsets[..., 1].gather(1, lasts)]
     null_scores = (start.gather(1, null_index) + end.gather(1, null_index)).squeeze(1)
-    columns = [batch[name].tolist() for name in ("position", "window", "num_windows")]
-    columns += [each.tolist() for each in (null_scores, scores, *characters)]
-    return [
-        {
-            "position": position,
-            "window": window,
-            "num_windows": num_windows,
-            "context": context,
-            "null_score": null_score,
-            "spans": [span for span in zip(*spans, strict=True) if span[0] > float("-inf")],
-        }
-        for context, position, window, num_windows, null_score, *spans in zip(batch["context"], *columns, strict=True)
-    ]
+    columns = {name: batch[name] for name in ("position", "window", "num_windows", "context")}
+    lists = zip(*(each.tolist() for each in (scores, *characters)), strict=True)  # of each window
+    spans = [[span for span in zip(*found, strict=True) if span[0] > float("-inf")] for found in lists]
+    return samples_of(**columns, null_score=null_scores, spans=spans)
 
 
 def _generate(job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -49,12 +49,8 @@ class WindowEncoder:
         answer = next(((start, start + len(words)) for words, start in pairs if words.strip()), None)
         features = []
         for number, ids in enumerate(encoded["input_ids"]):
-            offsets = [
-                [start, end] if part == 1 and start < end else [-1, -1]
-                for (start, end), part in zip(
-                    encoded["offset_mapping"][number], encoded.sequence_ids(number), strict=True
-                )
-            ]
+            places = zip(encoded["offset_mapping"][number], encoded.sequence_ids(number), strict=True)
+            offsets = [[start, end] if part == 1 and start < end else [-1, -1] for (start, end), part in places]
             null_index = ids.index(self._mark) if self._mark in ids else 0
             feature = {name: encoded[name][number] for name in names}
             feature |= {"offsets": offsets, "null_index": null_index, "context": row["context"]}
@@ -181,10 +177,8 @@ class TextEncoder:
         prompt = f"question: {row['question'].strip()} context: {row['context'].strip()}"
         features = dict(self.tokenizer(prompt, truncation=True, max_length=self.max_length))
         if self.is_labelled:
-            answers = answers_of(row)
-            target = self.tokenizer(
-                text_target=answers[0] if answers else "", truncation=True, max_length=self.max_answer_length
-            )
+            answer = next(iter(answers_of(row)), "")
+            target = self.tokenizer(text_target=answer, truncation=True, max_length=self.max_answer_length)
             features["labels"] = target["input_ids"] or [self.tokenizer.eos_token_id]
             features["reference"] = list(row["answers"]["text"])
         return features

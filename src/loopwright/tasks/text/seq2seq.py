@@ -158,19 +158,12 @@ class SequenceToSequence(Task):
         import torch
         from torch.nn import functional
 
-        losses = torch.stack(
-            [
-                functional.cross_entropy(logits.float(), labels, ignore_index=text.IGNORED)
-                for logits, labels in zip(outputs.logits, batch["labels"], strict=True)
-            ]
-        )
-        return samples_of(
-            position=batch["position"],
-            prediction=self.generate(job, job.model, batch),
-            reference=batch["reference"],
-            loss=losses,
-            num_target_tokens=(batch["labels"] != text.IGNORED).sum(-1),
-        )
+        loss_of = partial(functional.cross_entropy, ignore_index=text.IGNORED)
+        pairs = zip(outputs.logits, batch["labels"], strict=True)
+        losses = torch.stack([loss_of(logits.float(), labels) for logits, labels in pairs])
+        counts = (batch["labels"] != text.IGNORED).sum(-1)
+        columns = {"position": batch["position"], "prediction": self.generate(job, job.model, batch)}
+        return samples_of(**columns, reference=batch["reference"], loss=losses, num_target_tokens=counts)
 
     def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         rows = job.eval_dataset.rows

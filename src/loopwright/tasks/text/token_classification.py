@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 from loopwright.baselines import CopyInput, MostFrequentTags
@@ -131,8 +131,7 @@ class TokenClassification(Task):
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
 
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
-        names = job.label_names
-        inner = None
+        names, inner = job.label_names, None
         if is_labelled:
             inner = _inner_labels(names) if job.args.label_all_tokens else [text.IGNORED] * len(names)
         return RowDataset(rows, weighed(job, Encoder(job.processor, job.args.max_length, inner), is_training))
@@ -248,20 +247,15 @@ class Encoder:
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         encoded = self._tokenize(row["tokens"], truncation=self._max_length is not None, max_length=self._max_length)
-        numbers = encoded.word_ids()
-        features = dict(encoded)
-        is_first = [
-            number is not None and (place == 0 or number != numbers[place - 1]) for place, number in enumerate(numbers)
-        ]
-        features["words"] = [
-            number if is_start else _NO_WORD for number, is_start in zip(numbers, is_first, strict=True)
-        ]
+        steps = list(pairwise([None, *encoded.word_ids()]))  # the word of the token before, and of each token
+        is_first = [number is not None and number != before for before, number in steps]
+        words = [number if is_start else _NO_WORD for (_, number), is_start in zip(steps, is_first, strict=True)]
+        features = {**encoded, "words": words}
         if self._inner is not None:
-            tags = row["tags"]
-            features["tags"] = tags
+            tags = features["tags"] = row["tags"]
             features["labels"] = [
                 text.IGNORED if number is None else tags[number] if is_start else self._inner[tags[number]]
-                for number, is_start in zip(numbers, is_first, strict=True)
+                for (_, number), is_start in zip(steps, is_first, strict=True)
             ]
         return features
 
@@ -306,9 +300,7 @@ class Collator(text.PadsToBuckets):
 def _inner_labels(names: Sequence[str]) -> list[int]:
     """Return for each label the label of a word's further tokens: I-X for B-X if I-X exists."""
     places = {name: number for number, name in enumerate(names)}
-    return [
-        places.get(f"I-{name[2:]}", number) if name.startswith("B-") else number for number, name in enumerate(names)
-    ]
+    return [places.get(f"I-{name[2:]}" if name.startswith("B-") else name, places[name]) for name in names]
 
 
 def _lacks_blanks(tokenizer: Any) -> bool:
@@ -332,11 +324,8 @@ def _match_head(model: Any, config: Any, names: list[str]) -> list[str]:
     if sorted(old) != sorted(names):
         return [f"the model was trained on other tags ({', '.join(old[:5])}, ...): its head starts from them"]
     backbone = {id(parameter) for parameter in model.base_model.parameters()}
-    head = [
-        module
-        for module in model.modules()
-        if isinstance(module, torch.nn.Linear) and id(module.weight) not in backbone
-    ][-1]
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    head = [layer for layer in layers if id(layer.weight) not in backbone][-1]
     order = [old.index(name) for name in names]
     with torch.no_grad():
         for parameter in head.parameters():
