@@ -136,8 +136,6 @@ class _Ramp(TrainerCallback):
         self._rates = rates
         self._ratios = ratios
         self._on_update = on_update
-        self._mean = _Smoothed()
-        self._best = math.inf
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         trainer._current_run.checkpoints.samplers.keep()
@@ -155,11 +153,10 @@ class _Ramp(TrainerCallback):
         loss = float(logs["loss"])
         self.losses.append(loss)
         self.tried.append(self._rates[logs["update"] - 1])
-        smoothed = self._mean.add(loss)
-        self._best = min(self._best, smoothed)
+        smoothed = _smoothed(self.losses)
         if not math.isfinite(loss):
             self._stop("the loss is not finite")
-        if smoothed > self._best + (_DIVERGED - 1) * abs(self._best):
+        if smoothed[-1] > min(smoothed) + (_DIVERGED - 1) * abs(min(smoothed)):
             self._stop(f"the loss is {_DIVERGED:g} times its best")
 
     def _stop(self, reason: str) -> None:
@@ -198,8 +195,7 @@ def relative_rates(optimizer: Any) -> list[float]:
 
 def create_curve(rates: Sequence[float], losses: Sequence[float], stop_reason: str | None = None) -> LearningRateCurve:
     """Return a curve with its suggestion, from rising rates and the loss of each."""
-    mean = _Smoothed()
-    smoothed = [mean.add(loss) for loss in losses]
+    smoothed = _smoothed(losses)
     steepest = _steepest(rates, smoothed)
     finite = [(loss, rate) for loss, rate in zip(smoothed, rates, strict=True) if math.isfinite(loss)]
     lowest = min(finite)[1] if finite else None
@@ -224,17 +220,14 @@ def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None
     return rates[best] if slopes[best] < 0 else None
 
 
-class _Smoothed:
-    """A mean that forgets exponentially, without the pull towards 0 that it would have at first."""
-
-    def __init__(self) -> None:
-        self._sum = 0.0
-        self._weight = 0.0
-
-    def add(self, value: float) -> float:
-        self._sum = SMOOTHING * self._sum + (1 - SMOOTHING) * value
-        self._weight = SMOOTHING * self._weight + (1 - SMOOTHING)
-        return self._sum / self._weight
+def _smoothed(losses: Sequence[float]) -> list[float]:
+    """Return means that forget exponentially, without the pull towards 0 that they would have at first."""
+    total, weight, means = 0.0, 0.0, []
+    for loss in losses:
+        total = SMOOTHING * total + (1 - SMOOTHING) * loss
+        weight = SMOOTHING * weight + (1 - SMOOTHING)
+        means.append(total / weight)
+    return means
 
 
 def _kept_module(module: nn.Module) -> Callable[[], None]:

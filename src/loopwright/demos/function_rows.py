@@ -33,8 +33,7 @@ def pair_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
     for name, row in rows:
         if anchors[row["anchor"]] == 1:
             sides[is_held_out(name, _SHARE_OF_PAIRS)].append(row)
-    train, validation = (mixed(side, "anchor")[:most] for side, most in zip(sides, _MOST_PAIRS, strict=True))
-    return train, validation
+    return mixed(sides[0], "anchor")[: _MOST_PAIRS[0]], mixed(sides[1], "anchor")[: _MOST_PAIRS[1]]
 
 
 def choice_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
@@ -51,34 +50,22 @@ def choice_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
     for (_, side), functions in packages.items():
         if len(functions) >= _NUM_CHOICES:
             sides[side].extend(_choice_row(doc, functions) for doc in functions.values())
-    train, validation = (mixed(rows, "sent1")[:most] for rows, most in zip(sides, _MOST_CHOICES, strict=True))
-    return train, validation
+    return mixed(sides[0], "sent1")[: _MOST_CHOICES[0]], mixed(sides[1], "sent1")[: _MOST_CHOICES[1]]
 
 
 def question_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
     """Return rows in SQuAD's format: three signatures, held out by name, and a question about a default value."""
-    functions = {
-        doc.signature: doc
-        for doc in found.docs
-        if doc.kind == "function"
-        and len(doc.signature) <= _MOST_SIGNATURE_CHARACTERS
-        and any(_is_answer(part) for part in doc.parameters)
-    }
+    short = [doc for doc in found.docs if doc.kind == "function" and len(doc.signature) <= _MOST_SIGNATURE_CHARACTERS]
+    functions = {doc.signature: doc for doc in short if any(map(_is_answer, doc.parameters))}
     sides: tuple[list[Doc], list[Doc]] = ([], [])
     for doc in functions.values():
         sides[is_held_out(doc.short_name, _SHARE_OF_QUESTIONS)].append(doc)
-    train, validation = (_questions(side, most) for side, most in zip(sides, _MOST_QUESTIONS, strict=True))
-    return train, validation
+    return _questions(sides[0], _MOST_QUESTIONS[0]), _questions(sides[1], _MOST_QUESTIONS[1])
 
 
 def _described_functions(found: StdlibDocs) -> list[Doc]:
-    functions = [
-        doc
-        for doc in found.docs
-        if doc.kind == "function"
-        and not doc.short_name.startswith("_")
-        and 5 <= len(first_paragraph(doc.text).split()) <= 60
-    ]
+    public = [doc for doc in found.docs if doc.kind == "function" and not doc.short_name.startswith("_")]
+    functions = [doc for doc in public if 5 <= len(first_paragraph(doc.text).split()) <= 60]
     counts = Counter(first_paragraph(doc.text) for doc in functions)
     return [doc for doc in functions if counts[first_paragraph(doc.text)] == 1]
 
@@ -126,9 +113,6 @@ def _question_row(doc: Doc, part: Parameter, functions: list[Doc]) -> Row:
         start += len(earlier.name) + (0 if earlier.default is None else len(earlier.default) + 1) + len(", ")
     start += len(part.name) + 1
     context = "\n".join([*signatures, *(other.signature for other in beside[position:])])
-    return {
-        "id": f"{rank('id', place):016x}",
-        "question": f"What is the default value of {part.name} in {doc.short_name}?",
-        "context": context,
-        "answers": {"text": [part.default], "answer_start": [start]},
-    }
+    question = f"What is the default value of {part.name} in {doc.short_name}?"
+    answers = {"text": [part.default], "answer_start": [start]}
+    return {"id": f"{rank('id', place):016x}", "question": question, "context": context, "answers": answers}

@@ -89,12 +89,8 @@ def summary_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
             homes.setdefault(text, doc.module.partition(".")[0])
     for text, module in homes.items():
         quotes[module][is_held_out(text, _SHARE_OF_SENTENCES)].append(text)
-    modules = sorted(
-        module
-        for module, sides in quotes.items()
-        if not module.startswith("_")
-        and all(len(side) >= least for side, least in zip(sides, _LEAST_SENTENCES, strict=True))
-    )
+    pairs = {module: zip(sides, _LEAST_SENTENCES, strict=True) for module, sides in quotes.items() if module[0] != "_"}
+    modules = sorted(module for module, pair in pairs.items() if all(len(side) >= least for side, least in pair))
     train, validation = (
         [_notes(modules[number % len(modules)], quotes, number, is_validation) for number in range(num_rows)]
         for num_rows, is_validation in zip(_NUM_SUMMARIES, (False, True), strict=True)

@@ -47,51 +47,13 @@ from loopwright.metrics.roc import R2, RocAuc
 from loopwright.metrics.spans import Entities, TokenAccuracy
 from loopwright.metrics.texts import Bleu, ChrF, ExactMatch, Rouge
 
-__all__ = [
-    "F1",
-    "GLUE",
-    "METRICS",
-    "R2",
-    "TASK_METRICS",
-    "VISION_METRICS",
-    "Accuracy",
-    "BitsPerByte",
-    "Bleu",
-    "Bootstrap",
-    "ChrF",
-    "CocoAP",
-    "Combined",
-    "ConfusionMatrix",
-    "CosineSpearman",
-    "CountingMetric",
-    "Entities",
-    "ExactMatch",
-    "ExpectedCalibrationError",
-    "Intervals",
-    "MatthewsCorrelation",
-    "MeanAbsoluteError",
-    "MeanIoU",
-    "MeanLoss",
-    "MeanSquaredError",
-    "Metric",
-    "MultiLabel",
-    "PearsonCorrelation",
-    "Perplexity",
-    "Precision",
-    "Recall",
-    "ReconstructionError",
-    "Retrieval",
-    "RocAuc",
-    "Rouge",
-    "SpearmanCorrelation",
-    "Squad",
-    "SquadV2",
-    "TokenAccuracy",
-    "TopKAccuracy",
-    "combine",
-    "load",
-    "similarity_rows",
-]
+__all__ = ["GLUE", "METRICS", "TASK_METRICS", "VISION_METRICS", "combine", "load", "similarity_rows"]
+__all__ += ["Bootstrap", "Combined", "CountingMetric", "Intervals", "Metric"]
+__all__ += ["F1", "Accuracy", "ConfusionMatrix", "MatthewsCorrelation", "MultiLabel", "Precision", "Recall"]
+__all__ += ["ExpectedCalibrationError", "RocAuc", "TopKAccuracy", "TokenAccuracy", "Entities"]
+__all__ += ["R2", "MeanAbsoluteError", "MeanSquaredError", "PearsonCorrelation", "SpearmanCorrelation"]
+__all__ += ["BitsPerByte", "MeanLoss", "Perplexity", "Bleu", "ChrF", "ExactMatch", "Rouge", "Squad", "SquadV2"]
+__all__ += ["CosineSpearman", "Retrieval", "CocoAP", "MeanIoU", "ReconstructionError"]
 
 
 def _by_name(*groups: tuple[type[Metric], ...]) -> Mapping[str, type[Metric]]:

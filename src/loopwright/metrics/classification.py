@@ -88,10 +88,8 @@ class LabelMetric(SumsPerLabel):
 
     def update(self, columns: base.Columns) -> None:
         predicted, referred = self._coded(columns)
-        counted = [
-            np.bincount(codes, minlength=len(self.labels))
-            for codes in (predicted[predicted == referred], predicted, referred)
-        ]
+        sums = (predicted[predicted == referred], predicted, referred)
+        counted = [np.bincount(codes, minlength=len(self.labels)) for codes in sums]
         self._state.add(len(predicted), np.stack(counted, axis=-1).reshape(-1))
 
     def count(self, columns: base.Columns) -> Counts:

@@ -117,9 +117,8 @@ class Resampled:
         if not np.isfinite(replicates).all():
             return UNDEFINED
         deviations = replicates - replicates.mean()
-        return hall(
-            value, float(np.square(deviations).mean()), float((deviations**3).mean()), self.num_units, self.level
-        )
+        moments = float(np.square(deviations).mean()), float((deviations**3).mean())
+        return hall(value, *moments, self.num_units, self.level)
 
 
 def too_few(number: int, least: int, unit: str = "samples") -> str:

@@ -50,9 +50,8 @@ class MeanError(Metric):
         if groups is None:
             variance, cubes = (second - first**2) / number, (third - 3 * first * second + 2 * first**3) / number**2
         else:
-            rests = [
-                (each._state.sums[0].mean(each.num_samples) - first) * each.num_samples for each in groups.values()
-            ]
+            sums = ((each._state.sums[0].mean(each.num_samples), each.num_samples) for each in groups.values())
+            rests = [(mean - first) * count for mean, count in sums]
             variance, cubes = (math.fsum(rest**power for rest in rests) / number**power for power in (2, 3))
         return {self.name: hall(first, variance, cubes, num_units, level)}
 

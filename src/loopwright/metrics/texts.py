@@ -61,10 +61,9 @@ class ExactMatch(base.ShareMetric):
     )
 
     def hits(self, columns: base.Columns) -> list[base.Column]:
-        predictions, references = (self._cleaned(name, columns[name]) for name in ("predictions", "references"))
-        return [
-            np.asarray([mine == theirs for mine, theirs in zip(predictions, references, strict=True)], dtype=np.bool_)
-        ]
+        texts = (self._cleaned(name, columns[name]) for name in ("predictions", "references"))
+        is_same = [mine == theirs for mine, theirs in zip(*texts, strict=True)]
+        return [np.asarray(is_same, dtype=np.bool_)]
 
     def _cleaned(self, name: str, texts: base.Column) -> list[str]:
         cleaned: list[str] = texts.tolist()

@@ -12,18 +12,5 @@ from loopwright.report.run_view import open_run
 from loopwright.report.server import ReportServer, Watch
 from loopwright.report.summary import missing_intervals, of_both_splits
 
-__all__ = [
-    "COMPARISON",
-    "REPORT",
-    "LiveReport",
-    "ReportServer",
-    "Watch",
-    "open_run",
-    "page_path",
-    "result_html",
-    "missing_intervals",
-    "of_both_splits",
-    "summary_of",
-    "write_comparison",
-    "write_report",
-]
+__all__ = ["COMPARISON", "REPORT", "LiveReport", "ReportServer", "Watch", "open_run", "page_path", "write_report"]
+__all__ += ["missing_intervals", "of_both_splits", "result_html", "summary_of", "write_comparison"]

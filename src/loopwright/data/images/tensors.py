@@ -110,10 +110,9 @@ def collate_images(
 def _padded(sample: Mapping[str, Any], height: int, width: int, ignore_index: int) -> dict[str, Any]:
     size = sample["pixel_values"].shape[-2:]
     missing = (0, width - size[1], 0, height - size[0])
-    fills = {"pixel_values": 0, "masks": 0, "labels": ignore_index}
-    return {
-        name: pad(value, missing, value=fills[name])
-        if name in fills and isinstance(value, Tensor) and value.shape[-2:] == size
-        else value
-        for name, value in sample.items()
-    }
+    padded = dict(sample)
+    for name, fill in (("pixel_values", 0), ("masks", 0), ("labels", ignore_index)):
+        value = sample.get(name)
+        if isinstance(value, Tensor) and value.shape[-2:] == size:
+            padded[name] = pad(value, missing, value=fill)
+    return padded

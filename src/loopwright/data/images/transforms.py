@@ -62,12 +62,9 @@ class Resize:
         if self.exact is not None:
             return resized(scene, *height_and_width(self.exact))
         height, width = scene.size
-        scales = []
-        if self.shorter is not None:
-            scales.append(self.shorter / min(height, width))
-        if self.longest is not None:
-            scales.append(self.longest / max(height, width))
-        return resized(scene, max(1, round(height * min(scales))), max(1, round(width * min(scales))))
+        sides = ((self.shorter, min(height, width)), (self.longest, max(height, width)))
+        scale = min(wanted / side for wanted, side in sides if wanted is not None)
+        return resized(scene, max(1, round(height * scale)), max(1, round(width * scale)))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import unicodedata
 from collections.abc import Sequence
@@ -19,20 +20,8 @@ SIZE = 12
 _PADDING = 2
 _LUMINANCE = (0.2126, 0.7152, 0.0722)  # of linear red, green and blue (IEC 61966-2-1)
 # Fonts of many letters are tried first, then others, plain ones before bold ones.
-_LARGE_FONTS = (
-    "dejavusans.",
-    "noto",
-    "cjk",
-    "unicode",
-    "wqy",
-    "pingfang",
-    "hiragino",
-    "msyh",
-    "gothic",
-    "arial",
-    "sans",
-)
-_ODD_FONTS = ("bold", "italic", "oblique", "mono", "light", "thin", "black", "condensed", "serif")
+_LARGE_FONTS = re.compile(r"dejavusans\.|noto|cjk|unicode|wqy|pingfang|hiragino|msyh|gothic|arial|sans")
+_ODD_FONTS = re.compile("bold|italic|oblique|mono|light|thin|black|condensed|serif")
 _MOST_FONTS = 400
 _MISSING = "\U0010ffff"  # a character that no font has
 _CHECKED_SIZE = 32
@@ -63,16 +52,14 @@ def font_files() -> list[Path]:
     if sys.platform == "darwin":
         folders = [home / "Library/Fonts", Path("/Library/Fonts"), Path("/System/Library/Fonts")]
     elif sys.platform == "win32":
-        folders = [
-            Path(each, end) for each, end in zip(windows, ("Fonts", "Microsoft/Windows/Fonts"), strict=True) if each
-        ]
-    found = [
-        path for folder in folders for path in folder.rglob("*") if path.suffix.lower() in (".ttf", ".otf", ".ttc")
-    ]
+        ends = ("Fonts", "Microsoft/Windows/Fonts")
+        folders = [Path(each, end) for each, end in zip(windows, ends, strict=True) if each]
+    files = (path for folder in folders for path in folder.rglob("*"))
+    found = [path for path in files if path.suffix.lower() in (".ttf", ".otf", ".ttc")]
 
     def rank(path: Path) -> tuple[bool, bool, str]:
         name = path.name.lower()
-        return not any(map(name.__contains__, _LARGE_FONTS)), any(map(name.__contains__, _ODD_FONTS)), name
+        return _LARGE_FONTS.search(name) is None, _ODD_FONTS.search(name) is not None, name
 
     return sorted(found, key=rank)[:_MOST_FONTS]
 
