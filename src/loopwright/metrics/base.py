@@ -45,6 +45,7 @@ class Metric(ABC):
             `compute` that gets all the samples.
         token_names: the results whose tokens depend on the script of the references.
         other_words: the tokens for scripts with spaces other than Latin.
+        needs: a module of another package, the name of the package, and the extra that installs it.
         scripts: the number of samples by the script of their references, if there are such results.
     """
 
@@ -56,9 +57,11 @@ class Metric(ABC):
     options_apply_early: ClassVar[bool] = False
     token_names: ClassVar[tuple[str, ...]] = ()
     other_words: ClassVar[str] = "words"
+    needs: ClassVar[tuple[str, str, str] | None] = None
 
     def __init__(self, **options: Any) -> None:
         self.options: dict[str, Any] = {**self.defaults, **self._known(options)}
+        self._module: Any = extra_module(*self.needs[:2], self.name, self.needs[2]) if self.needs else None
         self.scripts: Counter[str] = Counter()
         self._state: Any = self.create_state()
 

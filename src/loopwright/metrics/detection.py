@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopwright.errors import ConfigError, DataError
-from loopwright.metrics.base import Columns, Metric, Options, as_integers, as_items, extra_module, without_torch
+from loopwright.metrics.base import Columns, Metric, Options, as_integers, as_items, without_torch
 from loopwright.metrics.bootstrap import poisson_weights
 from loopwright.metrics.intervals import LEAST_ROWS, UNDEFINED, Bounds, Resampled, class_trials
 from loopwright.metrics.sums import Counts, Numbers
@@ -78,11 +78,8 @@ class CocoAP(Metric):
     options_apply_early = True
     columns = ("predictions", "references", "positions")
     forms: ClassVar = {"predictions": as_items, "references": as_items, "positions": as_integers}
+    needs = ("faster_coco_eval", "faster-coco-eval", "vision")
     defaults: ClassVar[Options] = MappingProxyType({"iou_types": ("bbox",), "labels": None})
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._coco = extra_module("faster_coco_eval", "faster-coco-eval", self.name, extra="vision")
 
     def create_state(self) -> ObjectsByImage:
         return ObjectsByImage()
@@ -182,7 +179,7 @@ class CocoAP(Metric):
             if areas is not None:
                 objects["areas"] = [float(area) for area in areas]
             elif "masks" in objects:
-                objects["areas"] = [float(area) for area in self._coco.mask.area(objects["masks"])]
+                objects["areas"] = [float(area) for area in self._module.mask.area(objects["masks"])]
             else:
                 sizes = boxes[:, 2:].astype(np.float64) - boxes[:, :2]
                 objects["areas"] = (sizes[:, 0] * sizes[:, 1]).tolist()
@@ -200,7 +197,7 @@ class CocoAP(Metric):
 
     def _run_lengths(self, mask: Any) -> dict[str, Any]:
         """Return a mask as COCO's compressed run lengths, from an array or from run lengths of either kind."""
-        tools = self._coco.mask
+        tools = self._module.mask
         if isinstance(mask, Mapping):
             height, width = (int(each) for each in mask["size"])
             counts = mask["counts"]
@@ -236,16 +233,16 @@ class CocoAP(Metric):
                         annotation["segmentation"] = mask = objects["masks"][index]
                         images[-1] |= dict(zip(("height", "width"), mask["size"], strict=True))
                     if "scores" in objects:
-                        area = float(self._coco.mask.area(mask)) if kind == "segm" else box[2] * box[3]
+                        area = float(self._module.mask.area(mask)) if kind == "segm" else box[2] * box[3]
                         annotation |= {"score": objects["scores"][index], "area": area}
                     else:
                         annotation |= {"iscrowd": objects["crowd"][index], "area": objects["areas"][index]}
                     side.append(annotation)
         categories = [{"id": each, "name": str(each)} for each in self._classes()]
         found, given = (
-            self._coco.COCO({"images": images, "categories": categories, "annotations": side}) for side in sides
+            self._module.COCO({"images": images, "categories": categories, "annotations": side}) for side in sides
         )
-        evaluation = self._coco.COCOeval_faster(given, found, kind)
+        evaluation = self._module.COCOeval_faster(given, found, kind)
         evaluation.params.maxDets = list(MAX_DETECTIONS)
         evaluation.evaluate()
         evaluation.accumulate()

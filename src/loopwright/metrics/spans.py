@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from loopwright.errors import ConfigError, DataError
-from loopwright.metrics.base import Columns, CountingMetric, Options, Scores, as_items, extra_module, ratio
+from loopwright.metrics.base import Columns, CountingMetric, Options, Scores, as_items, ratio
 from loopwright.metrics.classification import SumsPerLabel, score_row
 from loopwright.metrics.sums import Counts
 
@@ -34,11 +34,8 @@ class Entities(SumsPerLabel):
     micro_f1 = "f1"
     options_apply_early = True
     forms: ClassVar = {"predictions": as_items, "references": as_items}
+    needs = ("nervaluate", "nervaluate", "text")
     defaults: ClassVar[Options] = MappingProxyType({"labels": None, "ignore_index": -100})
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._collect = extra_module("nervaluate", "nervaluate", self.name).collect_named_entities
 
     def count(self, columns: Columns) -> Counts:
         """Return three counts per type for each sample; for "O" they count tags: right, all, all."""
@@ -105,7 +102,8 @@ class Entities(SumsPerLabel):
         return labels[int(value)]
 
     def _entities(self, tags: list[str]) -> set[tuple[str, int, int]]:
-        return {(each["label"], each["start"], each["end"]) for each in self._collect(as_iob2(tags))}
+        found = self._module.collect_named_entities(as_iob2(tags))
+        return {(each["label"], each["start"], each["end"]) for each in found}
 
 
 class TokenAccuracy(CountingMetric):

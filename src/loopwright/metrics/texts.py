@@ -97,11 +97,8 @@ class Rouge(MeanMetric):
     options_apply_early = True
     names = ("rouge1", "rouge2", "rougeL", "rougeLsum")
     token_names, other_words = names, "Unicode words"
+    needs = ("rouge_score.rouge_scorer", "rouge-score", "text")
     defaults: ClassVar[base.Options] = MappingProxyType({"use_stemmer": False})
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._module = base.extra_module("rouge_score.rouge_scorer", "rouge-score", self.name)
 
     def update(self, columns: base.Columns) -> None:
         super().update(columns)
@@ -127,11 +124,8 @@ class CorpusMetric(base.CountingMetric):
     options_apply_early = True
     forms: ClassVar = {"predictions": as_texts, "references": as_texts}
     limits = (0.0, 100.0)
+    needs = ("sacrebleu.metrics", "sacrebleu", "text")
     result_name: ClassVar[str]
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._module = base.extra_module("sacrebleu.metrics", "sacrebleu", self.name)
 
     @abstractmethod
     def scorers(self) -> list[Any]:
