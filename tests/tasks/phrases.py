@@ -23,7 +23,6 @@ THINGS = {
     "stone": "Stein",
     "bridge": "Brücke",
 }
-SIZES = {"layers": 1, "attention_heads": 2, "ffn_dim": 16}
 
 
 def pairs(seed: int = 0) -> list[dict[str, str]]:
@@ -61,22 +60,5 @@ def tiny_t5(folder: Path, texts: list[str], generation: dict | None = None, **op
     model = T5ForConditionalGeneration(config)
     model.generation_config.update(**(generation or {}))
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def tiny_bart(folder: Path, texts: list[str]) -> Path:
-    """Write a BART of a few thousand weights, with 32 positions, and return its folder."""
-    from transformers import BartConfig, BartForConditionalGeneration
-
-    from loopwright.tasks.text.seq2seq import train_tokenizer
-
-    tokenizer = train_tokenizer(texts, "subwords", 400)
-    sizes = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in SIZES.items()}
-    ends = dict.fromkeys(("eos_token_id", "bos_token_id", "decoder_start_token_id", "forced_eos_token_id"), 1)
-    config = BartConfig(
-        vocab_size=len(tokenizer), d_model=16, max_position_embeddings=32, pad_token_id=0, **sizes, **ends
-    )
-    BartForConditionalGeneration(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

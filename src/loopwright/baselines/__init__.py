@@ -381,10 +381,9 @@ def compressed_bits_per_byte(texts: Iterable[str | bytes], method: str = "gzip")
     """
     if method not in ("gzip", "lzma"):
         raise ConfigError(f"there is no compressor {method!r}: use 'gzip' or 'lzma'")
-    # The window bits of a gzip file are 16 more than its zlib stream's.
-    compressor: Any = (
-        zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS) if method == "gzip" else lzma.LZMACompressor(preset=6)
-    )
+    compressor: Any = lzma.LZMACompressor(preset=6)
+    if method == "gzip":  # the window bits of its file are 16 more than its zlib stream's
+        compressor = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
     num_bytes = num_compressed = 0
     for text in texts:
         piece = text.encode() if isinstance(text, str) else text

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -52,8 +51,8 @@ class Metric(ABC):
     name: ClassVar[str]
     greater_is_better: bool = True
     columns: tuple[str, ...] = ("predictions", "references")
-    forms: ClassVar[Mapping[str, Callable[[str, Any], Column]]] = MappingProxyType({})
-    defaults: ClassVar[Options] = MappingProxyType({})
+    forms: ClassVar[Mapping[str, Callable[[str, Any], Column]]] = {}
+    defaults: ClassVar[Options] = {}
     options_apply_early: ClassVar[bool] = False
     token_names: ClassVar[tuple[str, ...]] = ()
     other_words: ClassVar[str] = "words"
@@ -482,9 +481,8 @@ def _iterable(name: str, values: Any, what: str) -> Any:
 
 
 def _late_options(metric: str, names: list[str]) -> ConfigError:
-    return ConfigError(
-        f"{', '.join(names)} of {metric} applies when samples are added: pass it to load({metric!r}, ...)"
-    )
+    what = f"{', '.join(names)} of {metric} applies when samples are added: pass it to load({metric!r}, ...)"
+    return ConfigError(what)
 
 
 def _listed(names: Any) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -44,7 +43,7 @@ class ExpectedCalibrationError(Metric):
     greater_is_better = False
     forms: ClassVar = {"predictions": as_column_or_matrix, "references": as_column_or_matrix}
     options_apply_early = True
-    defaults: ClassVar[Options] = MappingProxyType({"bins": 15})
+    defaults: ClassVar[Options] = {"bins": 15}
 
     def _known(self, options: Options) -> dict[str, Any]:
         bins = options.get("bins", 1)

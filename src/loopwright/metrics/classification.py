@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -131,9 +130,7 @@ class AveragedMetric(LabelMetric):
     """
 
     has_independent_parts = True
-    defaults: ClassVar[base.Options] = MappingProxyType(
-        {"average": "binary", "pos_label": 1, "labels": None, "zero_division": 0.0}
-    )
+    defaults: ClassVar[base.Options] = {"average": "binary", "pos_label": 1, "labels": None, "zero_division": 0.0}
 
     def _known(self, options: base.Options) -> dict[str, Any]:
         if options.get("average") not in AVERAGES:
@@ -259,7 +256,7 @@ class MultiLabel(base.CountingMetric):
     micro_f1 = "f1_micro"
     forms: ClassVar = {"predictions": base.as_matrix, "references": base.as_matrix}
     options_apply_early = True
-    defaults: ClassVar[base.Options] = MappingProxyType({"threshold": None, "labels": None})
+    defaults: ClassVar[base.Options] = {"threshold": None, "labels": None}
 
     def count(self, columns: base.Columns) -> Counts:
         """Return whether all labels are right, 1, and three counts per label: right, predicted, referred to."""
@@ -330,7 +327,7 @@ class ConfusionMatrix(base.Metric):
     """
 
     name = "confusion_matrix"
-    defaults: ClassVar[base.Options] = MappingProxyType({"labels": None})
+    defaults: ClassVar[base.Options] = {"labels": None}
 
     def create_state(self) -> PairCounts:
         return PairCounts()

@@ -15,7 +15,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -79,7 +78,7 @@ class CocoAP(Metric):
     columns = ("predictions", "references", "positions")
     forms: ClassVar = {"predictions": as_items, "references": as_items, "positions": as_integers}
     needs = ("faster_coco_eval", "faster-coco-eval", "vision")
-    defaults: ClassVar[Options] = MappingProxyType({"iou_types": ("bbox",), "labels": None})
+    defaults: ClassVar[Options] = {"iou_types": ("bbox",), "labels": None}
 
     def create_state(self) -> ObjectsByImage:
         return ObjectsByImage()
@@ -138,10 +137,9 @@ class CocoAP(Metric):
             units |= dict.fromkeys(group._state, number)
         numbers, places = np.unique([units[position] for position in sorted(units)], return_inverse=True)
         sides = [self._state[position] for position in sorted(self._state)]
-        is_crowd = (
-            (each, crowd) for _, given in sides for each, crowd in zip(given["classes"], given["crowd"], strict=True)
-        )
-        counts = Counter(each for each, crowd in is_crowd if not crowd)
+        counts: Counter[int] = Counter()
+        for _, given in sides:
+            counts.update(each for each, crowd in zip(given["classes"], given["crowd"], strict=True) if not crowd)
         sample = Resampled(np.zeros(0, np.int64), np.zeros(0, np.int64), len(numbers), groups is not None, level)
         few = sample.too_few(LEAST_ROWS, counts.values()) if counts else UNDEFINED
         weights = None if few else poisson_weights(0, numbers, 1000)[places].T
@@ -239,9 +237,8 @@ class CocoAP(Metric):
                         annotation |= {"iscrowd": objects["crowd"][index], "area": objects["areas"][index]}
                     side.append(annotation)
         categories = [{"id": each, "name": str(each)} for each in self._classes()]
-        found, given = (
-            self._module.COCO({"images": images, "categories": categories, "annotations": side}) for side in sides
-        )
+        tables = ({"images": images, "categories": categories, "annotations": side} for side in sides)
+        found, given = map(self._module.COCO, tables)
         evaluation = self._module.COCOeval_faster(given, found, kind)
         evaluation.params.maxDets = list(MAX_DETECTIONS)
         evaluation.evaluate()

@@ -13,7 +13,6 @@ metric.add_batch(predictions=rebuilt, references=images, masks=hidden)     # mas
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,7 +35,7 @@ class TopKAccuracy(base.ShareMetric):
     name = "top_k_accuracy"
     forms: ClassVar = {"predictions": base.as_matrix, "references": base.as_integers}
     options_apply_early = True
-    defaults: ClassVar[base.Options] = MappingProxyType({"ks": (1, 5)})
+    defaults: ClassVar[base.Options] = {"ks": (1, 5)}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -73,7 +72,7 @@ class MeanIoU(base.CountingMetric):
     limits = (0.0, 1.0)
     forms: ClassVar = {"predictions": base.as_items, "references": base.as_items}
     options_apply_early = True
-    defaults: ClassVar[base.Options] = MappingProxyType({"labels": None, "ignore_index": 255})
+    defaults: ClassVar[base.Options] = {"labels": None, "ignore_index": 255}
 
     def create_state(self) -> Totals:
         return Totals(num_dimensions=2)  # pixels by reference and prediction
@@ -173,7 +172,7 @@ class ReconstructionError(MeanLoss):
     columns = ("predictions", "references", "masks")
     forms: ClassVar = dict.fromkeys(columns, base.as_items)
     terms = ("sums", "counts", "baseline_sums")
-    defaults: ClassVar[base.Options] = MappingProxyType({"mean_image": None})
+    defaults: ClassVar[base.Options] = {"mean_image": None}
 
     def _known(self, options: base.Options) -> dict[str, Any]:
         known = super()._known(options)

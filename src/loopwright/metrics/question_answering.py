@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -121,7 +120,7 @@ class SquadV2(CountingMetric):
     columns = ("predictions", "references", "no_answer_scores")
     forms: ClassVar = {"predictions": as_predictions, "references": as_answers, "no_answer_scores": as_scores}
     limits = (0.0, 100.0)
-    defaults: ClassVar[Options] = MappingProxyType({"no_answer_threshold": 1.0})
+    defaults: ClassVar[Options] = {"no_answer_threshold": 1.0}
 
     def create_state(self) -> Rows:
         return Rows(*_KEPT)

@@ -10,7 +10,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from fractions import Fraction
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -60,7 +59,7 @@ class MeanSquaredError(MeanError):
     """The mean squared difference; with the option `squared=False` its root."""
 
     name = "mse"
-    defaults: ClassVar[Options] = MappingProxyType({"squared": True})
+    defaults: ClassVar[Options] = {"squared": True}
 
     def errors(self, predictions: Numbers, references: Numbers) -> Numbers:
         return np.square(predictions - references)

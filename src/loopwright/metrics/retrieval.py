@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,7 +34,7 @@ class Retrieval(MeanMetric):
     name = "retrieval"
     forms: ClassVar = {"predictions": as_matrix, "references": as_integers}
     options_apply_early = True
-    defaults: ClassVar[Options] = MappingProxyType({"ks": (1, 5, 10)})
+    defaults: ClassVar[Options] = {"ks": (1, 5, 10)}
 
     @property
     def names(self) -> tuple[str, ...]:

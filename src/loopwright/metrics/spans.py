@@ -8,7 +8,6 @@ extra. IOB2 and IOB1 are read directly; BIOES and BILOU are converted to IOB2 fi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,7 +34,7 @@ class Entities(SumsPerLabel):
     options_apply_early = True
     forms: ClassVar = {"predictions": as_items, "references": as_items}
     needs = ("nervaluate", "nervaluate", "text")
-    defaults: ClassVar[Options] = MappingProxyType({"labels": None, "ignore_index": -100})
+    defaults: ClassVar[Options] = {"labels": None, "ignore_index": -100}
 
     def count(self, columns: Columns) -> Counts:
         """Return three counts per type for each sample; for "O" they count tags: right, all, all."""
@@ -117,7 +116,7 @@ class TokenAccuracy(CountingMetric):
     limits = (0.0, 1.0)
     options_apply_early = True
     forms: ClassVar = {"predictions": as_items, "references": as_items}
-    defaults: ClassVar[Options] = MappingProxyType({"ignore_index": -100})
+    defaults: ClassVar[Options] = {"ignore_index": -100}
 
     def count(self, columns: Columns) -> Counts:
         counted = np.zeros((len(columns["references"]), 2), dtype=np.int64)

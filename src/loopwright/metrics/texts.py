@@ -12,7 +12,7 @@ import string
 from abc import abstractmethod
 from collections.abc import Mapping
 from importlib.util import find_spec
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,9 +56,7 @@ class ExactMatch(base.ShareMetric):
     name = "exact_match"
     names = ("exact_match",)
     options_apply_early = True
-    defaults: ClassVar[base.Options] = MappingProxyType(
-        {"regexes_to_ignore": None, "ignore_case": False, "ignore_punctuation": False, "ignore_numbers": False}
-    )
+    defaults: ClassVar = dict(regexes_to_ignore=None, ignore_case=False, ignore_punctuation=False, ignore_numbers=False)
 
     def hits(self, columns: base.Columns) -> list[base.Column]:
         texts = (self._cleaned(name, columns[name]) for name in ("predictions", "references"))
@@ -98,7 +96,7 @@ class Rouge(MeanMetric):
     names = ("rouge1", "rouge2", "rougeL", "rougeLsum")
     token_names, other_words = names, "Unicode words"
     needs = ("rouge_score.rouge_scorer", "rouge-score", "text")
-    defaults: ClassVar[base.Options] = MappingProxyType({"use_stemmer": False})
+    defaults: ClassVar[base.Options] = {"use_stemmer": False}
 
     def update(self, columns: base.Columns) -> None:
         super().update(columns)
@@ -166,9 +164,7 @@ class Bleu(CorpusMetric):
 
     name = "sacrebleu"
     result_name = "bleu"
-    defaults: ClassVar[base.Options] = MappingProxyType(
-        {"tokenize": "auto", "lowercase": False, "smooth_method": "exp"}
-    )
+    defaults: ClassVar[base.Options] = {"tokenize": "auto", "lowercase": False, "smooth_method": "exp"}
 
     def _known(self, options: base.Options) -> dict[str, Any]:
         for name, allowed in (("tokenize", TOKENIZERS), ("smooth_method", _SMOOTHING)):
@@ -206,7 +202,7 @@ class ChrF(CorpusMetric):
 
     name = "chrf"
     result_name = "chrf"
-    defaults: ClassVar[base.Options] = MappingProxyType({"word_order": 0, "lowercase": False})
+    defaults: ClassVar[base.Options] = {"word_order": 0, "lowercase": False}
 
     def scorers(self) -> list[Any]:
         return [self._module.CHRF(**self.options)]

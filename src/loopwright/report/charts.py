@@ -151,9 +151,8 @@ def _level_names(frame: _Frame, names: Sequence[tuple[float, str, str]]) -> list
             rows[near] = f"{rows[near][0]} · {text}", rows[near][1] + 3 + width
         else:
             moves = (place + sign * step * _LINE / 2 for step in range(1, 60) for sign in (1, -1))
-            free = (
-                y for y in moves if _TOP < y < frame.height - _BOTTOM and all(abs(y - row) >= _LINE for row in rows)
-            )
+            inside = (y for y in moves if _TOP < y < frame.height - _BOTTOM)
+            free = (y for y in inside if all(abs(y - row) >= _LINE for row in rows))
             rows[next(free, place)] = text, width
     return [_text("level-name", frame.width - _RIGHT - 4, place, text) for place, (text, _) in rows.items()]
 

@@ -287,9 +287,8 @@ def train_tokenizer(texts: Any, vocabulary: int) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = text.train_byte_pairs(texts, vocabulary, [END_TOKEN], prefix_space=False)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=END_TOKEN, eos_token=END_TOKEN, pad_token=END_TOKEN
-    )
+    special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_TOKEN)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
 def small_decoder(tokenizer: Any, num_positions: int) -> text.Loaded:

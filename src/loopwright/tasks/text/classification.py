@@ -162,9 +162,8 @@ class TextClassification(Task):
         kind, num_labels, glue = _labels(job.plan).kind, len(_labels(job.plan).names), job.args.glue
         directions = {name: name != "mse" for name in _result_names(kind, glue)}
         scorer = scoring.MetricScorer(lambda: _create_metric(kind, num_labels, glue), directions)
-        return scoring.JointScorer(
-            [scorer, *([] if kind == "float" else [scoring.CalibrationScorer()]), scoring.LossInterval()]
-        )
+        calibration = [] if kind == "float" else [scoring.CalibrationScorer()]
+        return scoring.JointScorer([scorer, *calibration, scoring.LossInterval()])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         from torch.nn import functional

@@ -232,9 +232,8 @@ class SentenceEmbedding(Task):
         from loopwright.engine.processes import gather_objects, is_distributed
 
         if job.args.objective == "scores":
-            return scoring.JointScorer(
-                [scoring.MetricScorer(_correlations, {"spearmanr": True, "pearsonr": True}), scoring.LossInterval()]
-            )
+            scorer = scoring.MetricScorer(_correlations, {"spearmanr": True, "pearsonr": True})
+            return scoring.JointScorer([scorer, scoring.LossInterval()])
         rank = distributed.get_rank() if is_distributed() else 0
         return PoolScorer(job.args.pool_size, job.args.temperature, gather_objects, rank)
 

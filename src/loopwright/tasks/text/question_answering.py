@@ -112,10 +112,8 @@ class QuestionAnswering(Task):
         rivals: dict[str, Predictor] = {"frequent answer": MostFrequentAnswer()}
         if args.version_2_with_negative:
             rivals["no answer"] = Constant("")
-        metric = "squad_v2" if args.version_2_with_negative else "squad"
-        found = score_baselines(
-            job.data, rivals, "context", lambda row: row["answers"]["text"], lambda: load_metric(metric)
-        )
+        create = partial(load_metric, "squad_v2" if args.version_2_with_negative else "squad")
+        found = score_baselines(job.data, rivals, "context", lambda row: row["answers"]["text"], create)
         names = _directions(args.version_2_with_negative)
         return {
             rival: BaselineScores({name: scores[name] for name in names if name in scores}, scores.rows)

@@ -222,13 +222,10 @@ def train_tokenizer(texts: Iterable[str], unit: str, vocabulary: int) -> Any:
         lap("tokenizer")
     else:
         tokenizer = text.train_byte_pairs(texts, vocabulary, special)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {end}", special_tokens=[(end, tokenizer.token_to_id(end))]
-    )
-    names = ["input_ids", "attention_mask"]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=512, model_input_names=names, **_SPECIAL_TOKENS
-    )
+    ends = [(end, tokenizer.token_to_id(end))]
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {end}", special_tokens=ends)
+    options = {"model_max_length": 512, "model_input_names": ["input_ids", "attention_mask"], **_SPECIAL_TOKENS}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
 
 
 def small_model(tokenizer: Any) -> text.Loaded:

@@ -163,9 +163,8 @@ class TokenClassification(Task):
         counts = [len(row) for row in given]
         found = _tags_of_words(outputs.logits, batch["words"], counts, names, is_ordered=bool(job.args.ordered_tags))
         samples = []
-        for position, loss, number, tags, (predicted, shares) in zip(
-            batch["position"].tolist(), losses.tolist(), num_tokens.tolist(), given, found, strict=True
-        ):
+        columns = (batch["position"].tolist(), losses.tolist(), num_tokens.tolist(), given, found)
+        for position, loss, number, tags, (predicted, shares) in zip(*columns, strict=True):
             sample = {"position": position, "prediction": predicted, "reference": tags, "loss": loss}
             sample |= {"num_target_tokens": number, "confidences": shares}
             wrong = [index for index, tag in enumerate(tags) if predicted[index] != tag and shares[index] >= _SURE]
