@@ -28,11 +28,8 @@ def check_folder(folder: Path, task: str) -> None:
         notes = None
     digests = notes.get("sha256") if isinstance(notes, dict) and notes.get("task") == task else None
     written = digests if isinstance(digests, dict) else {}
-    foreign = [
-        path.name
-        for path in sorted(folder.glob("*"))
-        if path.stem in _DATA and (path.name not in written or digest_on_disk(path) != written[path.name])
-    ]
+    present = {path.name: path for path in sorted(folder.glob("*")) if path.stem in _DATA}
+    foreign = [name for name, path in present.items() if name not in written or digest_on_disk(path) != written[name]]
     if foreign:
         raise DataError(
             f"{folder} already has {', '.join(foreign)}, which the demo of {task} did not write. Give a "

@@ -237,19 +237,14 @@ def _read_topics(root: Path) -> dict[str, str]:
 def _write_cache(path: Path, found: StdlibDocs) -> None:
     lines = [found.topics, *(asdict(doc) for doc in found.docs)]
     body = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
-    head = {
-        "python": found.python,
-        "sources": found.sources,
-        "licence": LICENCE,
-        "sha256": hashlib.sha256(body).hexdigest(),
-    }
+    digest = hashlib.sha256(body).hexdigest()
+    head = {"python": found.python, "sources": found.sources, "licence": LICENCE, "sha256": digest}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(head).encode() + b"\n" + body)
     except OSError as error:
-        _logger.warning(
-            "The docs of the standard library are parsed again each time: %s cannot be written (%s).", path, error
-        )
+        text = "The docs of the standard library are parsed again each time: %s cannot be written (%s)."
+        _logger.warning(text, path, error)
 
 
 def _read_cache(path: Path, version: str, sources: str) -> StdlibDocs | None:

@@ -41,10 +41,8 @@ def charts_of(runs: Sequence[RunView]) -> list[Chart]:
     is_alone, groups, everyone = len(runs) == 1, _groups(runs), list(enumerate(runs))
     losses = (("training", _TRAIN_LOSSES), ("evaluation", _EVAL_LOSSES))
     note = "" if is_alone else "training dashed, evaluation solid"
-    charts = [
-        replace(_chart(runs, group, "Loss", losses, columns), is_wide=True, note=note, has_legend=is_alone)
-        for group in groups
-    ]
+    plain = [_chart(runs, group, "Loss", losses, columns) for group in groups]
+    charts = [replace(chart, is_wide=True, note=note, has_legend=is_alone) for chart in plain]
     charts += [chart for group in groups for chart in _metric_charts(runs, group, names, columns)]
     used = {*_EVAL_LOSSES, *_TRAIN_LOSSES}
     for choices, title, unit in _COURSE:

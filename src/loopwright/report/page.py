@@ -74,12 +74,8 @@ def _render_several(runs: Sequence[RunView]) -> str:
     }
     text = fill("compare.html", content)
     room = (MOST_BYTES - _SPARE_BYTES - len(text.encode())) // len(runs)
-    shown = [
-        (run.name, picture)
-        for run in runs
-        for picture in pictures_of(run.folder.path, room)[0]
-        if picture.name.startswith(("predictions", "worst"))
-    ]
+    found = ((run.name, picture) for run in runs for picture in pictures_of(run.folder.path, room)[0])
+    shown = [(name, picture) for name, picture in found if picture.name.startswith(("predictions", "worst"))]
     return fill("compare.html", {**content, "pictures": shown}) if shown else text
 
 

@@ -212,14 +212,10 @@ class ColorJitter:
     def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
         image = pillow().fromarray(np.ascontiguousarray(scene.image))
         enhance = pillow("ImageEnhance")
-        kinds = [
-            (self.brightness, enhance.Brightness),
-            (self.contrast, enhance.Contrast),
-            (self.saturation, enhance.Color),
-            (self.hue, None),
-        ]
+        strengths = (self.brightness, self.contrast, self.saturation, self.hue)
+        kinds = (enhance.Brightness, enhance.Contrast, enhance.Color, None)
         for index in rng.permutation(len(kinds)):
-            strength, kind = kinds[index]
+            strength, kind = strengths[index], kinds[index]
             if not strength:
                 continue
             change = rng.uniform(-strength, strength)

@@ -109,15 +109,9 @@ def _described(
 def _annotations(scene: DigitScene, image_id: int, num_before: int, has_masks: bool) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for mask, digit, (x0, y0, x1, y1) in zip(scene.masks, scene.classes, scene.boxes, strict=True):
-        annotation: dict[str, Any] = {
-            # From 1 on: some readers treat 0 as none.
-            "id": num_before + len(found) + 1,
-            "image_id": image_id,
-            "category_id": digit,
-            "bbox": [x0, y0, x1 - x0, y1 - y0],
-            "area": int(mask.sum()),
-            "iscrowd": 0,
-        }
+        number = num_before + len(found) + 1  # from 1 on: some readers treat 0 as none
+        annotation: dict[str, Any] = {"id": number, "image_id": image_id, "category_id": digit}
+        annotation |= {"bbox": [x0, y0, x1 - x0, y1 - y0], "area": int(mask.sum()), "iscrowd": 0}
         if has_masks:
             annotation["segmentation"] = run_lengths(mask)
         found.append(annotation)

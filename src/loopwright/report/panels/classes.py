@@ -138,13 +138,10 @@ class Choices(Collector):
         self.keep(sample, right)
 
     def blocks(self) -> list[Block]:
-        return [
-            matrix_of(self.pairs, in_order([], self.pairs), "Chosen positions"),
-            self.histogram("Confidence", "right", "wrong"),
-            self.calibration.block(),
-            self.misses.block("Misses"),
-            self.hits.block("Hits"),
-        ]
+        matrix = matrix_of(self.pairs, in_order([], self.pairs), "Chosen positions")
+        confidence = self.histogram("Confidence", "right", "wrong")
+        examples = self.misses.block("Misses"), self.hits.block("Hits")
+        return [matrix, confidence, self.calibration.block(), *examples]
 
 
 class Pixels(Collector):

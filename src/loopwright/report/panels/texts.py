@@ -33,10 +33,8 @@ class Tags(Collector):
             self.calibration.add(confidence, predicted == true)
         if "expected" in sample:
             self.numbers["spans"] += 1
-            found, expected = (
-                {(span["label"], span["start"], span["end"]) for span in sample[key]}
-                for key in ("entities", "expected")
-            )
+            both = (sample["entities"], sample["expected"])
+            found, expected = ({(span["label"], span["start"], span["end"]) for span in spans} for spans in both)
             for place, spans in enumerate((found & expected, found, expected)):
                 for label, _, _ in spans:
                     self.counts.setdefault(str(label), [0, 0, 0])[place] += 1

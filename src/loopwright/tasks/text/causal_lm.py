@@ -294,19 +294,10 @@ def train_tokenizer(texts: Any, vocabulary: int) -> Any:
 def small_decoder(tokenizer: Any, num_positions: int) -> text.Loaded:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(
-        vocab_size=len(tokenizer),
-        n_positions=num_positions,
-        n_embd=128,
-        n_layer=3,
-        n_head=4,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    return text.Loaded(GPT2LMHeadModel(config))
+    sizes = {"vocab_size": len(tokenizer), "n_positions": num_positions, "n_embd": 128, "n_layer": 3, "n_head": 4}
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    return text.Loaded(GPT2LMHeadModel(GPT2Config(**sizes, **dropout, **ends)))
 
 
 def _check_causal(path: str, model: Any) -> None:

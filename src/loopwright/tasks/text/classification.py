@@ -201,15 +201,12 @@ class TextClassification(Task):
         if kind == "float":
             return [{"value": value} for value in logits.squeeze(-1).tolist()]
         if kind == "multi":
-            return [
-                {
-                    "labels": [name for name, share in zip(names, row, strict=True) if share > 0.5],
-                    "scores": {name: round(share, 6) for name, share in zip(names, row, strict=True)},
-                }
-                for row in logits.sigmoid().tolist()
-            ]
-        scores, predicted = logits.softmax(-1).max(-1)
-        pairs = zip(predicted.tolist(), scores.tolist(), strict=True)
+            rows = [dict(zip(names, row, strict=True)) for row in logits.sigmoid().tolist()]
+            chosen = [[name for name, share in row.items() if share > 0.5] for row in rows]
+            scores = [{name: round(share, 6) for name, share in row.items()} for row in rows]
+            return scoring.samples_of(labels=chosen, scores=scores)
+        confidences, predicted = logits.softmax(-1).max(-1)
+        pairs = zip(predicted.tolist(), confidences.tolist(), strict=True)
         return [{"label": names[number], "score": round(share, 6)} for number, share in pairs]
 
 

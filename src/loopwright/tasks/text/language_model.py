@@ -111,14 +111,8 @@ class RowEncoder:
         """Return the tokens of each text and the bytes of each token, which add up to the text's bytes plus one."""
         whole = list(texts) if self.end is not None else [f"{each}\n" for each in texts]
         has_offsets = self.counts_bytes and bool(self.tokenizer.is_fast)
-        encoded = self.tokenizer(
-            whole,
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            return_offsets_mapping=has_offsets,
-            verbose=False,
-        )
+        unused = ("add_special_tokens", "return_attention_mask", "return_token_type_ids", "verbose")
+        encoded = self.tokenizer(whole, return_offsets_mapping=has_offsets, **dict.fromkeys(unused, False))
         found = []
         for index, each in enumerate(whole):
             ids = np.array(encoded["input_ids"][index], np.int64)

@@ -307,22 +307,16 @@ def _windows(args: Any, batch: Mapping[str, Any], outputs: Any) -> list[dict[str
 def _generate(job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
     args = job.args
     count = min(args.n_best, args.num_beams)
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    search = {"num_beams": args.num_beams, "num_return_sequences": count, "do_sample": False}
+    scores = {"return_dict_in_generate": True, "output_scores": args.num_beams > 1}
     with text.quiet():
-        made = model.generate(
-            input_ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            max_new_tokens=args.max_answer_length,
-            num_beams=args.num_beams,
-            num_return_sequences=count,
-            do_sample=False,
-            return_dict_in_generate=True,
-            output_scores=args.num_beams > 1,
-        )
+        made = model.generate(**inputs, max_new_tokens=args.max_answer_length, **search, **scores)
     texts = [each.strip() for each in job.processor.batch_decode(made.sequences, skip_special_tokens=True)]
     if args.num_beams == 1:
         return [{"answer": each} for each in texts]
-    scores = made.sequences_scores.exp().tolist()
-    listed = [{"text": each, "score": round(share, 6)} for each, share in zip(texts, scores, strict=True)]
+    shares = made.sequences_scores.exp().tolist()
+    listed = [{"text": each, "score": round(share, 6)} for each, share in zip(texts, shares, strict=True)]
     groups = [listed[index : index + count] for index in range(0, len(listed), count)]
     return [{"answer": group[0]["text"], "score": group[0]["score"], "n_best": group} for group in groups]
 

@@ -63,15 +63,9 @@ class WindowEncoder:
         return features
 
     def _encode(self, rows: Sequence[Mapping[str, Any]]) -> Any:
-        return self._tokenizer(
-            [self._question(row) for row in rows],
-            [row["context"] for row in rows],
-            truncation="only_second",
-            max_length=self._max_length,
-            stride=self._stride,
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-        )
+        sides = [self._question(row) for row in rows], [row["context"] for row in rows]
+        windows = {"truncation": "only_second", "max_length": self._max_length, "stride": self._stride}
+        return self._tokenizer(*sides, **windows, return_overflowing_tokens=True, return_offsets_mapping=True)
 
     def _question(self, row: Mapping[str, Any]) -> str:
         """Return the question, stripped, and cut if it would leave no room for the context."""

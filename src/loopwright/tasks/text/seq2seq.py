@@ -231,20 +231,10 @@ def train_tokenizer(texts: Iterable[str], unit: str, vocabulary: int) -> Any:
 def small_model(tokenizer: Any) -> text.Loaded:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    config = T5Config(
-        vocab_size=len(tokenizer),
-        d_model=96,
-        d_kv=24,
-        d_ff=192,
-        num_layers=2,
-        num_heads=4,
-        relative_attention_max_distance=64,
-        dropout_rate=0.0,
-        feed_forward_proj="gated-gelu",
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        decoder_start_token_id=tokenizer.pad_token_id,
-    )
+    sizes = {"vocab_size": len(tokenizer), "d_model": 96, "d_kv": 24, "d_ff": 192, "num_layers": 2, "num_heads": 4}
+    layers = {"relative_attention_max_distance": 64, "dropout_rate": 0.0, "feed_forward_proj": "gated-gelu"}
+    tokens = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = T5Config(**sizes, **layers, **tokens, decoder_start_token_id=tokenizer.pad_token_id)
     return text.Loaded(T5ForConditionalGeneration(config))
 
 
