@@ -140,17 +140,15 @@ def speed_panel(run: RunView) -> Panel | None:
     total = sum(seconds for _, seconds in shares)
     rows = [[name, duration(seconds), percent(seconds / total)] for name, seconds in shares]
     metrics, trained = run.metrics, run.metrics.spent["training"]
-    means = {key: metrics.mean(key) for key in _FIGURES}
-    facts: list[tuple[str, Any]] = [
-        (f"{name}, on average", form(means[key])) for key, (name, form) in _FIGURES.items() if means[key] is not None
-    ]
-    if means["gpu_watts"] is not None:
+    means = {key: mean for key in _FIGURES if (mean := metrics.mean(key)) is not None}
+    facts: list[tuple[str, Any]] = [(f"{_FIGURES[key][0]}, on average", _FIGURES[key][1](means[key])) for key in means]
+    if "gpu_watts" in means:
         watt_hours = means["gpu_watts"] * max(trained, 0.0) / 3_600
         facts.append(("watt-hours of the device in training", number(watt_hours)))
     if "peak_memory_bytes" in metrics.series:
         best = metrics.series["peak_memory_bytes"].best(is_more_better=True)
         facts.append(("peak memory", size(best[1] if best else 0)))
-    if means["samples_per_second"] is None and metrics.update and trained > 0:
+    if "samples_per_second" not in means and metrics.update and trained > 0:
         facts.append(("updates per second of training", number(metrics.update / trained, 3)))
     advice = advice_for(run)
     facts += [("advice", advice)] if advice else []

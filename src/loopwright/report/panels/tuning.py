@@ -47,9 +47,8 @@ def _profile_blocks(found: Mapping[str, Any]) -> list[Block]:
     if total <= 0:
         return []
     num_updates = max(int(found.get("num_updates") or 1), 1)
-    rows = [
-        [name, f"{number(1e3 * value / num_updates, 3)} ms", percent(value / total)] for name, value in shares.items()
-    ]
+    each = {name: f"{number(1e3 * value / num_updates, 3)} ms" for name, value in shares.items()}
+    rows = [[name, each[name], percent(value / total)] for name, value in shares.items()]
     note = f"updates {found.get('first_update')} to {found.get('last_update')}; profile/ has the trace"
     operators = [
         [cut(one.get("name"), 80), number(one.get("calls", 0) / num_updates, 3),

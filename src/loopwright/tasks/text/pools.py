@@ -17,6 +17,7 @@ from loopwright.metrics.paired import RowKeeper
 from loopwright.tasks.scoring import Scorer, groups_of
 
 KS = (1, 5, 10)
+_SHARES = ("mrr", *(f"recall@{k}" for k in KS), f"ndcg@{max(KS)}")
 _PRIVATE = ("first", "second", "keys")
 
 
@@ -29,10 +30,7 @@ class PoolScorer(Scorer):
     None without one.
     """
 
-    directions: Mapping[str, bool] = {
-        **{"mrr": True, **{f"recall@{k}": True for k in KS}},
-        **{f"ndcg@{max(KS)}": True, "pool_loss": False},
-    }
+    directions: Mapping[str, bool] = {**dict.fromkeys(_SHARES, True), "pool_loss": False}
 
     def __init__(
         self, pool_size: int, temperature: float, gather: Callable[[Any], list[Any]] | None = None, rank: int = 0
