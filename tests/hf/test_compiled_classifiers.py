@@ -8,7 +8,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from loopwright.engine.compilation import compile_model
-from loopwright.hf.classifiers import problem_type_of, settle_labels_before
+from loopwright.hf.model_setup import problem_type_of, settle_labels_before
 
 from .tiny import SIZES, VOCABULARY, Classifier, bert, fit, losses
 

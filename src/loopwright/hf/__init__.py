@@ -35,7 +35,7 @@ from loopwright.hf.callbacks import (
     ProgressCallback,
     TrainerCallback,
 )
-from loopwright.hf.columns import DataCollator
+from loopwright.hf.loaders import DataCollator
 from loopwright.hf.outputs import (
     EvalLoopOutput,
     EvalPrediction,

@@ -17,9 +17,8 @@ from loopwright.checkpoint.saver import Captured
 from loopwright.engine.buffers import is_of_library
 from loopwright.engine.processes import world_process_zero_only
 from loopwright.errors import CheckpointError, ConfigError
-from loopwright.hf.adapters import base_digest, changing, completed, is_adapter
 from loopwright.hf.boundary import owner_of
-from loopwright.hf.files import WEIGHTS, holds_exactly
+from loopwright.hf.files import WEIGHTS, base_digest, changing, completed, holds_exactly, is_adapter
 from loopwright.hf.transformers_checkpoint import foreign_checkpoints, is_foreign, read_foreign
 from loopwright.training.checkpoints import RunCheckpoints
 

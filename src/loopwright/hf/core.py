@@ -21,9 +21,8 @@ from loopwright.engine.nested import num_rows
 from loopwright.engine.sharding import Sharding
 from loopwright.hf.boundary import HfBoundary, HfLogbook
 from loopwright.hf.checkpoints import HfCheckpoints
-from loopwright.hf.classifiers import settle_labels_before
 from loopwright.hf.loss import LossCall
-from loopwright.hf.model_setup import cast_weights
+from loopwright.hf.model_setup import cast_weights, settle_labels_before
 from loopwright.hf.run import HfRun
 from loopwright.hf.step import HfStep
 from loopwright.settings import RunSettings

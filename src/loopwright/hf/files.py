@@ -1,9 +1,11 @@
-"""Model folders and metric files: the model files in a checkpoint, and the output of `save_model`."""
+"""Model folders and metric files: the model files in a checkpoint, adapters, and the output of `save_model`."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import difflib
+import hashlib
 import importlib
 import json
 import logging
@@ -16,16 +18,17 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from loopwright.checkpoint import Checkpoint
 from loopwright.checkpoint.state_by_name import untied
 from loopwright.checkpoint.store import stored, write_file
 from loopwright.engine.trackers import check_installed
 from loopwright.errors import CheckpointError, ConfigError
-from loopwright.hf.adapters import is_adapter
 from loopwright.run_folder.files import give_usual_mode
 
 _logger = logging.getLogger("loopwright.hf")
 
 WEIGHTS = "model.safetensors"
+_PROBED = 256  # values of each frozen tensor that identify the base model of an adapter
 
 
 def save_model(folder: Path, model: Any, processing_class: Any, args: Any, state_dict: Any = None) -> None:
@@ -81,6 +84,46 @@ def pretrained_files(what: Any) -> dict[str, bytes]:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"the {type(what).__name__} cannot be saved with checkpoints: {error}") from error
         return {path.name: path.read_bytes() for path in Path(name).iterdir() if path.is_file()}
+
+
+def is_adapter(model: Any) -> bool:
+    """Whether a model is a peft model, whose `save_pretrained` writes the adapter alone."""
+    return hasattr(model, "peft_config") and callable(getattr(model, "get_base_model", None))
+
+
+def changing(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights that training changes: trained parameters and buffers."""
+    trained = {name for name, value in model.named_parameters(remove_duplicate=False) if value.requires_grad}
+    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    return {name: value for name, value in weights.items() if name in trained or name in buffers}
+
+
+def base_digest(model: Any) -> str:
+    """Return a digest of the frozen parameters, computed from a few values of each."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            values = parameter.detach().flatten()
+            probed = values[:: max(1, values.numel() // _PROBED)][:_PROBED].contiguous().cpu()
+            digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+            digest.update(probed.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def completed(model: Any, checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint completed with the model's own frozen weights, which must be the ones it was trained on."""
+    saved = checkpoint.state.get("adapter_base")
+    if saved is None or not is_adapter(model):
+        return checkpoint
+    if saved != base_digest(model):
+        raise CheckpointError(
+            "the checkpoint holds an adapter that was trained on another base model: the frozen weights differ. "
+            "Load the base model that the run was started with."
+        )
+    current = model.state_dict()
+    frozen = current.keys() - changing(model, current).keys()
+    own = {name: value for name, value in current.items() if name in frozen and isinstance(value, Tensor)}
+    return dataclasses.replace(checkpoint, model={**own, **checkpoint.model})
 
 
 def align_special_tokens(model: Any, processing_class: Any) -> None:

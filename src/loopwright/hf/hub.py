@@ -21,8 +21,7 @@ from loopwright.config.safe_text import inert, visible
 from loopwright.config.secrets import HIDDEN, without_secrets
 from loopwright.engine.processes import world_process_zero_only
 from loopwright.errors import ConfigError, StopTrainingError
-from loopwright.hf.adapters import is_adapter
-from loopwright.hf.files import WEIGHTS
+from loopwright.hf.files import WEIGHTS, is_adapter
 from loopwright.hf.state import STATE_FILE
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from loopwright.engine.seeding import use_deterministic_algorithms
+from loopwright.run_folder.record import plain
 
 
 class EvalPrediction:
@@ -108,11 +109,4 @@ def plain_metrics(value: Any) -> Any:
 
 def stored_metrics(value: Any) -> Any:
     """Return metrics in JSON form: arrays as lists, and anything unsupported as text."""
-    value = plain_metrics(value)
-    if isinstance(value, dict):
-        return {name: stored_metrics(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [stored_metrics(item) for item in value]
-    if isinstance(value, (np.ndarray, torch.Tensor)):
-        return stored_metrics(value.tolist())
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+    return plain(plain_metrics(value))

@@ -25,8 +25,8 @@ from loopwright.errors import ConfigError, ConfigRuntimeError, DataError
 from loopwright.hf import files, hub, loaders, search
 from loopwright.hf import loss as losses
 from loopwright.hf.callbacks import CallbackHandler, DefaultFlowCallback, PrinterCallback, ProgressCallback
-from loopwright.hf.columns import ColumnCollator, DataCollator
 from loopwright.hf.core import Core
+from loopwright.hf.loaders import ColumnCollator, DataCollator
 from loopwright.hf.model_setup import noisy_embeddings
 from loopwright.hf.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, set_seed, speed_metrics, stored_metrics
 from loopwright.hf.prediction import EvaluationPass, model_predictions

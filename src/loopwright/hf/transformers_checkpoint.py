@@ -15,8 +15,8 @@ from loopwright.checkpoint.fingerprint import Change
 from loopwright.checkpoint.state_by_name import untied
 from loopwright.engine.sharding import is_sharded
 from loopwright.errors import CheckpointError
-from loopwright.hf.adapters import is_adapter
 from loopwright.hf.boundary import owner_of
+from loopwright.hf.files import is_adapter
 from loopwright.hf.state import STATE_FILE, TrainerState, shallow
 from loopwright.progress import Progress
 from loopwright.training.hyper_parameters import as_json

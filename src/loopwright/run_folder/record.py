@@ -199,7 +199,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, (bool, int, float, str)) or value is None:
         return value
     if hasattr(value, "tolist"):  # a tensor or an array, of any size
-        return value.tolist()
+        return plain(value.tolist())
     if isinstance(value, Mapping):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
