@@ -198,7 +198,7 @@ def test_a_newer_format_is_refused_with_both_versions_and_a_damaged_file_by_name
     folder = checkpoint(tmp_path / "a")
     body = {**verify(folder), "format": 3}
     whole = (folder / "MANIFEST.json").read_text()
-    (folder / "MANIFEST.json").write_text(json.dumps({**body, "sha256": store._digest_of(body)}))
+    (folder / "MANIFEST.json").write_text(json.dumps(store.sealed(body)))
     assert is_refused(folder) == f"{folder} has format 3, this version reads formats 1 and 2"
     (folder / "MANIFEST.json").write_text(whole)
     (folder / "state.json").write_text("{}")
@@ -275,7 +275,7 @@ def test_an_interrupt_inside_a_write_is_raised_as_it_is_and_leaves_nothing(tmp_p
     assert_holds(tmp_path / "a", 1.0)
 
 
-KILLS = [(store, "write_tensors", 2), (store, "_digest_of", 1), (os, "rename", 1), (os, "rename", 2)]
+KILLS = [(store, "write_tensors", 2), (store, "sealed", 1), (os, "rename", 1), (os, "rename", 2)]
 
 
 @pytest.mark.parametrize(("target", "name", "number"), KILLS)

@@ -11,9 +11,8 @@ from distributed.launcher import Results, run
 from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import DEFAULT_CALLBACKS, ModelEmaCallback, SaveTrainingStateCallback, TrainerCallback
 from loopwright.checkpoint.store import read_manifest
-from loopwright.engine import shared_flags as board
-from loopwright.engine.processes import Agreement
-from loopwright.engine.shared_flags import Board, create_page
+from loopwright.engine import processes
+from loopwright.engine.processes import Agreement, Board, create_page
 from loopwright.errors import LoopwrightError, StopTrainingError
 from loopwright.training.run import run_of
 
@@ -86,9 +85,9 @@ def saved_at(folder: Path) -> int:
 
 
 def agree(results: Results) -> None:
-    folder, default = results.path.parent, board._FOLDER
+    folder, default = results.path.parent, processes._SHARED_MEMORY
     for channel in CHANNELS:
-        board._FOLDER = default if channel == "page" else Path("/nowhere")
+        processes._SHARED_MEMORY = default if channel == "page" else Path("/nowhere")
         stop = lambda trainer: trainer.request_stop("one has had enough")  # noqa: E731
         results[f"{channel}: stop in a step"] = fit(asks("on_train_step_end", stop))
         results[f"{channel}: stop after an update"] = fit(asks("on_update_end", stop))

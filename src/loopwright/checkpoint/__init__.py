@@ -1,8 +1,8 @@
 """Checkpoints: verified, written atomically, and free of pickle."""
 
-from loopwright.checkpoint.policy import Checkpointing
 from loopwright.checkpoint.report import Finding, verify_all
 from loopwright.checkpoint.resumable import ResumableState
+from loopwright.checkpoint.saver import Checkpointing
 from loopwright.checkpoint.store import Checkpoint, find_newest, prune, read, verify, write
 from loopwright.checkpoint.whole_weights import export_weights
 

@@ -25,8 +25,7 @@ from torch import nn
 
 from loopwright.checkpoint.fingerprint import differences, fingerprint, tier
 from loopwright.checkpoint.hidden_state import HiddenState, changed_modules, describe_modules
-from loopwright.checkpoint.policy import Checkpointing
-from loopwright.checkpoint.saver import Captured, Saver
+from loopwright.checkpoint.saver import Captured, Checkpointing, Saver
 from loopwright.checkpoint.state_by_name import load_optimizer_state, optimizer_state, parameter_names
 from loopwright.checkpoint.store import Checkpoint, find_newest, read, refusing_damage
 from loopwright.engine.seeding import generator_states, restore_generator_states
@@ -219,14 +218,13 @@ class ResumableState:
                 f"{path} is from another loop: it holds {_listed(state['classes'])}, and this loop has "
                 f"{_listed(self._classes())}. Pass the same parts to resume it."
             )
-        built = state.get("buffers", {})  # older states have none
+        built, hidden = state["buffers"], state["hidden"]
         fixed = [name for name, shape in buffer_shapes(self._model).items() if built.get(name, shape) != shape]
         try:
             load_weights(self._model, {**checkpoint.model, **state["model_extra"]}, fixed=fixed)
         except RuntimeError as error:
             raise CheckpointError(f"{path} is from another model. {' '.join(str(error).split())}") from None
-        hidden = state.get("hidden", {})  # older states have none
-        refused, changed = changed_modules(state.get("modules", self._tree), self._tree, hidden)
+        refused, changed = changed_modules(state["modules"], self._tree, hidden)
         if refused:
             raise CheckpointError(f"the model is not built like the one in {path}: {refused[0]}. Build it as before.")
         for name, part in self._parts.items():
@@ -236,7 +234,7 @@ class ResumableState:
                 # Some schedulers take `load_state_dict` as the start of a new run.
                 getattr(part, "resume_state_dict", part.load_state_dict)(state["parts"][name])
         restore_generator_states(state["generators"], self._device())
-        for name in (*map(str, changed), *self._hidden.restore(hidden, self._device()), *state.get("lost", ())):
+        for name in (*map(str, changed), *self._hidden.restore(hidden, self._device()), *state["lost"]):
             _logger.warning("not as in the saved loop, so that the results may differ: %s", name)
         self._run_id = state["run_id"]
         saved, current = checkpoint.about["fingerprint"], self._fingerprint

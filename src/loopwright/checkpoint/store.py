@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
@@ -48,7 +47,7 @@ from loopwright.engine.joint_failure import is_of_another_process
 from loopwright.engine.memory import is_out_of_memory
 from loopwright.errors import CheckpointError, LoopwrightError
 from loopwright.failpoints import failpoint
-from loopwright.run_folder.files import fsync_folder, give_usual_mode, make_folder
+from loopwright.run_folder.files import fsync_folder, give_usual_mode, make_folder, sealed
 from loopwright.run_folder.lease import LeaseError
 
 FORMAT = 1
@@ -397,11 +396,11 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder} is not a checkpoint: it has no {MANIFEST}")
     content = _read_bytes(path, _LARGEST_MANIFEST_BYTES)
     manifest = parse_json(content, path)
-    digest = manifest.pop("sha256", None)
+    manifest.pop("sha256", None)
     kind = manifest.get("format")
     if type(kind) is not int or kind not in (FORMAT, SHARDED_FORMAT):
         raise CheckpointError(f"{folder} has format {kind}, this version reads formats {FORMAT} and {SHARDED_FORMAT}")
-    if _digest_of(manifest) != digest or _canonical(manifest) != content:
+    if _canonical(manifest) != content:
         raise CheckpointError(f"{path} is damaged: its own sha256 does not match")
     about = manifest.setdefault("about", {})
     if not (_is_identity(manifest.get("identity")) and isinstance(manifest.get("is_open"), bool)):
@@ -583,8 +582,4 @@ def _read_bytes(path: Path, largest: int) -> bytes:
 
 def _canonical(body: Mapping[str, Any]) -> bytes:
     """Return a manifest's bytes in canonical form, so that every changed byte is noticed."""
-    return json.dumps({**body, "sha256": _digest_of(body)}, sort_keys=True, indent=1).encode()
-
-
-def _digest_of(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    return json.dumps(sealed(body), sort_keys=True, indent=1).encode()
