@@ -70,15 +70,11 @@ class ModelFreezer:
 
     def get_layer_groups(self) -> list[LayerGroup]:
         """Return every layer group, in definition order."""
-        groups = self._groups()
-        return [
-            LayerGroup(
-                (index, index - len(groups)),
-                group,
-                any(not parameter.requires_grad for parameter in self._group_parameters(index, group)),
-            )
-            for index, group in enumerate(groups)
-        ]
+        groups, found = self._groups(), []
+        for index, group in enumerate(groups):
+            is_frozen = any(not parameter.requires_grad for parameter in self._group_parameters(index, group))
+            found.append(LayerGroup((index, index - len(groups)), group, is_frozen))
+        return found
 
     def get_layers(self) -> list[Layer]:
         """Return every layer of every group, in definition order, a module before its children.

@@ -50,16 +50,10 @@ def decay_parameter_names(model: nn.Module) -> list[str]:
     whole part, or a part that ends in `_norm`. A tied parameter is listed under each of its names.
     """
     # The model itself is not checked: a model that is one LayerNorm decays its weight, as in transformers.
-    norms = tuple(
-        f"{name}."
-        for name, module in model.named_modules(remove_duplicate=False)
-        if name and isinstance(module, nn.LayerNorm)
-    )
-    return [
-        name
-        for name, _ in model.named_parameters(remove_duplicate=False)
-        if not name.startswith(norms) and not _NO_DECAY.search(name.lower())
-    ]
+    modules = model.named_modules(remove_duplicate=False)
+    norms = tuple(f"{name}." for name, module in modules if name and isinstance(module, nn.LayerNorm))
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    return [name for name in names if not name.startswith(norms) and not _NO_DECAY.search(name.lower())]
 
 
 def weight_decay_groups(
@@ -355,13 +349,10 @@ def optimizer_class_and_options(
 
 def _found(name: str) -> tuple[type[Optimizer], Mapping[str, Any]]:
     wanted = name.strip().lower()
-    torch_names = {
-        each.lower(): kind
-        for each, kind in vars(torch.optim).items()
-        if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
-    }
     if wanted in _OWN_NAMES:
         return _OWN_NAMES[wanted]
+    classes = [(each, kind) for each, kind in vars(torch.optim).items() if isinstance(kind, type)]
+    torch_names = {each.lower(): kind for each, kind in classes if Optimizer in kind.__mro__[1:]}
     kind = torch_names.get(wanted.removeprefix("torch.optim."))
     if kind is torch.optim.LBFGS:
         raise ConfigError(

@@ -84,8 +84,9 @@ class Checkpointing:
 
     def __post_init__(self) -> None:
         for name in (*_WHOLE, *_SECONDS):
-            kind, least, what = (Integral, 1, "a whole number") if name in _WHOLE else (Real, 0, "a number")
-            value: Any = getattr(self, name)
+            kind: Any = Integral if name in _WHOLE else Real
+            least, what = (1, "a whole number") if name in _WHOLE else (0, "a number")
+            value = getattr(self, name)
             is_number = isinstance(value, kind) and not isinstance(value, bool) and value >= least
             if not is_number and not (value is None and name.startswith(("every_", "spare_"))):
                 raise ConfigError(f"Checkpointing: {name} must be {what} of at least {least}, got {value!r}")

@@ -104,10 +104,9 @@ def read_for(model: Mapping[str, Any], mesh: Any, directory: str | Path) -> stor
     weights = {name: split_like(value, model.get(name, value)) for name, value in checkpoint.model.items()}
     optimizer = checkpoint.state.get("optimizer")
     if isinstance(optimizer, dict):
-        kept = {
-            name: {key: split_like(value, weights[name]) for key, value in entry.items()} if name in weights else entry
-            for name, entry in optimizer["state"].items()
-        }
+        kept = dict(optimizer["state"])
+        for name in kept.keys() & weights.keys():
+            kept[name] = {key: split_like(value, weights[name]) for key, value in kept[name].items()}
         optimizer = {**optimizer, "state": kept}
     return replace(checkpoint, model=weights, state={**checkpoint.state, "optimizer": optimizer})
 

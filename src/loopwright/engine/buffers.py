@@ -57,13 +57,10 @@ class BufferShadow:
         self._kept = [_Kept(holder, name) for holder, name in places if holder[name] is not None]
 
     def keep(self) -> None:
-        self._attributes = [
-            (
-                dict(held),
-                {name: _copied(held[name]) for name in held if type(held[name]) in _MUTABLE and name not in OF_TORCH},
-            )
-            for held in self._held
-        ]
+        self._attributes = []
+        for held in self._held:
+            mutable = [name for name in held if type(held[name]) in _MUTABLE and name not in OF_TORCH]
+            self._attributes.append((dict(held), {name: _copied(held[name]) for name in mutable}))
         pairs = []
         for one in self._kept:
             buffer = one.holder.get(one.name)

@@ -274,11 +274,10 @@ def _units(plugin: Any, model: nn.Module) -> tuple[str, ...]:
     """Return the names of the modules that are gathered one at a time, inner ones before outer ones."""
     is_unit = _chosen(plugin, model)
     names = {id(module): name for name, module in model.named_modules()}
-    units = [
-        name
-        for name, module in reversed(list(model.named_modules()))
-        if name and is_unit(module) and not isinstance(module, (nn.ModuleList, nn.ModuleDict))
+    inner = [
+        (name, each) for name, each in model.named_modules() if not isinstance(each, nn.ModuleList | nn.ModuleDict)
     ]
+    units = [name for name, module in reversed(inner) if name and is_unit(module)]
     # The embeddings of a language model are large, and needed only at its two ends; tied ones count as one.
     ends = [getattr(model, f"get_{end}_embeddings", lambda: None)() for end in ("input", "output")]
     if ends[0] is not None and getattr(ends[0], "weight", None) is not getattr(ends[1], "weight", None):

@@ -44,10 +44,7 @@ class HfCheckpoints(RunCheckpoints):
         super().describe()
         args = owner_of(self.run).args
         if args.ignore_data_skip:
-            self.metadata |= {
-                "tier": "T3",
-                "guarantee": "ignore_data_skip: a resumed run begins its epoch again",
-            }
+            self.metadata |= {"tier": "T3", "guarantee": "ignore_data_skip: a resumed run begins its epoch again"}
         if args.save_only_model:
             self.metadata |= {"tier": "T3", "guarantee": "save_only_model: a checkpoint holds the model alone"}
             self.metadata["model_only"] = True

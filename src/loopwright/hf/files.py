@@ -201,9 +201,8 @@ def reporting_callbacks(report_to: list[str], logging_dir: str | None) -> list[A
     for callback in callbacks:
         if hasattr(callback, "logging_dir") and logging_dir is not None:
             callback.logging_dir = logging_dir
-        base = next(
-            kind for kind in type(callback).__mro__ if kind.__name__ == "TrainerCallback"
-        )  # also after install()
+        # By its name, also after install().
+        base = next(kind for kind in type(callback).__mro__ if kind.__name__ == "TrainerCallback")
         for event in (name for name in dir(base) if name.startswith("on_")):
             # The other events are no-ops; replacing them would make this callback look like it needs every step.
             if getattr(type(callback), event, None) is not getattr(base, event):

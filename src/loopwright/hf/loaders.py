@@ -221,17 +221,14 @@ class ColumnCollator:
         kept = self._kept(samples[0]) if has_columns else None
         if kept is None:
             return self.collate(samples)
-        views = [
-            KeptColumns(
-                {name: sample[name] for name in kept if name in sample},
-                {name: value for name, value in sample.items() if name not in kept},
-            )
-            for sample in samples
-        ]
+        views = []
+        for sample in samples:
+            others = {name: value for name, value in sample.items() if name not in kept}
+            views.append(KeptColumns({name: sample[name] for name in kept if name in sample}, others))
         batch = self.collate(views)
         if self.keeps_others and isinstance(batch, Mapping):
-            others = {name for view in views for name in view.others}
-            columns = {name: [view.others.get(name) for view in views] for name in others if name not in batch}
+            names = {name for view in views for name in view.others}
+            columns = {name: [view.others.get(name) for view in views] for name in names if name not in batch}
             return KeptColumns(batch, {name: _stacked(values) for name, values in columns.items()})
         return batch
 

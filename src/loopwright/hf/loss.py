@@ -32,12 +32,8 @@ def base_model(model: Any) -> Any:
 
 def forward_parameters(model: Any) -> list[str]:
     """Return the names of the parameters of the model's forward; empty if it takes anything."""
-    parameters = inspect.signature(base_model(model).forward).parameters
-    return [
-        name
-        for name, parameter in parameters.items()
-        if parameter.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    ]
+    parameters = inspect.signature(base_model(model).forward).parameters.values()
+    return [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
 
 
 def find_label_names(model: Any) -> list[str]:

@@ -118,10 +118,8 @@ class TrainerState:
 
     def hand_out(self, callbacks: list[Any], replaces: bool = False) -> list[str]:
         """Restore the callbacks of a list: the n-th of a class gets the n-th state. Return the classes not found."""
-        remaining = {
-            name: list(states) if isinstance(states, list) else [states]
-            for name, states in self.stateful_callbacks.items()
-        }
+        saved_states = self.stateful_callbacks.items()
+        remaining = {name: [*states] if isinstance(states, list) else [states] for name, states in saved_states}
         for index, callback in enumerate(callbacks):
             states = remaining.get(type(callback).__name__)
             if states and callable(getattr(callback, "state", None)):

@@ -107,13 +107,8 @@ class Trainer(PrivateNames):
         )
         bar = PrinterCallback if self.args.disable_tqdm else ProgressCallback
         reporters = files.reporting_callbacks(list(self.args.report_to or []), self.args.logging_dir)
-        self.callback_handler = CallbackHandler(
-            [DefaultFlowCallback, *reporters, *(callbacks or []), bar],
-            self.model,
-            self.processing_class,
-            self.optimizer,
-            self.lr_scheduler,
-        )
+        passed = (self.model, self.processing_class, self.optimizer, self.lr_scheduler)
+        self.callback_handler = CallbackHandler([DefaultFlowCallback, *reporters, *(callbacks or []), bar], *passed)
         self.is_in_train = self.can_return_loss = False
         self.current_flos = 0
         self.neftune_noise_alpha = self.args.neftune_noise_alpha
