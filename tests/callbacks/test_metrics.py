@@ -1,5 +1,7 @@
 """Metrics of a trainer: numbers as scikit-learn has them, over batches, kinds of outputs, resumes and directions."""
 
+import functools
+
 import pytest
 import torch
 from sklearn import metrics as sk
@@ -67,12 +69,12 @@ def test_numbers_are_those_of_scikit_learn_whatever_the_kind_of_metric():
     assert trainer.evaluate().metrics.keys() == {"evaluation_loss", "evaluation_mine", "evaluation_named"}
 
 
-def of(loss, outputs, targets, names):
+def of(loss, outputs, targets, names, batch_size=7):
     """Evaluate an identity: the outputs are what the model gets."""
     model = nn.Linear(1, 1)
     model.forward = lambda x: x + 0 * model.weight.sum()
     trainer = Trainer(model, loss, torch.optim.SGD(model.parameters(), lr=0.0), (), metrics=names)
-    found = trainer.evaluate(TensorDataset(outputs, targets), per_device_batch_size=7).metrics
+    found = trainer.evaluate(TensorDataset(outputs, targets), per_device_batch_size=batch_size).metrics
     return {name: found[f"evaluation_{name}"] for name in names}
 
 
@@ -195,13 +197,81 @@ def test_directions_of_common_names():
     assert direction_of("eval_foo") is None and direction_of("seconds") is None
 
 
+def signed(outputs, targets):
+    return nn.functional.soft_margin_loss(outputs, targets)
+
+
+LOGITS, TRUTH = torch.linspace(-2, 3, 40), (torch.arange(40) * 7 % 40 > 14).float()
+KINDS = {  # the loss of (outputs, targets), whose name says nothing in the first five
+    "lambda": (lambda outputs, targets: nn.functional.binary_cross_entropy(outputs, targets), LOGITS.sigmoid(), TRUTH),
+    "class": (nn.MSELoss(), LOGITS.sigmoid(), TRUTH),
+    "logits": (lambda outputs, targets: outputs.mean(), LOGITS, TRUTH),
+    "signs": (signed, LOGITS, TRUTH * 2 - 1),
+    "sign loss": (nn.SoftMarginLoss(), LOGITS, TRUTH * 2 - 1),
+    "partial": (functools.partial(nn.functional.binary_cross_entropy), LOGITS.sigmoid(), TRUTH),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch_size", [1, 7, 40])
+def test_probabilities_logits_and_signs_are_told_apart_whatever_the_loss_and_the_batch_size(kind, batch_size):
+    loss, outputs, targets = KINDS[kind]
+    names = {"accuracy": "accuracy", "f1": "f1", "auroc": "auroc", "ece": metrics.load("ece")}
+    found = of(loss, outputs, targets, names, batch_size)
+    expected = of(nn.BCEWithLogitsLoss(), LOGITS, TRUTH, names, batch_size)
+    assert found == pytest.approx(expected) and expected["accuracy"] == sk.accuracy_score(TRUTH, LOGITS > 0)
+
+
+def test_probabilities_of_classes_and_labels_are_scores_as_they_are():
+    draw = torch.Generator().manual_seed(1)
+    logits, truth = torch.randn(40, 3, generator=draw), torch.randint(3, (40,), generator=draw)
+    own, names = lambda outputs, targets: outputs.mean(), {"ece": metrics.load("ece"), "auroc": "auroc"}
+    assert of(own, logits.softmax(1), truth, names) == pytest.approx(of(nn.CrossEntropyLoss(), logits, truth, names))
+    labels = torch.randint(2, (40, 3), generator=draw).float()
+    expected = of(nn.BCEWithLogitsLoss(), logits, labels, ["accuracy", "f1"])
+    assert of(own, logits.sigmoid(), labels, ["accuracy", "f1"]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("how", ["module", "partial"])
+def test_the_ignored_index_of_the_loss_is_left_out(how):
+    logits, truth = torch.randn(40, 3, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 3
+    names = ["accuracy", "f1", "top_2_accuracy", "auroc"]
+    expected = of(nn.CrossEntropyLoss(), logits[10:], truth[10:], names)
+    function = functools.partial(nn.functional.cross_entropy, ignore_index=255)
+    loss = nn.CrossEntropyLoss(ignore_index=255) if how == "module" else function
+    assert of(loss, logits, truth.masked_fill(torch.arange(40) < 10, 255), names) == pytest.approx(expected)
+
+
+def broken(outputs, targets):
+    raise KeyError("gone")
+
+
+WRONG = {
+    "one": lambda outputs: 0.0,
+    "three": lambda outputs, targets, more: 0.0,
+    "raises": broken,
+    "nested": lambda outputs, targets: [[1, 2], [3, 4]],
+    "torchmetrics": MulticlassAccuracy(2),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_metric_that_cannot_work_is_named(name):
+    with pytest.raises((ConfigError, DataError), match=rf"metrics\['{name}'\]"):
+        trainer_of({name: WRONG[name]})
+    if name in ("one", "three"):  # before anything is run
+        with pytest.raises(ConfigError, match=name):
+            Trainer(None, None, None, metrics={name: WRONG[name]})
+
+
 def test_wrong_metrics_are_refused_with_the_nearest_name():
-    for given, near in (("acc", "accuracy"), ("acuracy", "accuracy"), ("F1-score", "f1"), ("roc_auc", "auroc")):
+    near = {"acc": "accuracy", "acuracy": "accuracy", "F1-score": "f1", "roc_auc_score": "auroc", "r2_score": "r2"}
+    for given, expected in {**near, "accuracy_score": "accuracy", "foo": None, "ece": None}.items():
         with pytest.raises(ConfigError) as caught:
             Trainer(None, None, None, metrics=[given])
-        assert caught.value.nearest in (near, None if given == "F1-score" else near)
-        assert caught.value.choices == NAMES
-    for given in ([3], metrics.F1, ["f1", "f1"]):
+        assert caught.value.nearest == expected and caught.value.choices == NAMES
+        assert ("metrics.load('ece')" in str(caught.value)) is (given == "ece")
+    for given in ([3], metrics.F1, ["f1", "f1"], {"loss_epoch": accuracy}, {"loss": accuracy}):
         with pytest.raises(ConfigError):
             Trainer(None, None, None, metrics=given)
     with pytest.raises(ConfigError, match="number"):

@@ -88,10 +88,11 @@ class MetricsCallback(TrainerCallback):
     asks_alike = True
 
     def __init__(self, metrics: Any) -> None:
-        from loopwright.metrics.batches import parse_metrics
+        from loopwright.metrics.batches import NamedMetric, parse_metrics
 
         self.train = parse_metrics(metrics)
-        self.eval = copy.deepcopy(self.train)
+        shared = [metric.seen for metric in self.train if isinstance(metric, NamedMetric)]
+        self.eval = copy.deepcopy(self.train, {id(seen): seen for seen in shared})
         self._read: list[tuple[Any, Any]] = []  # of an update that is not finished
         self._num_parts = 1
         self._prefix = "eval_"

@@ -6,14 +6,15 @@ Named metrics reduce a batch on its device to small rows, which `flush` moves to
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from loopwright import metrics
-from loopwright.errors import ConfigError, ConfigTypeError, DataError
+from loopwright.errors import ConfigError, ConfigTypeError, DataError, LoopwrightError, StopTrainingError, nearest
 from loopwright.metrics.classification import AveragedMetric
 from loopwright.metrics.regression import MeanError
 
@@ -28,8 +29,16 @@ _PLAIN = (metrics.Accuracy, *_AVERAGED, metrics.MatthewsCorrelation, metrics.Roc
 _PLAIN += (metrics.MeanAbsoluteError, metrics.R2, metrics.PearsonCorrelation, metrics.SpearmanCorrelation)  # type: ignore[assignment]
 _KNOWN: dict[str, Callable[..., metrics.Metric]] = {kind.name: kind for kind in _PLAIN}
 NAMES = (*_KNOWN, "rmse", "top_5_accuracy", *(f"{kind.name}_{how}" for kind in _AVERAGED for how in ("macro", "micro")))
+_LOSSES = ("loss", "loss_epoch")  # the ends of the history's own names
+_OF_PROBABILITIES = ("BCELoss", "binary_cross_entropy")
+_OF_CLASSES = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss")
+_OF_LOGITS = (
+    *("BCEWithLogitsLoss", "binary_cross_entropy_with_logits", "SoftMarginLoss", "soft_margin_loss", *_OF_CLASSES),
+    *("MultiLabelSoftMarginLoss", "multilabel_soft_margin_loss"),
+)
 _OTHER_NAMES = {
-    **{"acc": "accuracy", "auc": "auroc", "roc_auc": "auroc", "mcc": "matthews_correlation", "r2_score": "r2"},
+    **{"acc": "accuracy", "auc": "auroc", "roc_auc": "auroc", "mcc": "matthews_correlation"},
+    **{"matthews_corrcoef": "matthews_correlation", "f1score": "f1", "fscore": "f1", "f1_measure": "f1"},
     **{"mean_squared_error": "mse", "mean_absolute_error": "mae", "root_mean_squared_error": "rmse"},
 }
 
@@ -61,37 +70,66 @@ class _Collecting:
 
 
 class NamedMetric(_Collecting):
-    """A metric of this package. If it `adapts`, F1 and its like choose their average by the number of classes."""
+    """A metric of this package. If it `adapts`, F1 and its like choose their average by the number of classes.
+
+    Where the loss function does not say whether outputs are logits or probabilities, both are counted. They are logits
+    once an output is outside [0, 1].
+
+    Attributes:
+        seen: "logits" once an output was outside [0, 1]; shared by training and evaluation.
+    """
 
     def __init__(self, name: str, metric: Any, adapts: bool = False, k: int | None = None) -> None:
         super().__init__()
         self.name, self.greater_is_better = name, metric.greater_is_better
-        self._metric, self._adapts, self._k = metric, adapts, k
+        self.seen: set[str] = set()
+        self._metrics = [metric, copy.deepcopy(metric)]  # of logits, and of probabilities
+        self._adapts, self._k = adapts, k
         self._num_classes = 0  # negative for several labels per sample
         # A running value is cheap where sums are kept, not samples.
         self.is_cheap = not isinstance(metric, (metrics.RocAuc, metrics.SpearmanCorrelation))
 
     def reset(self, device: Any) -> None:
         self._take()
-        self._metric.reset()
+        for metric in self._metrics:
+            metric.reset()
 
     def read(self, outputs: Any, targets: Any, loss_func: Any) -> Any:
         """Return what the metric needs of a batch, on its device, for `add`."""
-        outputs = _tensor(outputs, self.name).detach()
-        return self._rows(outputs, targets.detach().to(outputs.device, non_blocking=True), loss_func)
+        outputs, metric = _tensor(outputs, self.name).detach(), self._metrics[0]
+        targets = targets.detach().to(outputs.device, non_blocking=True)
+        is_ours = type(metric).__module__.startswith("loopwright.")
+        if isinstance(metric, _VALUES) or (not is_ours and outputs.numel() == targets.numel()):
+            if outputs.numel() != targets.numel():
+                raise _mismatch(self.name, outputs, targets)
+            if isinstance(metric, metrics.R2) and outputs.numel() > len(outputs):
+                raise DataError("r2 needs one number per sample; pass torchmetrics' R2Score for more")
+            return {0: (outputs.float().reshape(-1).clone(), targets.reshape(-1).float())}, True
+        kind, outputs, targets = _aligned(outputs, targets, loss_func, self.name)
+        self._num_classes = {"classes": outputs.shape[-1], "labels": -outputs.shape[-1], "binary": 2}[kind]
+        loss = _loss_name(loss_func)
+        is_known = loss in _OF_LOGITS or (kind == "classes" and not isinstance(metric, _SCORES))
+        which = [0] if is_known else [1] if loss in _OF_PROBABILITIES else [0, 1]
+        rows = {place: self._rows(kind, outputs, targets, bool(place)) for place in which}
+        return rows, _are_probabilities(outputs, kind) if len(which) == 2 else True
 
     def flush(self) -> None:
-        for predictions, references in self._take():
-            if references.dim() == 1:
-                is_used = references != _IGNORED
-                predictions, references = predictions[is_used], references[is_used]
-            if self._num_classes and len(references):
-                is_odd = (references != references.floor()) if references.is_floating_point() else references < 0
-                if is_odd.any() or (self._num_classes == 2 and references.max() > 1):
-                    found = references.reshape(-1)[:5].tolist()
-                    raise DataError(f"{self.name} needs the numbers of classes as targets, got {found}")
-                references = references.long()
-            self._metric.add_batch(predictions=predictions, references=references)
+        for rows, are_probabilities in self._take():
+            self.seen |= set() if are_probabilities else {"logits"}
+            for place in [0] if 0 in rows and "logits" in self.seen else rows:
+                self._add(self._metrics[place], *rows[place])
+
+    def _add(self, metric: Any, predictions: Any, references: Any) -> None:
+        if references.dim() == 1:
+            is_used = references != _IGNORED
+            predictions, references = predictions[is_used], references[is_used]
+        if self._num_classes and len(references):
+            is_odd = (references != references.floor()) | (references < 0)
+            if is_odd.any() or (self._num_classes == 2 and references.max() > 1):
+                found = references.reshape(-1)[:5].tolist()
+                raise DataError(f"{self.name} needs class indices as targets, got {found}")
+            references = references.long()
+        metric.add_batch(predictions=predictions, references=references)
 
     def compute(self, gather: Gather) -> dict[str, Any]:
         """Return the results over all processes."""
@@ -102,7 +140,8 @@ class NamedMetric(_Collecting):
     def running(self) -> dict[str, Any]:
         """Return the results of this process so far."""
         self.flush()
-        metric, options = self._metric, dict(self._metric.options)
+        metric = next((each for each in self._in_order() if each.num_samples), self._metrics[0])
+        options = dict(metric.options)
         if self._adapts and isinstance(metric, AveragedMetric):
             if options["average"] == "binary" and self._num_classes != 2:
                 options["average"] = "macro"
@@ -112,35 +151,34 @@ class NamedMetric(_Collecting):
         one = [_numbers(self.name, value) for value in found.values()] if len(found) == 1 else []
         return one[0] if one else found
 
+    def _in_order(self) -> list[Any]:
+        return self._metrics if "logits" in self.seen else self._metrics[::-1]
+
     def state(self) -> dict[str, Any]:
         self.flush()
-        return {"metric": self._metric.state_dict(), "num_classes": self._num_classes}
+        states = [metric.state_dict() for metric in self._metrics]
+        return {"metrics": states, "num_classes": self._num_classes, "seen": sorted(self.seen)}
 
     def load(self, states: list[dict[str, Any]]) -> None:
         """Continue the sums of several processes."""
-        self._metric.reset()
-        other = copy.deepcopy(self._metric)
+        for place, metric in enumerate(self._metrics):
+            metric.reset()
+            other = copy.deepcopy(metric)
+            for state in states:
+                other.load_state_dict(state["metrics"][place])
+                metric.merge(other)
         for state in states:
-            other.load_state_dict(state["metric"])
-            self._metric.merge(other)
+            self.seen |= set(state["seen"])
             self._num_classes = self._num_classes or state["num_classes"]
 
-    def _rows(self, outputs: Any, targets: Any, loss_func: Any) -> tuple[Any, Any]:
+    def _rows(self, kind: str, outputs: Any, targets: Any, is_probability: bool) -> tuple[Any, Any]:
         """Return predictions and references in the form that the metric takes, on the device."""
-        is_ours = type(self._metric).__module__.startswith("loopwright.")
-        if isinstance(self._metric, _VALUES) or (not is_ours and outputs.numel() == targets.numel()):
-            if outputs.numel() != targets.numel():
-                raise _mismatch(self.name, outputs, targets)
-            if isinstance(self._metric, metrics.R2) and outputs.numel() > len(outputs):
-                raise DataError("r2 needs one number per sample; pass torchmetrics' R2Score for more")
-            return outputs.float().reshape(-1).clone(), targets.reshape(-1).float()
-        kind, outputs, targets = _aligned(outputs, targets, loss_func, self.name)
-        self._num_classes = {"classes": outputs.shape[-1], "labels": -outputs.shape[-1], "binary": 2}[kind]
-        is_probability = _loss_name(loss_func) in ("BCELoss", "binary_cross_entropy")
-        if isinstance(self._metric, _SCORES):
-            if kind == "classes":
-                return outputs.float().softmax(-1), targets
-            return (outputs.clone() if is_probability else outputs.float().sigmoid()), targets
+        metric = self._metrics[0]
+        if isinstance(metric, _SCORES):
+            scores = outputs.float().clone()
+            if not is_probability:
+                scores = scores.softmax(-1) if kind == "classes" else scores.sigmoid()
+            return scores, targets
         if self._k is not None and kind == "classes":
             best = outputs.topk(min(self._k, outputs.shape[-1]), dim=-1).indices
             hits = (best == targets.unsqueeze(-1)).any(-1).long()
@@ -148,9 +186,9 @@ class NamedMetric(_Collecting):
         if kind == "classes":
             return outputs.argmax(-1), targets
         decisions = (outputs > (0.5 if is_probability else 0.0)).long()
-        if kind == "binary" or isinstance(self._metric, metrics.MultiLabel):
+        if kind == "binary" or isinstance(metric, metrics.MultiLabel):
             return decisions.reshape(targets.shape), targets
-        if not isinstance(self._metric, AveragedMetric):
+        if not isinstance(metric, AveragedMetric):
             is_right = (decisions == targets).all(-1).long()
             return is_right, is_right * 0 + 1
         # Each decision is a sample: the number of its label, or that of no label.
@@ -169,6 +207,12 @@ class FunctionMetric(_Collecting):
         super().__init__()
         self.name, self._function = name, function
         self._kept: list[Any] = []
+        try:
+            inspect.signature(function).bind(None, None)
+        except TypeError as error:
+            raise ConfigTypeError(f"metrics[{name!r}] must take (outputs, targets): {error}") from None
+        except ValueError:  # a builtin without a signature
+            pass
 
     def reset(self, device: Any) -> None:
         self._take()
@@ -182,7 +226,9 @@ class FunctionMetric(_Collecting):
 
     def compute(self, gather: Gather) -> dict[str, Any]:
         kept = [batch for state in gather(self.state()) for batch in state["kept"]]
-        return _numbers(self.name, self._function(*_joined(kept))) if kept else {self.name: math.nan}
+        return (
+            _numbers(self.name, _called(self.name, self._function, *_joined(kept))) if kept else {self.name: math.nan}
+        )
 
     def state(self) -> dict[str, Any]:
         self.flush()
@@ -219,7 +265,7 @@ class ForeignMetric:
         return outputs, targets
 
     def add(self, rows: Any) -> None:
-        self._metric.update(*rows)
+        _called(self.name or "the metric", self._metric.update, *rows)
 
     def _move(self) -> None:
         if hasattr(self._metric, "to"):
@@ -255,6 +301,10 @@ def parse_metrics(given: Any) -> list[BatchMetric]:
     else:
         found = [_parse(None, each) for each in (given if isinstance(given, Iterable) and not is_one else [given])]
     names = [each.name for each in found]
+    if taken := [name for name in names if name in _LOSSES]:
+        raise ConfigError(
+            f"metrics has the name {taken[0]!r}, which the history uses for the loss. Choose another one."
+        )
     if twice := [name for name in names if name is not None and names.count(name) > 1]:
         raise ConfigError(f"metrics has two of the name {twice[0]!r}. Name them: metrics={{name: metric, ...}}.")
     return found
@@ -290,20 +340,28 @@ def _by_name(name: str, given: str) -> NamedMetric:
         return NamedMetric(name, metrics.Accuracy(), k=int(top[1]))
     if base in [kind.name for kind in _AVERAGED] and average in ("macro", "micro", "weighted"):
         return NamedMetric(name, _KNOWN[base](average=average), adapts=True)
-    near = _OTHER_NAMES.get(given.lower()) or next(iter(get_close_matches(given.lower(), NAMES, n=1)), None)
+    plain = re.sub(r"_score$", "", given.lower().replace("-", "_").replace(" ", "_"))
+    others = {**metrics.METRICS, **metrics.TASK_METRICS, **metrics.VISION_METRICS}
+    loaded = f"; for this one pass metrics.load({given!r}) of loopwright.metrics" if given in others else ""
     raise ConfigError(
         f"there is no metric {given!r} (there are {', '.join(NAMES)}; or pass {{name: function(outputs, targets)}}, or "
-        "an object of torchmetrics or loopwright.metrics)",
+        f"an object of torchmetrics or loopwright.metrics){loaded}",
         given=given,
         choices=NAMES,
-        nearest=near,
+        nearest=None if loaded else _OTHER_NAMES.get(plain) or nearest(plain, NAMES),
     )
 
 
 def _aligned(outputs: Any, targets: Any, loss_func: Any, name: str) -> tuple[str, Any, Any]:
     """Return the kind of a classification, its outputs with the classes last, and its targets."""
-    is_of_classes = _loss_name(loss_func) in ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss")
+    is_of_classes = _loss_name(loss_func) in _OF_CLASSES
+    given = loss_func.keywords if isinstance(loss_func, functools.partial) else {}
+    ignored = given.get("ignore_index", getattr(loss_func, "ignore_index", _IGNORED))
+    targets = targets if targets.is_floating_point() else targets.long()
+    targets = targets.masked_fill(targets == ignored, _IGNORED)
     if outputs.numel() == targets.numel():
+        # Signs, as of SoftMarginLoss, are 0 and 1.
+        targets = targets.masked_fill((targets == -1) & ~(targets == 0).any(), 0)
         if outputs.dim() != 2 or outputs.shape[1] == 1:
             return "binary", outputs.reshape(-1, 1), targets.reshape(-1)
         targets = targets.reshape(outputs.shape)
@@ -320,6 +378,12 @@ def _aligned(outputs: Any, targets: Any, loss_func: Any, name: str) -> tuple[str
     raise _mismatch(name, outputs, targets)
 
 
+def _are_probabilities(outputs: Any, kind: str) -> Any:
+    """Return whether a batch of outputs can be probabilities, on its device."""
+    are_within = ((outputs >= 0) & (outputs <= 1)).all()
+    return are_within & ((outputs.float().sum(-1) - 1).abs() < 0.05).all() if kind == "classes" else are_within
+
+
 def _mismatch(name: str, outputs: Any, targets: Any) -> DataError:
     return DataError(
         f"{name} cannot be computed from outputs of shape {tuple(outputs.shape)} and targets of shape "
@@ -328,6 +392,7 @@ def _mismatch(name: str, outputs: Any, targets: Any) -> DataError:
 
 
 def _loss_name(loss_func: Any) -> str:
+    loss_func = loss_func.func if isinstance(loss_func, functools.partial) else loss_func
     return str(getattr(loss_func, "__name__", type(loss_func).__name__))
 
 
@@ -380,9 +445,20 @@ def _numbers(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return {key: number for part, each in value.items() for key, number in _numbers(f"{name}_{part}", each).items()}
     listed = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(listed, (list, tuple)):
-        return {f"{name}_{index}": float(each) for index, each in enumerate(listed)}
     try:
+        if isinstance(listed, (list, tuple)):
+            return {f"{name}_{index}": float(each) for index, each in enumerate(listed)}
         return {name: float(listed)}
     except (TypeError, ValueError) as error:
-        raise ConfigTypeError(f"metrics[{name!r}] must return a number, got {value!r:.80}") from error
+        text = f"metrics[{name!r}] must return a number, or a list or a dict of numbers, got {value!r:.80}"
+        raise ConfigTypeError(text) from error
+
+
+def _called(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function of the user's metric; an error gets the metric's name."""
+    try:
+        return function(*args)
+    except (LoopwrightError, StopTrainingError):
+        raise
+    except Exception as error:
+        raise DataError(f"metrics[{name!r}] failed: {type(error).__name__}: {error}") from error
