@@ -22,7 +22,8 @@ from loopwright.schedulers import replace_trainer_placeholder_values
 from loopwright.terminal import paint
 from loopwright.training.losses import batch_loss, prediction
 
-_NOTES = ("batch.extra", "data.nonfinite", "metric.direction", "seed", "stop")  # kinds that are printed in yellow
+# Kinds that are printed in yellow.
+_NOTES = ("batch.extra", "data.nonfinite", "loader.ready", "loss.shapes", "metric.direction", "seed", "stop")
 
 
 class TrainerHooks:

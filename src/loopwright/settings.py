@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from loopwright.checkpoint import Checkpointing
 from loopwright.engine.sharding import Sharding
-from loopwright.errors import ConfigError, ConfigTypeError, DataError
+from loopwright.errors import ConfigError, ConfigTypeError, DataError, nearest
 from loopwright.schedulers import SchedulerBase
 
 STEP_MODES = ("auto", "eager", "compile", "graph")
@@ -187,9 +187,27 @@ def holds_parameters(optimizer: Any, model: nn.Module) -> bool:
 
 
 def check_dataset(dataset: Any, name: str, kwargs: dict[str, Any], batch_size: int) -> None:
-    """Raise a DataError for a dataset without a single batch."""
-    if dataset is None and name == "train_dataset":
-        raise ConfigTypeError("train_dataset is None: pass a dataset or a DataLoader")
+    """Raise a ConfigTypeError for data or loader arguments of a wrong kind, and a DataError for no single batch."""
+    arguments = name.replace("dataset", "dataloader_kwargs")
+    if not isinstance(kwargs, Mapping):
+        raise ConfigTypeError(f"{arguments} must be a dict of DataLoader's arguments, got {kwargs!r:.60}")
+    known = inspect.signature(DataLoader.__init__).parameters
+    if unknown := [each for each in kwargs if each not in known]:
+        text = f"{arguments} has {unknown[0]!r}, which is not an argument of DataLoader"
+        raise ConfigTypeError(text, given=unknown[0], choices=known, nearest=nearest(str(unknown[0]), known))
+    if dataset is None:
+        if name == "train_dataset":
+            raise ConfigTypeError("train_dataset is None: pass a dataset or a DataLoader")
+        return
+    is_read = hasattr(type(dataset), "__getitem__") and (isinstance(dataset, Sized) or "sampler" in " ".join(kwargs))
+    is_other = isinstance(dataset, (str, type)) or type(dataset).__name__ in ("DataFrame", "LazyFrame", "Series")
+    is_other |= isinstance(dataset, Mapping) and 0 not in dataset
+    if is_other or not (is_read or isinstance(dataset, (DataLoader, IterableDataset))):
+        kind = "a class" if isinstance(dataset, type) else f"of type {type(dataset).__name__}"
+        raise ConfigTypeError(
+            f"{name} is {kind}, which has no samples by number. Pass TensorDataset(inputs, targets), a list of "
+            "(input, target) pairs, an instance of a Dataset (__len__, __getitem__) or IterableDataset, or a DataLoader."
+        )
     is_pair = isinstance(dataset, (list, tuple)) and len(dataset) == 2
     is_pair = is_pair and all(isinstance(each, torch.Tensor) and each.dim() for each in dataset)
     if is_pair and len(dataset[0]) == len(dataset[1]) > 2:

@@ -185,8 +185,9 @@ class Trainer(TrainerHooks):
             _start_idle_run(self)
         check_scheduler_factory(create_scheduler_fn)
         check_parameters(self.model, self.optimizer, self.loss_func)
-        check_data(self, "train", train_dataset, train_dataloader_kwargs, per_device_batch_size, "train_dataset")
-        check_data(self, "eval", eval_dataset, eval_dataloader_kwargs, per_device_batch_size, "eval_dataset")
+        batches = per_device_batch_size, collate_fn
+        check_data(self, "train", train_dataset, train_dataloader_kwargs, *batches, "train_dataset")
+        check_data(self, "eval", eval_dataset, eval_dataloader_kwargs, *batches, "eval_dataset")
         check_is_idle(self._current_run.is_running)
         check_step_mode(self, step_mode)
         warn_of_collisions(self, Trainer, CORE_CONTRACT, state={"_current_run": TrainingRun})

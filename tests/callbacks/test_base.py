@@ -29,6 +29,7 @@ from loopwright.callbacks import (
     TrainerCallback,
     get_default_callbacks,
 )
+from loopwright.errors import ConfigTypeError
 
 CONTRACT_EVENTS = {
     *("on_init_end", "on_training_run_start", "on_training_run_epoch_end", "on_training_run_end"),
@@ -135,6 +136,16 @@ def test_callbacks_can_be_added_and_cleared_at_any_time():
     assert handler.callbacks == [] and handler.callback_list == [] and list(handler) == []
     handler.call_event("on_train_epoch_start", "a trainer")
     assert len(Recorder.calls) == 3
+
+
+@pytest.mark.parametrize(
+    "given", [["accuracy"], "accuracy", [print], [lambda outputs, targets: 0.0], [object()], [dict]]
+)
+def test_an_object_without_an_event_is_refused_and_metrics_are_sent_to_their_argument(given):
+    with pytest.raises(ConfigTypeError, match="metrics="):
+        Trainer(None, None, None, given)
+    with pytest.raises(ConfigTypeError, match=r"pass \(\) for none"):
+        Trainer(None, None, None, None)
 
 
 def test_a_custom_event_reaches_those_who_have_it_with_any_arguments():

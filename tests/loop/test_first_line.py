@@ -1,11 +1,12 @@
 """Errors of somebody's first line: they name the right argument, or what is wrong with the data."""
 
 import functools
+import re
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import toys
 from loopwright import Trainer
@@ -93,6 +94,11 @@ DATA = {
     "inputs": (X, BatchLossError, "TensorDataset"),
     "no_target": (TensorDataset(X), BatchLossError, "TensorDataset"),
     "none": (None, ConfigTypeError, "train_dataset"),
+    "frame": (type("DataFrame", (list,), {})([1, 2]), ConfigTypeError, "DataFrame.*TensorDataset"),
+    "dict": ({"x": X, "y": Y}, ConfigTypeError, "dict.*TensorDataset"),
+    "path": ("train.csv", ConfigTypeError, "str.*TensorDataset"),
+    "generator": ((row for row in ROWS), ConfigTypeError, "generator.*IterableDataset"),
+    "class": (TensorDataset, ConfigTypeError, "a class.*an instance"),
     "float": (TensorDataset(X, Y.float()), BatchLossError, r"float32.*targets.long\(\)"),
     "int32": (TensorDataset(X, Y.int()), BatchLossError, r"int32.*targets.long\(\)"),
     "column": (TensorDataset(X, Y[:, None]), BatchLossError, r"squeeze\(1\)"),
@@ -106,6 +112,25 @@ def test_data_that_cannot_work_is_explained(kind):
     data, error, text = DATA[kind]
     with pytest.raises(error, match=text):
         trainer_of().train(data, 1)
+
+
+def test_arguments_that_a_ready_loader_does_not_use_are_named_once(capsys):
+    loader = DataLoader(ROWS, batch_size=4)
+    trainer_of().train(loader, 2, loader, 4, eval_dataloader_kwargs={"num_workers": 1}, collate_fn=default_collate)
+    notes = re.findall(r"(\w+) is a ready DataLoader, which does not use (.*?)\.", capsys.readouterr().out)
+    assert notes == [("train_dataset", "collate_fn"), ("eval_dataset", "eval_dataloader_kwargs, collate_fn")]
+    trainer_of().train(loader, 1, per_device_batch_size=5)
+    assert "does not use per_device_batch_size." in capsys.readouterr().out
+    trainer_of().train(loader, 1)
+    assert "does not use" not in capsys.readouterr().out
+
+
+def test_wrong_arguments_of_a_loader_are_named_before_the_run():
+    with pytest.raises(ConfigTypeError) as caught:
+        trainer_of().train(ROWS, 1, train_dataloader_kwargs={"num_worker": 1})
+    assert (caught.value.given, caught.value.nearest) == ("num_worker", "num_workers")
+    with pytest.raises(ConfigTypeError, match="eval_dataloader_kwargs must be a dict"):
+        trainer_of().train(ROWS, 1, ROWS, eval_dataloader_kwargs=4)
 
 
 def test_numbers_losses_and_shapes_that_cannot_work_are_explained():

@@ -204,15 +204,22 @@ class CallbackHandler:
 
     def add_callbacks(self, callbacks: Iterable[Any]) -> None:
         """Add callbacks in order; raise a ConfigTypeError for a single callback in place of a list."""
+        if callbacks is None:
+            raise ConfigTypeError("callbacks is None: leave it out for the default ones, or pass () for none")
         if isinstance(callbacks, TrainerCallback) or not isinstance(callbacks, Iterable):
             name = getattr(callbacks, "__name__", type(callbacks).__name__)
             raise ConfigTypeError(f"callbacks must be a list of callbacks, got {name}. Pass [{name}(...)].")
-        for callback in callbacks:
+        for callback in [callbacks] if isinstance(callbacks, str) else callbacks:
             self.add_callback(callback)
 
     def add_callback(self, callback: Any) -> None:
         """Add a callback; a class is instantiated without arguments. Duplicates of a class are allowed."""
         instance = callback() if isinstance(callback, type) else callback
+        if not hasattr(instance, EVENTS[0]) and not any(name.startswith("on_") for name in dir(instance)):
+            raise ConfigTypeError(
+                f"callbacks has {callback!r:.80}, which has no event method such as on_train_epoch_end. Metrics, by "
+                "name or as functions, go to Trainer(..., metrics=[...])."
+            )
         _warn_of_unknown_events(instance)
         self.callbacks.append(instance)
         self.refresh()

@@ -12,6 +12,7 @@ import logging
 import multiprocessing
 import os
 import queue
+import re
 import signal
 import sys
 import threading
@@ -102,6 +103,14 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             popen = weakref.proxy(worker._popen)  # a cycle would keep its pipes open until the garbage collector runs
             worker._popen.terminate = functools.partial(type(worker._popen).kill, popen)
         self._inbox = _Inbox(self._worker_result_queue, workers, self._patience)
+
+    def _process_data(self, data: Any, *rest: Any) -> Any:
+        """Return a batch, or raise the worker's error with its own message; torch puts the traceback into it."""
+        try:
+            return super()._process_data(data, *rest)
+        except Exception as error:
+            *_, message = re.split(rf"\n(?:[\w.]+\.)?{type(error).__name__}: ", str(error))
+            raise type(error)(message.strip()) from error
 
     def _get_data(self) -> Any:
         """Return the next result of any worker; torch calls it when it has none ready."""

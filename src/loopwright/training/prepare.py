@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from loopwright.data.defaults import without_preparation
 from loopwright.engine import Engine, forget_precision
@@ -19,11 +20,18 @@ if TYPE_CHECKING:
 
 
 def check_data(
-    trainer: Trainer, part: str, dataset: Any, kwargs: dict[str, Any] | None, batch_size: int, name: str
+    trainer: Trainer, part: str, dataset: Any, kwargs: Any, batch_size: int, collate_fn: Any, name: str
 ) -> None:
-    """Raise a DataError for a dataset without a batch, unless the hook that creates its loader is overridden."""
-    if not is_overridden(trainer, TrainerHooks, f"create_{part}_dataloader"):
-        check_dataset(dataset, name, kwargs or {}, batch_size)
+    """Check a dataset and its loader's arguments, unless the hook that creates the loader is overridden."""
+    if is_overridden(trainer, TrainerHooks, f"create_{part}_dataloader"):
+        return
+    check_dataset(dataset, name, kwargs or {}, batch_size)
+    if isinstance(dataset, DataLoader):
+        is_set = batch_size not in (RunSettings.per_device_batch_size, dataset.batch_size)
+        names = "per_device_batch_size", name.replace("dataset", "dataloader_kwargs"), "collate_fn"
+        if ignored := [each for each, given in zip(names, (is_set, kwargs, collate_fn), strict=True) if given]:
+            text = f"{name} is a ready DataLoader, which does not use {', '.join(ignored)}. Set them in the DataLoader."
+            trainer.notify("loader.ready", text, ignored=ignored)
 
 
 def check_step_mode(trainer: Trainer, step_mode: str) -> None:
@@ -77,7 +85,7 @@ def start_evaluation(
     if dataset is None:
         raise ConfigError("there is nothing to evaluate: pass a dataset (no earlier call had one either)")
     if not may_be_empty:
-        check_data(trainer, "eval", dataset, kwargs, batch_size, "dataset")
+        check_data(trainer, "eval", dataset, kwargs, batch_size, collate_fn, "dataset")
     settings = RunSettings(per_device_batch_size=batch_size, mixed_precision=training.settings.mixed_precision)
     run = training.successor(settings)
     run.install(training)
