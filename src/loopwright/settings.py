@@ -206,7 +206,7 @@ def check_dataset(dataset: Any, name: str, kwargs: dict[str, Any], batch_size: i
         kind = "a class" if isinstance(dataset, type) else f"of type {type(dataset).__name__}"
         raise ConfigTypeError(
             f"{name} is {kind}, which has no samples by number. Pass TensorDataset(inputs, targets), a list of "
-            "(input, target) pairs, an instance of a Dataset (__len__, __getitem__) or IterableDataset, or a DataLoader."
+            "(input, target) pairs, an instance of a Dataset (__len__, __getitem__), an IterableDataset, a DataLoader."
         )
     is_pair = isinstance(dataset, (list, tuple)) and len(dataset) == 2
     is_pair = is_pair and all(isinstance(each, torch.Tensor) and each.dim() for each in dataset)

@@ -86,17 +86,18 @@ def test_early_stopping_counts_epochs_without_an_improvement_above_the_threshold
 
 
 def test_early_stopping_prints_what_it_sees(capsys):
-    run_with_scores([1.0, 0.25, 0.25, 0.25], early_stopping_patience=2, early_stopping_threshold=0.5)
+    run_with_scores([1.0, 0.25, 0.25, 1 / 6], early_stopping_patience=2, early_stopping_threshold=0.5)
     assert capsys.readouterr().out == (
         "score: lower is better (default of EarlyStoppingCallback); pass greater_is_better=True if higher is, "
         "or greater_is_better=False to leave out this note\n"
-        "\nImprovement of 0.75 observed, resetting counter. score: 0.25, best so far 1 (lower is better)\n"
+        "\nImprovement of 0.75 observed, resetting counter. "
+        "score: 0.25, to beat: 1 by more than 0.5 (lower is better)\n"
         "Early stopping counter: 0/2\n"
-        "\nNo improvement above threshold observed, incrementing counter. "
-        "score: 0.25, best so far 0.25 (lower is better)\n"
+        "\nNo improvement observed, incrementing counter. "
+        "score: 0.25, to beat: 0.25 by more than 0.5 (lower is better)\n"
         "Early stopping counter: 1/2\n"
-        "\nNo improvement above threshold observed, incrementing counter. "
-        "score: 0.25, best so far 0.25 (lower is better)\n"
+        "\nImprovement of 0.08333 is too small, incrementing counter. "
+        "score: 0.1667, to beat: 0.25 by more than 0.5 (lower is better)\n"
         "Early stopping counter: 2/2\n"
         "Stopping training due to no improvement after 2 epochs\n"
     )

@@ -7,20 +7,21 @@ import warnings
 
 import pytest
 import torch
+import tqdm
 from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 
 import toys
 from loopwright import Trainer, terminal
-from loopwright.callbacks import CONSOLE_CALLBACKS, EarlyStoppingCallback, TrainerCallback
+from loopwright.callbacks import CONSOLE_CALLBACKS, EarlyStoppingCallback, SaveBestModelCallback, TrainerCallback
 from loopwright.callbacks import table as table_module
 from loopwright.callbacks.table import EpochTableCallback, rounded
 
 
-def trained(callbacks=CONSOLE_CALLBACKS, lr=0.5, **options):
+def trained(callbacks=CONSOLE_CALLBACKS, lr=0.5, metrics="accuracy", **options):
     model = toys.seeded(nn.Linear, 4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks, metrics=["accuracy"])
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks, metrics=metrics)
     data = toys.labelled(40)
     trainer.train(data, **{"num_epochs": 4, "eval_dataset": data, "seed": 0, **options})
     return trainer
@@ -71,7 +72,7 @@ def test_a_terminal_gets_colours_and_a_bar_with_loss_metric_and_time_left(monkey
     monkeypatch.setattr(sys, "stderr", err)
     monkeypatch.setattr(table_module, "_SECONDS_BETWEEN", 0.0)
     trained([*CONSOLE_CALLBACKS, Slow], num_epochs=1)
-    assert re.search(r"epoch 1/1: +\d+% .* \d/5 +00:0\d<00:0\d.*loss \d\.\d+  accuracy 0\.\d+", err.getvalue())
+    assert re.search(r"epoch 1/1: +\d+%, loss \d\.\d+  accuracy 0\.\d+ +\d/5 +00:0\d<00:0\d", err.getvalue())
     assert "\x1b[32m" in out.getvalue()
     monkeypatch.setenv("NO_COLOR", "1")
     out.truncate(0)
@@ -79,8 +80,46 @@ def test_a_terminal_gets_colours_and_a_bar_with_loss_metric_and_time_left(monkey
     assert "\x1b[32m" not in out.getvalue()
 
 
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_a_narrow_terminal_keeps_loss_and_metrics_in_the_bar_and_metrics_of_evaluation_in_the_table(
+    columns, monkeypatch
+):
+    out, err = toys.Terminal(), toys.Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setattr(table_module, "_SECONDS_BETWEEN", 0.0)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(tqdm.std, "_screen_shape_wrapper", lambda: lambda file: (columns - 1, 23))
+    trained([EpochTableCallback, Slow], num_epochs=1, metrics=["accuracy", "matthews_correlation"])
+    assert re.search(r"epoch 1/1: +\d+%, loss \d\.\d+  accuracy 0\.\d+", err.getvalue())
+    assert all(len(line) <= columns for line in re.split(r"[\r\n]", err.getvalue()))
+    text = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
+    hidden = re.search("too narrow: (.*)", text)
+    header = next(line for line in text.splitlines() if line.lstrip().startswith("epoch"))
+    assert "eval accuracy" in header and re.search(r"eval m.*ation", header)
+    assert ("train accuracy" in header) is (columns == 200) and (hidden is None) is (columns == 200)
+    assert max(map(len, text.splitlines()[1:3])) <= columns
+
+
+def test_the_best_is_named_once_with_its_epoch_also_after_an_early_stop(capsys, tmp_path):
+    trained([EpochTableCallback, EarlyStoppingCallback(1, 9.0)])
+    assert re.search(r"^Best eval loss: \d\.\d{4} in epoch \d$", capsys.readouterr().out, re.M)
+    trained([EpochTableCallback, SaveBestModelCallback(tmp_path / "best.pt")], num_epochs=2)
+    out = capsys.readouterr().out
+    assert "Best eval loss" not in out
+    assert re.search(r"Loading checkpoint with eval_loss_epoch: \d\.\d{1,4} from epoch 2", out)
+
+
 def test_numbers_are_rounded_for_people():
-    cases = {0.123456: "0.1235", 12.0: "12", 1234.5: "1234", 1e-5: "1e-05", float("nan"): "nan", 0: "0.0000"}
+    cases = {
+        2.67e28: "2.67e+28",
+        0.123456: "0.1235",
+        12.0: "12",
+        1234.5: "1234",
+        1e-5: "1e-05",
+        float("nan"): "nan",
+        0: "0.0000",
+    }
     assert {value: rounded(value) for value in cases} == cases
 
 

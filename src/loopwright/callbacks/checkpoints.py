@@ -61,8 +61,8 @@ class SaveBestModelCallback(TrainerCallback):
         if math.isnan(value) or (self.best_metric is not None and not self.operator(value, self.best_metric)):
             return
         best, fields = self.best_metric, {"metric": self.watch_metric, "value": value, "path": self.save_path}
-        previous = "" if best is None else f" from {best:.6g}"
-        told = f"{previous} to {value:.6g} ({told_direction(self)})"
+        previous = "" if best is None else f" from {best:.4g}"
+        told = f"{previous} to {value:.4g} ({told_direction(self)})"
         text = f"\n{self.watch_metric} improved{told}. Saving to {self.save_path}"
         trainer.notify("best.saved", text, best=best, greater_is_better=self.greater_is_better, **fields)
         self.best_metric = value
@@ -73,7 +73,8 @@ class SaveBestModelCallback(TrainerCallback):
         """Load the best model, if one was saved, after the final state is saved."""
         if not self.load_saved_checkpoint or self.best_metric is None:
             return
-        text = f"Loading checkpoint with {self.watch_metric}: {self.best_metric} from epoch {self.best_metric_epoch}"
+        value = float(f"{self.best_metric:.4g}")
+        text = f"Loading checkpoint with {self.watch_metric}: {value} from epoch {self.best_metric_epoch}"
         trainer.notify("best.loaded", text, metric=self.watch_metric, value=self.best_metric, path=self.save_path)
         trainer.request_load(self.save_path)
 

@@ -35,11 +35,7 @@ class PrintProgressCallback(TrainerCallback):
 def report_seed(trainer: TrainerLike) -> None:
     """Report a seed that nobody has set: torch draws one of 64 bits; `set_seed` takes no more than 32."""
     if isinstance(trainer.seed, int) and trainer.seed >= 2**32 and trainer.progress.update == 0:
-        text = (
-            f"Seed {trainer.seed}, drawn by torch: pass seed= to repeat the run. For the starting weights of "
-            "pytorch-accelerated call loopwright.set_seed(42) before the model is built"
-        )
-        trainer.notify("seed", text, seed=trainer.seed)
+        trainer.notify("seed", f"Seed {trainer.seed} (random); pass seed= to repeat the run", seed=trainer.seed)
 
 
 class LogMetricsCallback(TrainerCallback):

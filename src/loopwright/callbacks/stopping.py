@@ -60,8 +60,9 @@ class EarlyStoppingCallback(TrainerCallback):
             self.best_metric = value
             self.early_stopping_patience_counter = 0
             return
-        told = "none yet" if best is None else f"{best:.6g}"
-        told = f" {self.watch_metric}: {value:.6g}, best so far {told} ({told_direction(self)})"
+        gain = math.nan if best is None else value - best if self.greater_is_better else best - value
+        told = "nothing" if best is None else f"{best:.4g} by more than {self.early_stopping_threshold:g}"
+        told = f"{self.watch_metric}: {value:.4g}, to beat: {told} ({told_direction(self)})"
         fields = {
             "metric": self.watch_metric,
             "value": value,
@@ -69,14 +70,14 @@ class EarlyStoppingCallback(TrainerCallback):
             "greater_is_better": self.greater_is_better,
         }
         # A nan compares false with everything, so it is never an improvement.
-        if best is not None and self.operator(value, best) and abs(value - best) > self.early_stopping_threshold:
-            gain = abs(value - best)
-            text = f"\nImprovement of {gain:.6g} observed, resetting counter.{told}"
+        if gain > max(self.early_stopping_threshold, 0):
+            text = f"\nImprovement of {gain:.4g} observed, resetting counter. {told}"
             trainer.notify("early_stopping", text, gain=gain, **fields)
             self.best_metric = value
             self.early_stopping_patience_counter = 0
         else:
-            text = f"\nNo improvement above threshold observed, incrementing counter.{told}"
+            seen = f"Improvement of {gain:.4g} is too small" if gain > 0 else "No improvement observed"
+            text = f"\n{seen}, incrementing counter. {told}"
             trainer.notify("early_stopping", text, **fields)
             self.early_stopping_patience_counter += 1
         counter, patience = self.early_stopping_patience_counter, self.early_stopping_patience

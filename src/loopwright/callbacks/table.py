@@ -18,6 +18,8 @@ from loopwright.terminal import bar_class, is_notebook, is_terminal, paint
 
 _SECONDS_BETWEEN = 0.5  # readings of the loss for the bar: each waits for the device
 _PIPE_COLUMNS = 120
+_LEAST_WIDTH, _SHORT_TITLE = 9, 14
+_OTHER_COLUMNS = 24  # epoch, seconds and the mark of the best
 
 
 class EpochTableCallback(TrainerCallback):
@@ -32,6 +34,7 @@ class EpochTableCallback(TrainerCallback):
     def __init__(self) -> None:
         self.bar: Any = None
         self._columns: list[str] = []
+        self._titles: dict[str, str] = {}
         self._began = self._read_at = 0.0
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
@@ -80,15 +83,17 @@ class EpochTableCallback(TrainerCallback):
         is_new = [name for name in values if name not in self._columns]
         if is_new:
             self._columns = sorted({*self._columns, *values}, key=_order)
-        names = _fitted(self._columns)
-        if is_new:
-            trainer.notify("epoch.header", _row(["epoch", *map(_title, names), "seconds"], names))
+            self._titles = _fitted(self._columns)
+            if hidden := [_title(name) for name in self._columns if name not in self._titles]:
+                text = f"Not in the table, which is too narrow: {', '.join(hidden)}"
+                trainer.notify("epoch.hidden", text, names=hidden)
+            trainer.notify("epoch.header", self._row(["epoch", *self._titles.values(), "seconds"]))
         epoch, seconds = history.current_epoch, time.monotonic() - self._began
-        cells = [str(epoch), *(rounded(values[name]) if name in values else "-" for name in names), f"{seconds:.1f}"]
+        shown = [rounded(values[name]) if name in values else "-" for name in self._titles]
         best = self._best(trainer)
         is_best = best is not None and best[1] == len(list(history.get_metric_values(best[0]))) - 1
         is_best = is_best and (has_evaluated or "train" in best[0])  # type: ignore[index]
-        row = _row(cells, names) + ("  * best" if is_best else "")
+        row = self._row([str(epoch), *shown, f"{seconds:.1f}"]) + ("  * best" if is_best else "")
         row = paint(row, "green", sys.stdout) if is_best else row
         trainer.notify("epoch", row, epoch=epoch, metrics=values, is_best=is_best)
 
@@ -104,9 +109,10 @@ class EpochTableCallback(TrainerCallback):
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         self.release()
         best, history = self._best(trainer), trainer.run_history
-        if best is not None:
+        loading = (each for each in trainer.callback_handler if getattr(each, "load_saved_checkpoint", False))
+        if best is not None and all(each.best_metric is None for each in loading):  # else it names the best
             values = list(history.get_metric_values(best[0]))
-            is_of_epochs = len(values) == history.current_epoch - 1
+            is_of_epochs = len(values) == len(list(history.get_metric_values("train_loss_epoch")))
             where = f" in epoch {best[1] + 1}" if is_of_epochs else ""
             text = f"Best {_title(best[0])}: {rounded(values[best[1]])}{where}"
             trainer.notify("epoch.best", text, metric=best[0], value=values[best[1]])
@@ -128,11 +134,16 @@ class EpochTableCallback(TrainerCallback):
             total = len(loader)
         except TypeError:
             total = None
-        layout = "{desc}: {percentage:3.0f}% {bar:20} {n_fmt}/{total_fmt}  {elapsed}<{remaining}{postfix}"
-        layout = layout if total is not None else "{desc}: {n_fmt} batches  {elapsed}{postfix}"
+        # What does not fit is cut off at the end, the bar first.
+        layout = "{desc}: {percentage:3.0f}%{postfix}  {n_fmt}/{total_fmt}  {elapsed}<{remaining}  {bar}"
+        layout = layout if total is not None else "{desc}: {n_fmt} batches{postfix}  {elapsed}"
         options = {"total": total, "initial": initial, "desc": text, "bar_format": layout, "leave": False}
         self.bar = bar_class()(file=stream, dynamic_ncols=True, **options)
         self._read_at = time.monotonic()
+
+    def _row(self, cells: list[str]) -> str:
+        widths = [5, *(max(len(title), _LEAST_WIDTH) for title in self._titles.values()), 8]
+        return "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
 
     def _best(self, trainer: TrainerLike) -> tuple[str, int] | None:
         """Return the metric that decides, and the index of its best value so far."""
@@ -150,7 +161,7 @@ class EpochTableCallback(TrainerCallback):
 def rounded(value: Any) -> str:
     """Return a number for people: four significant digits, and no more than four decimals from 1 on."""
     number = float(value)
-    if not math.isfinite(number) or number == int(number) and abs(number) >= 10:
+    if not math.isfinite(number) or number == int(number) and 10 <= abs(number) < 1e6:
         return f"{number:.0f}"
     return f"{number:.4f}" if 0.001 <= abs(number) < 1000 or number == 0 else f"{number:.4g}"
 
@@ -168,16 +179,22 @@ def _order(name: str) -> tuple[bool, bool, str]:
     return "loss" not in name, "train" not in name, name
 
 
-def _fitted(names: list[str]) -> list[str]:
-    """Return the columns that fit; training metrics go first."""
+def _fitted(names: list[str]) -> dict[str, str]:
+    """Return the titles of the columns that fit: short ones if need be, else without those that matter least."""
     width = shutil.get_terminal_size((_PIPE_COLUMNS, 24)).columns if is_terminal(sys.stdout) else _PIPE_COLUMNS
+    # Metrics of evaluation matter most, then its loss, others, and training.
+    order = sorted(names[::-1], key=lambda name: (name.startswith("eval_"), "train" not in name, "loss" not in name))
+    order = [*(each for each in order if "train" in each and "loss" not in each), *order]
     kept = list(names)
-    for name in [*(each for each in names[::-1] if "train" in each and "loss" not in each), *names[:2:-1]]:
-        if sum(max(len(_title(each)), 9) + 2 for each in kept) + 24 > width and name in kept:
-            kept.remove(name)
-    return kept
+    for gone in ("", *order):
+        kept = [name for name in kept if name != gone or len(kept) == 1]
+        for longest in (width, _SHORT_TITLE):
+            titles = {name: _shortened(_title(name), longest) for name in kept}
+            if sum(max(len(each), _LEAST_WIDTH) + 2 for each in titles.values()) + _OTHER_COLUMNS <= width:
+                return titles
+    return titles
 
 
-def _row(cells: list[str], names: list[str]) -> str:
-    widths = [5, *(max(len(_title(name)), 9) for name in names), 8]
-    return "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+def _shortened(title: str, longest: int) -> str:
+    """Return a title without its middle if it is longer than that."""
+    return title if len(title) <= longest else f"{title[: longest // 2 - 1]}..{title[1 - longest // 2 :]}"

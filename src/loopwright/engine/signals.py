@@ -55,12 +55,12 @@ class SignalWatch:
         if interruption is not None:
             raise interruption
         if self.received is signal.SIGINT:
-            raise _agreed(KeyboardInterrupt())
+            raise _agreed(KeyboardInterrupt()) from None  # the stop that it caused is no news
         if self.received is not None:
             name = self.received.name
             ended = Preempted(f"the run was ended by {name}; it can be resumed from its last checkpoint")
             ended.signal_name = name
-            raise _agreed(ended)
+            raise _agreed(ended) from None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
