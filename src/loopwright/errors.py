@@ -10,7 +10,6 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from typing import Any, ParamSpec, TypeVar
 
 from loopwright.terminal import user_traceback
@@ -28,10 +27,14 @@ _OTHER_ARGUMENTS = {
     **dict.fromkeys(("train_data", "train_ds", "training_data", "data"), "train_dataset"),
     **dict.fromkeys(("loss", "loss_fn", "criterion", "loss_function"), "loss_func"),
     **dict.fromkeys(("scheduler", "lr_scheduler"), "create_scheduler_fn"),
-    **dict.fromkeys(("max_grad_norm", "grad_clip", "clip_grad_norm"), "gradient_clip_norm"),
-    **dict.fromkeys(("accumulate_grad_batches", "accumulation_steps"), "gradient_accumulation_steps"),
+    **dict.fromkeys(("max_grad_norm", "grad_clip", "clip_grad", "clip_grad_norm"), "gradient_clip_norm"),
+    **dict.fromkeys(("accumulate_grad_batches", "accumulation_steps", "grad_accum"), "gradient_accumulation_steps"),
     **dict.fromkeys(("precision", "fp16", "bf16", "amp"), "mixed_precision"),
     **dict.fromkeys(("num_workers", "shuffle", "drop_last", "pin_memory"), "train_dataloader_kwargs"),
+    **dict.fromkeys(("eval_steps", "eval_every", "val_check_interval"), "evaluate_every"),
+    **dict.fromkeys(("save_dir", "output_dir", "checkpoint_dir"), "checkpoints"),
+    **{"patience": "early_stopping_patience", "min_delta": "early_stopping_threshold", "monitor": "watch_metric"},
+    **{"path": "save_path", "filepath": "save_path", "mode": "greater_is_better", "logging_steps": "log_every"},
     **{"opt": "optimizer", "max_steps": "max_num_train_steps", "resume": "resume_from", "compute_metrics": "metrics"},
 }
 
@@ -248,14 +251,14 @@ def _wrong_arguments(
     misfit: str, function: Callable[..., Any], signature: inspect.Signature, owner: Any, kwargs: Any
 ) -> ConfigTypeError:
     own = [name for name in signature.parameters if name != "self"]
-    name = "Trainer" if function.__name__ == "__init__" else function.__name__
+    name = function.__qualname__.split(".")[-2] if function.__name__ == "__init__" else function.__name__
     for given in [each for each in kwargs if each not in own]:
         if given in _OF_THE_OPTIMIZER:
             made = f"torch.optim.AdamW(model.parameters(), {'lr' if given == 'learning_rate' else given}=...)"
             what = f"{name}() has no argument {given!r}: it belongs to the optimizer, {made}"
             return ConfigTypeError(what, given=given)
         meant = _OTHER_ARGUMENTS.get(given, given)
-        near = meant if meant in own else next(iter(get_close_matches(given, own, n=1)), None)
+        near = meant if meant in own else nearest(given, own)
         others = {"Trainer": type(owner).__init__, "train": getattr(owner, "train", None)}
         for other, method in others.items():
             if near is None and method is not None and meant in inspect.signature(method).parameters:

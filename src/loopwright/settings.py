@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, fields
 from functools import partial
-from numbers import Real
+from numbers import Integral, Real
 from types import FunctionType, GeneratorType
 from typing import Any
 
@@ -87,7 +87,7 @@ class RunSettings:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 is_data = name == "num_epochs" and isinstance(value, Sized) and not isinstance(value, str)
-                hint = ". Targets belong to the dataset: train(TensorDataset(inputs, targets), num_epochs=...)"
+                hint = ". Write train(TensorDataset(inputs, targets), num_epochs=..., eval_dataset=...)"
                 text = f"{name} must be a whole number of at least 1, got {value!r:.60}{hint if is_data else ''}"
                 raise ConfigError(text, given=value)
         for name in ("gradient_clip_value", "gradient_clip_norm"):
@@ -105,6 +105,8 @@ class RunSettings:
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> RunSettings:
         """Return the settings among the arguments of `train`."""
+        if not isinstance(arguments["seed"], Integral | None):
+            raise ConfigTypeError(f"seed must be a whole number or None, got {arguments['seed']!r:.60}")
         given = {field.name: arguments[field.name] for field in fields(cls)}
         return cls(**{**given, "evaluate_every": Interval.parse(given["evaluate_every"])})
 
@@ -139,9 +141,10 @@ def check_order(model: Any, loss_func: Any, optimizer: Any) -> None:
     """Raise a ConfigTypeError for arguments of a Trainer that are in another order."""
     given = {"model": model, "loss_func": loss_func, "optimizer": optimizer}
     misplaced = [name for name in ("model", "loss_func") if isinstance(given[name], torch.optim.Optimizer)]
+    misplaced += ["model"] if isinstance(model, nn.modules.loss._Loss) else []
     misplaced += ["optimizer"] if isinstance(optimizer, nn.Module) and not hasattr(optimizer, "step") else []
     if misplaced:
-        kinds = ", ".join(f"{name} is a {type(given[name]).__name__}" for name in misplaced)
+        kinds = ", ".join(f"{name} is of type {type(given[name]).__name__}" for name in misplaced)
         order = "Trainer(model, loss_func, optimizer)"
         raise ConfigTypeError(f"the arguments are in another order: {kinds}. Write {order}, or pass them by name.")
 
@@ -161,6 +164,8 @@ def check_parameters(model: Any, optimizer: Any, loss_func: Any = None) -> None:
         raise ConfigTypeError(
             f"optimizer is a {found}. Pass an optimizer: torch.optim.AdamW(model.parameters(), lr=...)."
         )
+    if isinstance(model, FunctionType):
+        raise ConfigTypeError("model is a function. Pass an nn.Module: its parameters are trained.")
     if not isinstance(model, nn.Module):
         return
     parameters = list(model.parameters())

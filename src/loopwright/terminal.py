@@ -55,4 +55,4 @@ def user_traceback(error: BaseException, hidden: tuple[str, ...]) -> list[str]:
     own = [*hidden, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(tuple(own))]
     head = paint(f"{type(error).__name__}: {error}", "red", sys.stdout)
-    return [head, "", *(line.rstrip("\n") for line in traceback.format_list(frames))]
+    return [head, *getattr(error, "__notes__", ()), "", *(line.rstrip("\n") for line in traceback.format_list(frames))]

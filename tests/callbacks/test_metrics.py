@@ -175,6 +175,30 @@ def test_best_model_early_stopping_and_the_average_use_metrics_and_know_their_di
     assert "(higher is better)" in out and "lower is better" not in out
 
 
+def never(outputs, targets):
+    raise AssertionError("the first epoch was run")
+
+
+@pytest.mark.parametrize("kind", [EarlyStoppingCallback, SaveBestModelCallback])
+@pytest.mark.parametrize(("name", "near"), [("acuracy", "accuracy"), ("val_accuracy", "eval_accuracy")])
+def test_a_misspelt_watched_metric_is_refused_before_the_first_epoch(kind, name, near):
+    with pytest.raises(ConfigError) as caught:
+        trainer_of(["accuracy"], loss=never, callbacks=[kind(watch_metric=name)])
+    assert (caught.value.given, caught.value.nearest) == (name, near)
+
+
+def test_watched_metrics_need_an_evaluation_and_are_suggested_from_the_history():
+    for name in ("accuracy", "eval_accuracy", "eval_loss_epoch"):
+        with pytest.raises(ConfigError, match="eval_dataset"):
+            trainer_of(
+                ["accuracy"], loss=never, callbacks=[EarlyStoppingCallback(watch_metric=name)], eval_dataset=None
+            )
+    with pytest.raises(ConfigError) as caught:
+        trainer_of(None, callbacks=[EarlyStoppingCallback(watch_metric="val_loss_epoch")])
+    assert caught.value.nearest == "eval_loss_epoch"
+    trainer_of(["accuracy"], callbacks=[EarlyStoppingCallback(watch_metric="train_accuracy")], eval_dataset=None)
+
+
 @pytest.mark.parametrize("kind", [EarlyStoppingCallback, SaveBestModelCallback])
 def test_an_explicit_direction_wins_and_an_unknown_one_is_lower_with_a_note(kind, tmp_path, capsys):
     options = {"save_path": tmp_path / "best.pt"} if kind is SaveBestModelCallback else {}

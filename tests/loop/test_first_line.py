@@ -2,6 +2,7 @@
 
 import functools
 import re
+import sys
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import toys
 from loopwright import Trainer
+from loopwright.callbacks import EarlyStoppingCallback, SaveBestModelCallback
 from loopwright.errors import BatchLossError, ConfigError, ConfigTypeError
 
 ROWS = toys.labelled(12)
@@ -29,6 +31,11 @@ NAMES = {
     "val_dataset": "eval_dataset",
     "max_grad_norm": "gradient_clip_norm",
     "eval_data": "eval_dataset",
+    "eval_steps": "evaluate_every",
+    "grad_accum": "gradient_accumulation_steps",
+    "clip_grad": "gradient_clip_norm",
+    "save_dir": "checkpoints",
+    "foo": None,
 }
 
 
@@ -55,6 +62,22 @@ def test_arguments_of_something_else_are_sent_there():
     assert caught.value.nearest == "per_device_batch_size"
 
 
+CALLBACKS = {
+    "patience": (EarlyStoppingCallback, "early_stopping_patience"),
+    "monitor": (EarlyStoppingCallback, "watch_metric"),
+    "path": (SaveBestModelCallback, "save_path"),
+    "watch_metrics": (SaveBestModelCallback, "watch_metric"),
+}
+
+
+@pytest.mark.parametrize("given", CALLBACKS)
+def test_a_wrong_argument_of_a_callback_is_named_with_the_right_one(given):
+    kind, right = CALLBACKS[given]
+    with pytest.raises(ConfigTypeError, match=kind.__name__) as caught:
+        kind(**{given: 3})
+    assert (caught.value.given, caught.value.nearest) == (given, right)
+
+
 def test_a_type_error_of_the_users_own_code_stays_as_it_is():
     class Own(Trainer):
         def calculate_train_batch_loss(self, batch):
@@ -69,7 +92,13 @@ def test_a_type_error_of_the_users_own_code_stays_as_it_is():
 def test_swapped_arguments_are_named_when_the_trainer_is_made():
     model, loss = nn.Linear(4, 3), nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for order in ((model, optimizer, loss), (optimizer, model, loss), (loss, model, model), (model, optimizer, None)):
+    for order in (
+        (loss, model, optimizer),
+        (model, optimizer, loss),
+        (optimizer, model, loss),
+        (loss, model, model),
+        (model, optimizer, None),
+    ):
         with pytest.raises(ConfigTypeError, match=r"Trainer\(model, loss_func, optimizer\)"):
             Trainer(*order)
 
@@ -137,12 +166,54 @@ def test_numbers_losses_and_shapes_that_cannot_work_are_explained():
     for epochs in ("3", 2.5, Y):
         with pytest.raises(ConfigError, match="num_epochs"):
             trainer_of().train(ROWS, epochs)
+    with pytest.raises(ConfigError, match=r"num_epochs=\.\.\., eval_dataset="):
+        trainer_of().train(ROWS, ROWS, 3)
+    with pytest.raises(ConfigTypeError, match="seed"):
+        trainer_of().train(ROWS, 1, seed="a")
+    with pytest.raises(ConfigTypeError, match="model is a function"):
+        Trainer(lambda x: x, nn.MSELoss(), torch.optim.SGD(nn.Linear(1, 1).parameters())).train(ROWS, 1)
     with pytest.raises(BatchLossError, match="cannot be called"):
         trainer_of(loss="mse").train(ROWS, 1)
     with pytest.raises(BatchLossError, match="equal shapes"):
         trainer_of(nn.BCEWithLogitsLoss(), width=1).train(TensorDataset(X, (Y > 1).float()), 1)
     with pytest.raises(BatchLossError, match=r"targets.float\(\)"):
         trainer_of(nn.BCEWithLogitsLoss(), width=1).train(TensorDataset(X, (Y > 1).long()[:, None]), 1)
+
+
+def squares(outputs, targets):
+    return ((outputs - targets) ** 2).mean()
+
+
+ELEMENTWISE = [nn.MSELoss(), nn.L1Loss(), nn.SmoothL1Loss(), nn.HuberLoss(), nn.BCEWithLogitsLoss()]
+SHAPED = {(-1, 1): (Y.float(), r"\(-1, 1\)"), (-1,): (Y.float()[:, None], r"\(-1\)")}
+
+
+@pytest.mark.parametrize("loss", [*ELEMENTWISE, nn.functional.mse_loss], ids=repr)
+@pytest.mark.parametrize("shape", SHAPED)
+def test_shapes_that_would_be_broadcast_are_an_error_with_the_fix(loss, shape):
+    targets, fix = SHAPED[shape]
+    model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(1 - len(shape) if len(shape) == 1 else 1))
+    trainer = Trainer(model, loss, torch.optim.SGD(model.parameters()), callbacks=())
+    with pytest.raises(BatchLossError, match=rf"the shape \(8,.*targets \(8,.*targets.reshape{fix}"):
+        trainer.train(TensorDataset(X, targets), 1)
+
+
+def test_a_function_that_broadcasts_gets_a_note_and_one_that_reshapes_gets_none(capsys):
+    data = TensorDataset(X, Y.float())
+    trainer_of(squares, width=1).train(data, 2, data)
+    assert capsys.readouterr().out.count("squares needs equal shapes. Pass targets.reshape(-1, 1).") == 1
+    for fine in (lambda o, t: squares(o.squeeze(1), t), lambda o, t: squares(o[:, 0], t), lambda o, t: o.mean()):
+        trainer_of(fine, width=1).train(data, 1)
+        assert "equal shapes" not in capsys.readouterr().out
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has notes from 3.11 on")
+def test_an_error_of_the_model_in_the_first_batch_keeps_its_type_and_gets_the_batch():
+    for x, kind in ((X.double(), "torch.float64"), (X[:, :3], r"torch.float32 \(8, 3\)")):
+        with pytest.raises(RuntimeError) as caught:
+            trainer_of().train(TensorDataset(x, Y), 1)
+        (note,) = caught.value.__notes__
+        assert re.search(rf"holds {kind}.*torch.int64 \(8,\).*parameters are torch.float32", note)
 
 
 def test_samples_that_are_not_finite_are_named(capsys):

@@ -179,16 +179,6 @@ def has_new_value(metric_name: str, event: Mapping[str, Any]) -> bool:
     return "train" in metric_name or bool(event.get("has_evaluated", True))
 
 
-def require_evaluation(callback: Any, metric_name: str, trainer: TrainerLike) -> None:
-    """Raise a ConfigError at the start of a run without evaluation if a callback watches its loss."""
-    if metric_name == "eval_loss_epoch" and trainer.eval_loader is None:
-        name = type(callback).__name__
-        raise ConfigError(
-            f"{name} watches eval_loss_epoch, and the run has no evaluation. Pass an eval_dataset to train, or "
-            f'{name}(..., watch_metric="train_loss_epoch").'
-        )
-
-
 class CallbackHandler:
     """Holds the callbacks of a trainer and calls their events, in order.
 

@@ -10,9 +10,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from loopwright.callbacks.base import TrainerCallback, has_new_value, require_counts, require_evaluation
-from loopwright.callbacks.metrics import set_direction, told_direction, watched_value
-from loopwright.errors import ConfigError
+from loopwright.callbacks.base import TrainerCallback, has_new_value, require_counts
+from loopwright.callbacks.metrics import check_watched, set_direction, told_direction, watched_value
+from loopwright.errors import ConfigError, explains_arguments
 from loopwright.protocols import TrainerLike
 
 
@@ -48,7 +48,7 @@ class SaveBestModelCallback(TrainerCallback):
         set_direction(self)
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        require_evaluation(self, self.watch_metric, trainer)
+        check_watched(self, trainer)
         set_direction(self, trainer)
         if self.reset_on_train:
             self.best_metric = None
@@ -88,6 +88,9 @@ class SaveBestModelCallback(TrainerCallback):
     def _save(self, trainer: TrainerLike, metadata: dict[str, Any], **options: Any) -> None:
         options |= {"save_optimizer": self.save_optimizer, "save_scheduler": self.save_scheduler}
         trainer.save_checkpoint(self.save_path, metadata, **options)
+
+
+SaveBestModelCallback.__init__ = explains_arguments(SaveBestModelCallback.__init__)  # type: ignore[method-assign]
 
 
 class SaveTrainingStateCallback(TrainerCallback):

@@ -104,7 +104,8 @@ class ModelEmaCallback(SaveBestModelCallback):
         update_every: int = 1,
     ) -> None:
         require_counts(update_every=update_every)
-        super().__init__(save_path, watch_metric, greater_is_better, reset_on_train=False, save_optimizer=False)
+        never = {"reset_on_train": False, "save_optimizer": False, "load_saved_checkpoint": False}
+        super().__init__(save_path, watch_metric, greater_is_better, **never)
         self.decay = decay
         self.evaluate_during_training = evaluate_during_training
         self.model_ema = model_ema

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from loopwright.callbacks.base import TrainerCallback
 from loopwright.engine.processes import gather_objects, is_distributed
-from loopwright.errors import BatchLossError
+from loopwright.errors import BatchLossError, ConfigError, nearest
 from loopwright.progress import TRAINED
 from loopwright.protocols import TrainerLike
 
@@ -61,15 +61,32 @@ def told_direction(callback: Any) -> str:
     return "higher is better" if callback.greater_is_better else "lower is better"
 
 
+def check_watched(callback: Any, trainer: TrainerLike) -> None:
+    """Raise a ConfigError at the start of a run where it is known that a callback's metric will not be recorded."""
+    name, kind = callback.watch_metric, type(callback).__name__
+    metrics = [each for each in trainer.callback_handler if isinstance(each, MetricsCallback)]
+    given = [metric.name for each in metrics for metric in each.train if metric.name is not None]
+    if trainer.eval_loader is None and name in ("eval_loss_epoch", *given, *(f"eval_{each}" for each in given)):
+        raise ConfigError(
+            f"{kind} watches {name}, and the run has no evaluation. Pass an eval_dataset to train, or "
+            f'{kind}(..., watch_metric="train_{_PHASES.sub("", name)}").'
+        )
+    known = [f"{phase}{each}" for each in given if len(each) > 5 for phase in ("", "train_", "eval_")]
+    # A longer or a short name may be one that a hook records.
+    near = nearest(name, [each for each in known if not name.startswith(each)])
+    if near is not None and name not in known:
+        raise ConfigError(f"{kind} watches {name!r}, which is not in metrics", given=name, choices=known, nearest=near)
+
+
 def watched_value(callback: Any, trainer: TrainerLike) -> float:
     """Return the latest value of a callback's watched metric; "accuracy" also finds "eval_accuracy"."""
     name, history = callback.watch_metric, trainer.run_history
+    names = history.get_metric_names()
+    found = next((each for each in (name, f"eval_{name}") if each in names), name)
     try:
-        return float(history.get_latest_metric(name))
-    except ValueError:
-        if f"eval_{name}" not in history.get_metric_names():
-            raise
-    return float(history.get_latest_metric(f"eval_{name}"))
+        return float(history.get_latest_metric(found))
+    except ValueError as error:
+        raise ConfigError(str(error).strip("."), given=name, choices=names, nearest=nearest(name, names)) from None
 
 
 class MetricsCallback(TrainerCallback):

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from loopwright.callbacks.base import TrainerCallback, has_new_value, require_evaluation
-from loopwright.callbacks.metrics import set_direction, told_direction, watched_value
-from loopwright.errors import StopTrainingError
+from loopwright.callbacks.base import TrainerCallback, has_new_value
+from loopwright.callbacks.metrics import check_watched, set_direction, told_direction, watched_value
+from loopwright.errors import StopTrainingError, explains_arguments
 from loopwright.progress import StopKind, StopReason
 from loopwright.protocols import TrainerLike
 
@@ -45,7 +45,7 @@ class EarlyStoppingCallback(TrainerCallback):
         set_direction(self)
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        require_evaluation(self, self.watch_metric, trainer)
+        check_watched(self, trainer)
         set_direction(self, trainer)
         if self.reset_on_train:
             self.best_metric = None
@@ -92,6 +92,9 @@ class EarlyStoppingCallback(TrainerCallback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best_metric = state["best_metric"]
         self.early_stopping_patience_counter = state["counter"]
+
+
+EarlyStoppingCallback.__init__ = explains_arguments(EarlyStoppingCallback.__init__)  # type: ignore[method-assign]
 
 
 class TerminateOnNaNCallback(TrainerCallback):

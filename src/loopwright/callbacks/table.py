@@ -19,7 +19,7 @@ from loopwright.terminal import bar_class, is_notebook, is_terminal, paint
 _SECONDS_BETWEEN = 0.5  # readings of the loss for the bar: each waits for the device
 _PIPE_COLUMNS = 120
 _LEAST_WIDTH, _SHORT_TITLE = 9, 14
-_OTHER_COLUMNS = 24  # epoch, seconds and the mark of the best
+_OTHER_COLUMNS = 23  # epoch, seconds and the mark of the best
 
 
 class EpochTableCallback(TrainerCallback):

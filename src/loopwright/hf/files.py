@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 import hashlib
 import importlib
 import json
@@ -22,7 +21,7 @@ from loopwright.checkpoint import Checkpoint
 from loopwright.checkpoint.state_by_name import untied
 from loopwright.checkpoint.store import stored, write_file
 from loopwright.engine.trackers import check_installed
-from loopwright.errors import CheckpointError, ConfigError
+from loopwright.errors import CheckpointError, ConfigError, nearest
 from loopwright.run_folder.files import give_usual_mode
 
 _logger = logging.getLogger("loopwright.hf")
@@ -195,8 +194,8 @@ def reporting_callbacks(report_to: list[str], logging_dir: str | None) -> list[A
     except ImportError as error:
         raise ConfigError(f"report_to={report_to} needs transformers' callbacks: {error}") from error
     except (RuntimeError, ValueError) as error:  # a tracker whose package is missing, or that does not exist
-        near = difflib.get_close_matches(str(error).partition(" ")[0], integrations.INTEGRATION_TO_CALLBACK, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near and isinstance(error, ValueError) else ""
+        near = nearest(str(error).partition(" ")[0], integrations.INTEGRATION_TO_CALLBACK)
+        hint = f" Did you mean {near!r}?" if near and isinstance(error, ValueError) else ""
         raise ConfigError(f"report_to={report_to}: {error}{hint}") from error
     for callback in callbacks:
         if hasattr(callback, "logging_dir") and logging_dir is not None:

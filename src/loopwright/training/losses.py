@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -13,15 +15,19 @@ from torch import Tensor, nn
 
 from loopwright.data import Window
 from loopwright.engine import Engine
-from loopwright.engine.nested import num_rows
+from loopwright.engine.nested import iter_tensors, num_rows
 from loopwright.engine.processes import sum_on_device, sum_over_processes
-from loopwright.errors import BatchLossError, ConfigError
+from loopwright.errors import BatchLossError, ConfigError, LoopwrightError
 from loopwright.failpoints import failpoint
 from loopwright.tracking import LossTracker
 from loopwright.tracking.loss import combined
 
-Note = Callable[[list[str]], None]  # called with the names that a model does not take
+Note = Callable[..., None]  # called with a kind, and a function that returns a text, or None for nothing to report
 _NEVER = 2**62
+# Losses of torch that compare each output with its own target, and broadcast.
+_ELEMENTWISE = ("MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "PoissonNLLLoss", "SoftMarginLoss", "BCELoss")
+_ELEMENTWISE += ("BCEWithLogitsLoss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "poisson_nll_loss")
+_ELEMENTWISE += ("soft_margin_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
 _WRAPPERS = r"^(_orig_mod\.)?module\.(_orig_mod\.)?"  # what is before the name of a parameter of a wrapped model
 
 
@@ -245,7 +251,7 @@ def batch_loss(model: Any, loss_func: Any, batch: Any, note: Note | None = None)
         )
     inputs, targets = batch[0], batch[1]
     outputs = _outputs(model, inputs)
-    return {"loss": _loss(loss_func, outputs, targets), "model_outputs": outputs, "batch_size": targets.size(0)}
+    return {"loss": _loss(loss_func, outputs, targets, note), "model_outputs": outputs, "batch_size": targets.size(0)}
 
 
 def unused_parameters(model: Any, error: BaseException, remedies: Callable[[], tuple[str, str]]) -> ConfigError | None:
@@ -323,37 +329,66 @@ def _mapping_loss(model: Any, loss_func: Any, batch: Mapping[str, Any], note: No
                 "Rename the target to labels, or override calculate_train_batch_loss."
             )
         outputs = _outputs(model, **_accepted(model, batch, note, has_loss=True))
-        loss = _loss(loss_func, getattr(outputs, "logits", outputs), batch["labels"])
+        loss = _loss(loss_func, getattr(outputs, "logits", outputs), batch["labels"], note)
     return {"loss": loss, "model_outputs": getattr(outputs, "logits", outputs), "batch_size": num_rows(batch)}
 
 
-def _loss(loss_func: Any, outputs: Any, targets: Any) -> Any:
+def _loss(loss_func: Any, outputs: Any, targets: Any, note: Note | None) -> Any:
     """Return the loss; raise a BatchLossError if targets are of a kind that a loss of torch does not take."""
+    name = getattr(loss_func, "__name__", type(loss_func).__name__)
+    are_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+    if name in _ELEMENTWISE and are_tensors and outputs.shape != targets.shape:
+        raise BatchLossError(_unequal(name, outputs, targets))
     try:
-        return loss_func(outputs, targets)
+        loss = loss_func(outputs, targets)
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        name = getattr(loss_func, "__name__", type(loss_func).__name__)
-        reason = f"loss_func is a {name}, which cannot be called" if not callable(loss_func) else None
-        if isinstance(outputs, Tensor) and isinstance(targets, Tensor) and reason is None:
-            reason = _why_no_loss(name, outputs, targets)
+        reason = f"loss_func is of type {name}, which cannot be called" if not callable(loss_func) else None
+        if are_tensors and reason is None:
+            reason = _why_no_loss(name, outputs, targets, getattr(loss_func, "ignore_index", -100))
         if reason is None:
             raise
         raise BatchLossError(reason) from error
+    if note is not None and isinstance(loss_func, FunctionType) and are_tensors and outputs.shape != targets.shape:
+        note("loss.shapes", lambda: _why_broadcast(loss_func, outputs, targets, loss))
+    return loss
 
 
-def _why_no_loss(name: str, outputs: Tensor, targets: Tensor) -> str | None:
+def _unequal(name: str, outputs: Tensor, targets: Tensor) -> str:
+    sizes = ", ".join(["-1", *map(str, outputs.shape[1:])])
+    fix = f". Pass targets.reshape({sizes})." if outputs.numel() == targets.numel() else ""
+    shapes = f"the outputs have the shape {tuple(outputs.shape)}, and the targets {tuple(targets.shape)}"
+    return f"{shapes}: {name} needs equal shapes{fix}"
+
+
+def _why_broadcast(loss_func: FunctionType, outputs: Tensor, targets: Tensor, loss: Tensor) -> str | None:
+    """Return a warning if a loss function gives another value for outputs of the shape of the targets."""
+    with torch.no_grad(), contextlib.suppress(Exception):  # other sizes, or a function that takes no other shape
+        if not torch.allclose(loss_func(outputs.reshape(targets.shape), targets), loss, rtol=1e-3):
+            return f"The loss may be wrong: {_unequal(loss_func.__name__, outputs, targets)}"
+    return None
+
+
+def describe_batch(error: Exception, batch: Any, model: Any) -> None:
+    """Add the types and shapes of a batch to an error of the model; Python has notes from 3.11 on."""
+    if hasattr(error, "add_note") and not isinstance(error, LoopwrightError) and isinstance(model, nn.Module):
+        kinds = ", ".join(sorted({str(parameter.dtype) for parameter in model.parameters()}))
+        held = ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in iter_tensors(batch))
+        error.add_note(f"The first batch holds {held}. The model's parameters are {kinds}.")
+
+
+def _why_no_loss(name: str, outputs: Tensor, targets: Tensor, ignored: int) -> str | None:
     kind, shape = str(targets.dtype).removeprefix("torch."), tuple(targets.shape)
     if name in ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss") and outputs.dim() > 1:
         if targets.dim() == outputs.dim() and targets.shape[1] == 1 != outputs.shape[1]:
             return f"the targets have the shape {shape}; {name} needs one class per sample: targets.squeeze(1).long()"
         if targets.is_floating_point() or targets.dtype not in (torch.int64, torch.uint8):
-            return f"the targets are of type {kind}; {name} needs the numbers of classes: targets.long()"
-        classes, used = outputs.shape[1], targets[targets != -100]
+            return f"the targets are of type {kind}; {name} needs class indices: targets.long()"
+        classes, used = outputs.shape[1], targets[targets != ignored]
         if len(used) and (used.min() < 0 or used.max() >= classes):
             odd = int(used.min() if used.min() < 0 else used.max())
             return f"the target {odd} is out of range: the model has {classes} outputs, for classes 0 to {classes - 1}"
     if outputs.shape != targets.shape and outputs.numel() == targets.numel():
-        return f"the outputs have the shape {tuple(outputs.shape)}, and the targets {shape}: {name} needs equal shapes"
+        return _unequal(name, outputs, targets)
     if name in ("BCEWithLogitsLoss", "BCELoss", "MSELoss", "L1Loss") and not targets.is_floating_point():
         return f"the targets are of type {kind}; {name} needs targets.float()"
     return None
@@ -404,7 +439,8 @@ def _accepted(
         return {name: value for name, value in batch.items() if not has_loss or name not in {*extra} & {"labels"}}
     told = [name for name in extra if name != "labels"]
     if told and note is not None:
-        note(told)
+        text = f"Left out of the batches, as the model's forward does not take them: {', '.join(told)}"
+        note("batch.extra", lambda: text, names=told)
     return kept
 
 

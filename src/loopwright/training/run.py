@@ -12,7 +12,7 @@ run.checkpoints      saves, and knows what was resumed                 (checkpoi
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
@@ -43,7 +43,7 @@ from loopwright.settings import RunSettings
 from loopwright.stepping.eager import EagerStepper, MicroBatchStep
 from loopwright.stepping.graphs import GraphStepper, plan_stepper, report_eager
 from loopwright.stepping.memory import MemoryGuard, OptimizerStep
-from loopwright.training.losses import EpochLosses, check_batch_output, prediction
+from loopwright.training.losses import EpochLosses, check_batch_output, describe_batch, prediction
 from loopwright.training.resume import recount_batches, resume
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class TrainingRun:
         self.logbook: Logbook = trainer.create_logbook(self)
         self.checkpoints: RunCheckpoints = trainer.create_checkpoints(self)
         self._has_begun = False
-        self._has_noted_extra = False
+        self._noted: set[str] = set()
         self._output_is_checked = False
         self._windows: Iterator[Window] = iter(())
         self.applying = OptimizerStep(self)
@@ -411,16 +411,20 @@ class TrainingRun:
             output = trainer.calculate_train_batch_loss(batch)
         except StopTrainingError as error:
             output = self.stand_in(batch, error)
+        except Exception as error:
+            if not self._output_is_checked:
+                describe_batch(error, batch, trainer.model)
+            raise
         self.check_first_output(output, "calculate_train_batch_loss")
         trainer.call_event("on_train_step_end", batch=batch, batch_output=output, step=step)
         return self.losses.weighted(output)
 
-    def note_extra(self, names: list[str]) -> None:
-        """Report once which entries of the batches the model does not take."""
-        if not self._has_noted_extra:
-            self._has_noted_extra = True
-            text = f"Left out of the batches, as the model's forward does not take them: {', '.join(names)}"
-            self.trainer.notify("batch.extra", text, names=names)
+    def note_once(self, kind: str, explain: Callable[[], str | None], **fields: Any) -> None:
+        """Report something about the batches, if there is something at the first call of its kind."""
+        if kind not in self._noted:
+            self._noted.add(kind)
+            if text := explain():
+                self.trainer.notify(kind, text, **fields)
 
     def check_first_output(self, output: Any, method: str) -> None:
         if not self._output_is_checked:
