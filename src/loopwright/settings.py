@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from loopwright.checkpoint import Checkpointing
 from loopwright.engine.sharding import Sharding
 from loopwright.errors import ConfigError, ConfigTypeError, DataError, nearest
+from loopwright.quantities import counted
 from loopwright.schedulers import SchedulerBase
 
 STEP_MODES = ("auto", "eager", "compile", "graph")
@@ -200,9 +201,7 @@ def check_dataset(dataset: Any, name: str, kwargs: dict[str, Any], batch_size: i
     if unknown := [each for each in kwargs if each not in known]:
         text = f"{arguments} has {unknown[0]!r}, which is not an argument of DataLoader"
         raise ConfigTypeError(text, given=unknown[0], choices=known, nearest=nearest(str(unknown[0]), known))
-    if dataset is None:
-        if name == "train_dataset":
-            raise ConfigTypeError("train_dataset is None: pass a dataset or a DataLoader")
+    if dataset is None and name != "train_dataset":
         return
     is_read = hasattr(type(dataset), "__getitem__") and (isinstance(dataset, Sized) or "sampler" in " ".join(kwargs))
     is_other = isinstance(dataset, (str, type)) or type(dataset).__name__ in ("DataFrame", "LazyFrame", "Series")
@@ -230,8 +229,8 @@ def check_dataset(dataset: Any, name: str, kwargs: dict[str, Any], batch_size: i
     batch_size = kwargs.get("batch_size") or batch_size
     if kwargs.get("drop_last") and size < batch_size:
         raise DataError(
-            f"{name} has {size} samples, fewer than one batch of {batch_size}, and drop_last=True drops the only one. "
-            "Lower the batch size or pass drop_last=False."
+            f"{name} has {counted(size, 'sample')}, fewer than one batch of {batch_size}, and drop_last=True drops the "
+            "only one. Lower the batch size or pass drop_last=False."
         )
 
 

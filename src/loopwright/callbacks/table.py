@@ -170,8 +170,9 @@ def _is_shown(name: str, value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and not name.startswith("intermediate")
 
 
-def _title(name: str) -> str:
-    return name.removesuffix("_epoch").replace("_", " ")
+def _title(name: str, longest: int = 99) -> str:
+    title = name.removesuffix("_epoch").replace("_", " ")
+    return title if len(title) <= longest else f"{title[: longest // 2 - 1]}..{title[1 - longest // 2 :]}"
 
 
 def _order(name: str) -> tuple[bool, bool, str]:
@@ -189,12 +190,7 @@ def _fitted(names: list[str]) -> dict[str, str]:
     for gone in ("", *order):
         kept = [name for name in kept if name != gone or len(kept) == 1]
         for longest in (width, _SHORT_TITLE):
-            titles = {name: _shortened(_title(name), longest) for name in kept}
+            titles = {name: _title(name, longest) for name in kept}
             if sum(max(len(each), _LEAST_WIDTH) + 2 for each in titles.values()) + _OTHER_COLUMNS <= width:
                 return titles
     return titles
-
-
-def _shortened(title: str, longest: int) -> str:
-    """Return a title without its middle if it is longer than that."""
-    return title if len(title) <= longest else f"{title[: longest // 2 - 1]}..{title[1 - longest // 2 :]}"

@@ -107,7 +107,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
     def _process_data(self, data: Any, *rest: Any) -> Any:
         """Return a batch, or raise the worker's error with its own message; torch puts the traceback into it."""
         try:
-            return super()._process_data(data, *rest)
+            return super()._process_data(data, *rest)  # type: ignore[no-untyped-call]
         except Exception as error:
             *_, message = re.split(rf"\n(?:[\w.]+\.)?{type(error).__name__}: ", str(error))
             raise type(error)(message.strip()) from error

@@ -29,13 +29,8 @@ _PLAIN = (metrics.Accuracy, *_AVERAGED, metrics.MatthewsCorrelation, metrics.Roc
 _PLAIN += (metrics.MeanAbsoluteError, metrics.R2, metrics.PearsonCorrelation, metrics.SpearmanCorrelation)  # type: ignore[assignment]
 _KNOWN: dict[str, Callable[..., metrics.Metric]] = {kind.name: kind for kind in _PLAIN}
 NAMES = (*_KNOWN, "rmse", "top_5_accuracy", *(f"{kind.name}_{how}" for kind in _AVERAGED for how in ("macro", "micro")))
-_LOSSES = ("loss", "loss_epoch")  # the ends of the history's own names
 _OF_PROBABILITIES = ("BCELoss", "binary_cross_entropy")
 _OF_CLASSES = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss")
-_OF_LOGITS = (
-    *("BCEWithLogitsLoss", "binary_cross_entropy_with_logits", "SoftMarginLoss", "soft_margin_loss", *_OF_CLASSES),
-    *("MultiLabelSoftMarginLoss", "multilabel_soft_margin_loss"),
-)
 _OTHER_NAMES = {
     **{"acc": "accuracy", "auc": "auroc", "roc_auc": "auroc", "mcc": "matthews_correlation"},
     **{"matthews_corrcoef": "matthews_correlation", "f1score": "f1", "fscore": "f1", "f1_measure": "f1"},
@@ -72,11 +67,8 @@ class _Collecting:
 class NamedMetric(_Collecting):
     """A metric of this package. If it `adapts`, F1 and its like choose their average by the number of classes.
 
-    Where the loss function does not say whether outputs are logits or probabilities, both are counted. They are logits
-    once an output is outside [0, 1].
-
-    Attributes:
-        seen: "logits" once an output was outside [0, 1]; shared by training and evaluation.
+    Where the loss does not say whether outputs are logits or probabilities, both are counted. They are logits once an
+    output is outside [0, 1]: then `seen`, which training and evaluation share, holds "logits".
     """
 
     def __init__(self, name: str, metric: Any, adapts: bool = False, k: int | None = None) -> None:
@@ -108,10 +100,16 @@ class NamedMetric(_Collecting):
         kind, outputs, targets = _aligned(outputs, targets, loss_func, self.name)
         self._num_classes = {"classes": outputs.shape[-1], "labels": -outputs.shape[-1], "binary": 2}[kind]
         loss = _loss_name(loss_func)
-        is_known = loss in _OF_LOGITS or (kind == "classes" and not isinstance(metric, _SCORES))
-        which = [0] if is_known else [1] if loss in _OF_PROBABILITIES else [0, 1]
+        is_known = loss in _OF_CLASSES or (kind == "classes" and not isinstance(metric, _SCORES))
+        which = (
+            [0]
+            if is_known or re.search("logits|margin", loss.lower())
+            else [1]
+            if loss in _OF_PROBABILITIES
+            else [0, 1]
+        )
         rows = {place: self._rows(kind, outputs, targets, bool(place)) for place in which}
-        return rows, _are_probabilities(outputs, kind) if len(which) == 2 else True
+        return rows, ((outputs >= 0) & (outputs <= 1)).all() if len(which) == 2 else True
 
     def flush(self) -> None:
         for rows, are_probabilities in self._take():
@@ -140,7 +138,8 @@ class NamedMetric(_Collecting):
     def running(self) -> dict[str, Any]:
         """Return the results of this process so far."""
         self.flush()
-        metric = next((each for each in self._in_order() if each.num_samples), self._metrics[0])
+        order = self._metrics if "logits" in self.seen else self._metrics[::-1]
+        metric = next((each for each in order if each.num_samples), order[0])
         options = dict(metric.options)
         if self._adapts and isinstance(metric, AveragedMetric):
             if options["average"] == "binary" and self._num_classes != 2:
@@ -150,9 +149,6 @@ class NamedMetric(_Collecting):
         found = metric.result(options) if metric.num_samples else {}
         one = [_numbers(self.name, value) for value in found.values()] if len(found) == 1 else []
         return one[0] if one else found
-
-    def _in_order(self) -> list[Any]:
-        return self._metrics if "logits" in self.seen else self._metrics[::-1]
 
     def state(self) -> dict[str, Any]:
         self.flush()
@@ -226,9 +222,7 @@ class FunctionMetric(_Collecting):
 
     def compute(self, gather: Gather) -> dict[str, Any]:
         kept = [batch for state in gather(self.state()) for batch in state["kept"]]
-        return (
-            _numbers(self.name, _called(self.name, self._function, *_joined(kept))) if kept else {self.name: math.nan}
-        )
+        return _numbers(self.name, _called(self.name, self._function, *_joined(kept)) if kept else math.nan)
 
     def state(self) -> dict[str, Any]:
         self.flush()
@@ -301,10 +295,8 @@ def parse_metrics(given: Any) -> list[BatchMetric]:
     else:
         found = [_parse(None, each) for each in (given if isinstance(given, Iterable) and not is_one else [given])]
     names = [each.name for each in found]
-    if taken := [name for name in names if name in _LOSSES]:
-        raise ConfigError(
-            f"metrics has the name {taken[0]!r}, which the history uses for the loss. Choose another one."
-        )
+    if taken := [name for name in names if name in ("loss", "loss_epoch")]:
+        raise ConfigError(f"metrics has the name {taken[0]!r}, which is that of the loss. Choose another one.")
     if twice := [name for name in names if name is not None and names.count(name) > 1]:
         raise ConfigError(f"metrics has two of the name {twice[0]!r}. Name them: metrics={{name: metric, ...}}.")
     return found
@@ -376,12 +368,6 @@ def _aligned(outputs: Any, targets: Any, loss_func: Any, name: str) -> tuple[str
         if is_second or is_last:
             return "classes", outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
     raise _mismatch(name, outputs, targets)
-
-
-def _are_probabilities(outputs: Any, kind: str) -> Any:
-    """Return whether a batch of outputs can be probabilities, on its device."""
-    are_within = ((outputs >= 0) & (outputs <= 1)).all()
-    return are_within & ((outputs.float().sum(-1) - 1).abs() < 0.05).all() if kind == "classes" else are_within
 
 
 def _mismatch(name: str, outputs: Any, targets: Any) -> DataError:

@@ -24,10 +24,8 @@ from loopwright.tracking.loss import combined
 
 Note = Callable[..., None]  # called with a kind, and a function that returns a text, or None for nothing to report
 _NEVER = 2**62
-# Losses of torch that compare each output with its own target, and broadcast.
-_ELEMENTWISE = ("MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "PoissonNLLLoss", "SoftMarginLoss", "BCELoss")
-_ELEMENTWISE += ("BCEWithLogitsLoss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "poisson_nll_loss")
-_ELEMENTWISE += ("soft_margin_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
+# Losses of torch that broadcast outputs and targets, as classes or functions; the others refuse such shapes.
+_BROADCASTING = ("mseloss", "l1loss", "smoothl1loss", "huberloss", "poissonnllloss", "softmarginloss")
 _WRAPPERS = r"^(_orig_mod\.)?module\.(_orig_mod\.)?"  # what is before the name of a parameter of a wrapped model
 
 
@@ -337,7 +335,8 @@ def _loss(loss_func: Any, outputs: Any, targets: Any, note: Note | None) -> Any:
     """Return the loss; raise a BatchLossError if targets are of a kind that a loss of torch does not take."""
     name = getattr(loss_func, "__name__", type(loss_func).__name__)
     are_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
-    if name in _ELEMENTWISE and are_tensors and outputs.shape != targets.shape:
+    are_unequal = are_tensors and outputs.shape != targets.shape
+    if are_unequal and name.replace("_", "").lower() in _BROADCASTING:
         raise BatchLossError(_unequal(name, outputs, targets))
     try:
         loss = loss_func(outputs, targets)
@@ -348,7 +347,7 @@ def _loss(loss_func: Any, outputs: Any, targets: Any, note: Note | None) -> Any:
         if reason is None:
             raise
         raise BatchLossError(reason) from error
-    if note is not None and isinstance(loss_func, FunctionType) and are_tensors and outputs.shape != targets.shape:
+    if are_unequal and note is not None and isinstance(loss_func, FunctionType):
         note("loss.shapes", lambda: _why_broadcast(loss_func, outputs, targets, loss))
     return loss
 
