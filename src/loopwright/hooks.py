@@ -100,12 +100,12 @@ class TrainerHooks:
         Called for every micro-batch, on the device. Further keys reach the callbacks; `num_items_in_batch`
         says how many items the loss is a mean of. A mapping goes to the model as keywords.
         """
-        return batch_loss(self.model, self.loss_func, batch, self._current_run.note_once)
+        return batch_loss(self.model, self.loss_func, batch, self._current_run)
 
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
         """Return an evaluation batch's `loss`, `model_outputs` and `batch_size`; without gradients."""
         with torch.no_grad():
-            return batch_loss(self.model, self.loss_func, batch, self._current_run.note_once)
+            return batch_loss(self.model, self.loss_func, batch, self._current_run)
 
     def calculate_prediction(self, batch: Any) -> Any:
         """Return the outputs for a batch of `predict`: a tensor, or a tuple or dict of tensors, one row per sample."""

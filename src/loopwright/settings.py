@@ -142,7 +142,7 @@ def check_order(model: Any, loss_func: Any, optimizer: Any) -> None:
     """Raise a ConfigTypeError for arguments of a Trainer that are in another order."""
     given = {"model": model, "loss_func": loss_func, "optimizer": optimizer}
     misplaced = [name for name in ("model", "loss_func") if isinstance(given[name], torch.optim.Optimizer)]
-    misplaced += ["model"] if isinstance(model, nn.modules.loss._Loss) else []
+    misplaced += ["model"] if type(model).__module__ == "torch.nn.modules.loss" else []
     misplaced += ["optimizer"] if isinstance(optimizer, nn.Module) and not hasattr(optimizer, "step") else []
     if misplaced:
         kinds = ", ".join(f"{name} is of type {type(given[name]).__name__}" for name in misplaced)

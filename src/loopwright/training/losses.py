@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,9 @@ from loopwright.failpoints import failpoint
 from loopwright.tracking import LossTracker
 from loopwright.tracking.loss import combined
 
-Note = Callable[..., None]  # called with a kind, and a function that returns a text, or None for nothing to report
+if TYPE_CHECKING:
+    from loopwright.training.run import TrainingRun
+
 _NEVER = 2**62
 # Losses of torch that broadcast outputs and targets, as classes or functions; the others refuse such shapes.
 _BROADCASTING = ("mseloss", "l1loss", "smoothl1loss", "huberloss", "poissonnllloss", "softmarginloss")
@@ -226,14 +228,14 @@ def reduced_mean(tracker: LossTracker, engine: Engine) -> tuple[float, bool]:
     return (total / count if count else math.nan), bad_anywhere > 0
 
 
-def batch_loss(model: Any, loss_func: Any, batch: Any, note: Note | None = None) -> dict[str, Any]:
+def batch_loss(model: Any, loss_func: Any, batch: Any, run: TrainingRun | None = None) -> dict[str, Any]:
     """Return loss, model outputs and batch size of a batch, the default way.
 
     A mapping goes to the model as keywords; without a loss function the loss is `outputs.loss`, with one
     it is `loss_func(outputs, batch["labels"])`. Anything else is taken as (inputs, targets, ...).
     """
     if isinstance(batch, Mapping):
-        return _mapping_loss(model, loss_func, batch, note)
+        return _mapping_loss(model, loss_func, batch, run)
     if loss_func is None:
         raise BatchLossError(
             "loss_func is None, so the loss has to come from the model: that needs a mapping batch (passed as "
@@ -249,7 +251,7 @@ def batch_loss(model: Any, loss_func: Any, batch: Any, note: Note | None = None)
         )
     inputs, targets = batch[0], batch[1]
     outputs = _outputs(model, inputs)
-    return {"loss": _loss(loss_func, outputs, targets, note), "model_outputs": outputs, "batch_size": targets.size(0)}
+    return {"loss": _loss(loss_func, outputs, targets, run), "model_outputs": outputs, "batch_size": targets.size(0)}
 
 
 def unused_parameters(model: Any, error: BaseException, remedies: Callable[[], tuple[str, str]]) -> ConfigError | None:
@@ -311,9 +313,9 @@ def check_batch_output(output: Any, method: str, *, is_training: bool) -> None:
         )
 
 
-def _mapping_loss(model: Any, loss_func: Any, batch: Mapping[str, Any], note: Note | None) -> dict[str, Any]:
+def _mapping_loss(model: Any, loss_func: Any, batch: Mapping[str, Any], run: TrainingRun | None) -> dict[str, Any]:
     if loss_func is None:
-        outputs = _outputs(model, **_accepted(model, batch, note))
+        outputs = _outputs(model, **_accepted(model, batch, run))
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
         if loss is None:
             raise BatchLossError(
@@ -326,12 +328,12 @@ def _mapping_loss(model: Any, loss_func: Any, batch: Mapping[str, Any], note: No
                 f"a mapping batch needs labels for the loss_func, got {', '.join(batch)}. "
                 "Rename the target to labels, or override calculate_train_batch_loss."
             )
-        outputs = _outputs(model, **_accepted(model, batch, note, has_loss=True))
-        loss = _loss(loss_func, getattr(outputs, "logits", outputs), batch["labels"], note)
+        outputs = _outputs(model, **_accepted(model, batch, run, has_loss=True))
+        loss = _loss(loss_func, getattr(outputs, "logits", outputs), batch["labels"], run)
     return {"loss": loss, "model_outputs": getattr(outputs, "logits", outputs), "batch_size": num_rows(batch)}
 
 
-def _loss(loss_func: Any, outputs: Any, targets: Any, note: Note | None) -> Any:
+def _loss(loss_func: Any, outputs: Any, targets: Any, run: TrainingRun | None) -> Any:
     """Return the loss; raise a BatchLossError if targets are of a kind that a loss of torch does not take."""
     name = getattr(loss_func, "__name__", type(loss_func).__name__)
     are_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
@@ -347,8 +349,11 @@ def _loss(loss_func: Any, outputs: Any, targets: Any, note: Note | None) -> Any:
         if reason is None:
             raise
         raise BatchLossError(reason) from error
-    if are_unequal and note is not None and isinstance(loss_func, FunctionType):
-        note("loss.shapes", lambda: _why_broadcast(loss_func, outputs, targets, loss))
+    if are_unequal and run is not None and isinstance(loss_func, FunctionType) and run.is_first("loss.shapes"):
+        with torch.no_grad(), contextlib.suppress(Exception):  # other sizes, or a function that takes no other shape
+            if not torch.allclose(loss_func(outputs.reshape(targets.shape), targets), loss, rtol=1e-3):
+                text = f"The loss may be wrong: {_unequal(name, outputs, targets)}"
+                run.trainer.notify("loss.shapes", text)
     return loss
 
 
@@ -357,14 +362,6 @@ def _unequal(name: str, outputs: Tensor, targets: Tensor) -> str:
     fix = f". Pass targets.reshape({sizes})." if outputs.numel() == targets.numel() else ""
     shapes = f"the outputs have the shape {tuple(outputs.shape)}, and the targets {tuple(targets.shape)}"
     return f"{shapes}: {name} needs equal shapes{fix}"
-
-
-def _why_broadcast(loss_func: FunctionType, outputs: Tensor, targets: Tensor, loss: Tensor) -> str | None:
-    """Return a warning if a loss function gives another value for outputs of the shape of the targets."""
-    with torch.no_grad(), contextlib.suppress(Exception):  # other sizes, or a function that takes no other shape
-        if not torch.allclose(loss_func(outputs.reshape(targets.shape), targets), loss, rtol=1e-3):
-            return f"The loss may be wrong: {_unequal(loss_func.__name__, outputs, targets)}"
-    return None
 
 
 def describe_batch(error: Exception, batch: Any, model: Any) -> None:
@@ -426,7 +423,7 @@ def _signature(model: Any) -> inspect.Signature:
 
 
 def _accepted(
-    model: Any, batch: Mapping[str, Any], note: Note | None = None, has_loss: bool = False
+    model: Any, batch: Mapping[str, Any], run: TrainingRun | None = None, has_loss: bool = False
 ) -> Mapping[str, Any]:
     """Return the entries of a batch that the model's forward takes; a note names the others, labels aside."""
     signature = _signature(model)
@@ -437,9 +434,9 @@ def _accepted(
     except TypeError:  # something is missing: the error names all that the batch has
         return {name: value for name, value in batch.items() if not has_loss or name not in {*extra} & {"labels"}}
     told = [name for name in extra if name != "labels"]
-    if told and note is not None:
+    if told and run is not None and run.is_first("batch.extra"):
         text = f"Left out of the batches, as the model's forward does not take them: {', '.join(told)}"
-        note("batch.extra", lambda: text, names=told)
+        run.trainer.notify("batch.extra", text, names=told)
     return kept
 
 

@@ -12,7 +12,7 @@ run.checkpoints      saves, and knows what was resumed                 (checkpoi
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
@@ -419,12 +419,11 @@ class TrainingRun:
         trainer.call_event("on_train_step_end", batch=batch, batch_output=output, step=step)
         return self.losses.weighted(output)
 
-    def note_once(self, kind: str, explain: Callable[[], str | None], **fields: Any) -> None:
-        """Report something about the batches, if there is something at the first call of its kind."""
-        if kind not in self._noted:
-            self._noted.add(kind)
-            if text := explain():
-                self.trainer.notify(kind, text, **fields)
+    def is_first(self, note: str) -> bool:
+        """Whether the run asks for the first time about a note that is printed once."""
+        is_first = note not in self._noted
+        self._noted.add(note)
+        return is_first
 
     def check_first_output(self, output: Any, method: str) -> None:
         if not self._output_is_checked:
