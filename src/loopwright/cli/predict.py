@@ -60,9 +60,10 @@ def predict(argv: list[str]) -> int:
     asked, changes = parse_for_run(parser, argv, api.prediction_flags)
     encoding = changes.get("encoding")
     asked.inputs = [text if os.path.exists(text) else _decoded(text, encoding) for text in asked.inputs]
-    out = None if asked.out is None else check_out(Path(asked.out))
     with json_events(asked.json) as events, _followable(argv):
         folder = find_run(asked.run)
+        read = [*asked.inputs, *(file.path for file in api.DataPlan.read(folder.data).files)]
+        out = None if asked.out is None else check_out(Path(asked.out), read)
         predictions = api.predict_run(folder, _inputs(folder, asked.inputs, changes), changes, None, asked.strict)
         is_table = out is not None and out.suffix.lower() != ".jsonl"
         rows = predictions.rows(with_inputs=out is not None and not asked.only_predictions, is_table=is_table)
@@ -118,7 +119,7 @@ def _inputs(folder: RunFolder, inputs: list[str], changes: dict[str, str]) -> st
     if inputs == ["-"]:
         data = sys.stdin.buffer.read() if hasattr(sys.stdin, "buffer") else os.fsencode(sys.stdin.read())
         text = api.decode(data, changes.get("encoding"), "what lw predict reads from stdin")[0]
-        return [line.rstrip("\r\n") for line in io.StringIO(text, newline=None)]
+        return [line.rstrip("\r\n") for line in io.StringIO(text.rstrip("\r\n") or text, newline=None)]
     first = inputs[0]
     if len(inputs) == 1 and api.is_data_file(api.task_of_run(folder), first):
         return first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
@@ -22,8 +23,11 @@ _ESCAPES = {code: f"\\u{code:04x}" for code in (*range(127, 160), *range(0x202A,
 _ROWS_AT_ONCE = 5_000
 
 
-def check_out(out: Path) -> Path:
-    """Refuse a file that cannot be written, before anything is predicted."""
+def check_out(out: Path, inputs: Iterable[str]) -> Path:
+    """Refuse a file that cannot be written, or that is an input, before anything is predicted."""
+    if out.exists() and any(out.samefile(each) for each in inputs if os.path.exists(each)):
+        what = f"--out {out} is a file that is read: it would be overwritten"
+        raise InputError("args.value", what, fix=f"--out {quote(str(out.with_name(f'predicted_{out.name}')))}")
     if out.suffix.lower() not in ENDINGS:
         fix = f"--out {quote(str(out.with_suffix('.jsonl')))}"
         raise InputError("args.value", f"--out {out} ends in none of {', '.join(ENDINGS)}", fix=fix)
