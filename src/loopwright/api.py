@@ -50,7 +50,7 @@ __all__ = ["DataPlan", "Run", "check", "demo", "evaluate", "find_lr", "predict",
 _BATCH_FLAG = "per_device_eval_batch_size"
 # Of a file that is evaluated or predicted.
 _READING_FLAGS = frozenset(
-    ("file_kind", "encoding", "sheet", "delimiter", "quoting", "text_unit")
+    ("file_kind", "encoding", "sheet", "delimiter", "quoting", "column_names", "text_unit")
     + ("image_dir", "bad_images", "bad_annotations")
 )
 _LABEL_FLAGS = ("label_map", "drop_labels", "unknown_labels", "decimal", "missing_values", "bad_rows")

@@ -337,6 +337,26 @@ case(
 )
 case("an-empty-file", "data.empty", FILES, {"x.csv": ""}, edit=rewrite("x.csv", GOOD))
 case("a-header-alone", "data.no_rows", FILES, {"x.csv": "text,label\n"}, edit=rewrite("x.csv", GOOD))
+NO_HEADER = GOOD.partition("\n")[2]
+case("no-header", "data.header", FILES, {"x.csv": NO_HEADER}, contains="--column_names text,label   or   ")
+case(
+    "pairs-without-a-header",
+    "data.header",
+    ["check", "translation", "--data", "x.tsv", "--files"],
+    {"x.tsv": "".join(f"It is {n}.\tC'est {n} !\n" for n in range(30))},
+    contains="--column_names source,target   or   ",
+)
+case("a-name-too-many", "args.value", [*FILES, "--column_names", "a,b,c"], {"x.csv": NO_HEADER})
+case(
+    "names-of-json", "args.value", [*FILES, "--file_kind", "jsonl", "--column_names", "a,b"], {"x.csv": '{"text": "a"}'}
+)
+case(
+    "out-is-an-input",
+    "args.value",
+    ["predict", "run", "reviews.csv", "--out", "reviews.csv"],
+    make=Kit.copy_run,
+    contains="--out predicted_reviews.csv",
+)
 case("a-nul-byte", "data.nul", FILES, {"x.csv": GOOD.replace("text b 3", "te\0xt b 3")})
 case("a-quote", "data.quote", FILES, {"x.csv": GOOD + '"open,a\nlast,b\n'}, edit=rewrite("x.csv", GOOD))
 case("ragged", "data.ragged", FILES, {"x.csv": GOOD + "a,b,c,d\n"}, edit=rewrite("x.csv", GOOD))

@@ -5,12 +5,15 @@ import io
 import json
 import shlex
 
+import openpyxl
 import pyarrow.parquet
 import pytest
 
+from cli.following import failure_in, follow
 from cli.streams import parsed, run
 from loopwright.cli import main
 from loopwright.errors import InputError
+from loopwright.sources import DataPlan
 from tasks.dirty_inputs import KINDS, assert_aligned, odd_jsonl, ragged_csv
 from tasks.reviews import read_lines
 
@@ -48,8 +51,8 @@ def test_the_columns_of_the_input_are_kept_and_never_overwritten(ending, capsys,
         found = read_lines(out) if ending == "jsonl" else pyarrow.parquet.read_table(out).to_pylist()
     given = ["id", "review", "label", "error", "predicted_label", "score", "predicted_error"]
     assert list(found[0]) == (given if ending != "jsonl" else given[:-1])
-    assert [each["id"] for each in found] == list("12345") and found[3]["review"] == "dull\nplot"
-    assert (found[0]["label"], found[0]["predicted_label"], found[3]["error"]) == ("a", "pos", "x")
+    assert [each["id"] or "" for each in found] == ["1", "2", "3", "", "4", "5"] and found[4]["review"] == "dull\nplot"
+    assert (found[0]["label"], found[0]["predicted_label"], found[4]["error"]) == ("a", "pos", "x")
     assert codes([{"error": each.get("predicted_error")} for each in found]) == expected
 
 
@@ -57,11 +60,11 @@ def test_columns_of_mixed_types_and_late_ones_are_written_as_parquet(capsys, fin
     file, expected = odd_jsonl(tmp_path)
     code, out, _ = run(capsys, "predict", finished.path, file, "--out", "found.parquet", "--json")
     (end,) = parsed(out)
-    assert (code, end["event"], end["num_rows"], end["num_failed"]) == (0, "end", 7, 5)
+    assert (code, end["event"], end["num_rows"], end["num_failed"]) == (0, "end", 8, 6)
     assert end["renamed"] == {"label": "predicted_label"} and end["out"] == "found.parquet"
     found = pyarrow.parquet.read_table("found.parquet").to_pylist()
-    assert codes(found) == expected and [each["label"] for each in found] == [*[None] * 6, "z"]
-    assert [each["review"] for each in found][2:4] == ["great", json.dumps({"x": 1})]
+    assert codes(found) == expected and [each["label"] for each in found] == [*[None] * 7, "z"]
+    assert [each["review"] for each in found][3:5] == ["great", json.dumps({"x": 1})]
 
 
 def test_texts_and_lines_have_a_row_each_and_json_ends_with_the_counts(capsys, finished, monkeypatch):
@@ -101,3 +104,35 @@ def test_a_file_without_a_known_ending_is_not_taken_for_a_text(capsys, finished,
     assert code == 0 and [each["label"] for each in parsed(out)] == ["pos"]
     code, _, err = run(capsys, "predict", finished.path, "rows.dat", "--out", "new/found.xml")
     assert code == 2 and "--out new/found.jsonl" in err
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "xlsx"])
+def test_a_file_without_a_header_loses_no_row(kind, capsys, finished, tmp_path):
+    texts = ["a great film", "dull plot and boring actors", "fine", "it was nice, and superb"]
+    file = tmp_path / f"texts.{kind}"
+    if kind == "xlsx":
+        book = openpyxl.Workbook()
+        for text in texts:
+            book.active.append([text])
+        book.save(file)
+    else:
+        with file.open("w", newline="") as opened:
+            csv.writer(opened, delimiter="\t" if kind == "tsv" else ",").writerows([text] for text in texts)
+    code, _, err = run(capsys, "predict", finished.path, file)
+    failure = failure_in(err)
+    assert (code, failure.code, len(failure.ways)) == (2, "data.header", 2)
+    found = [parsed(run(capsys, *follow(["predict", str(finished.path), str(file)], way))[1]) for way in failure.ways]
+    assert [len(each) for each in found] == [4, 3] and found[0][1:] == found[1]
+
+
+def test_the_inputs_are_never_overwritten(capsys, finished, tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text("review\ngreat film\n")
+    (tmp_path / "link.csv").symlink_to(file)
+    before = file.read_bytes()
+    trained = DataPlan.read(finished.path / "data.json").files[0].path
+    for out in ("rows.csv", f"../{tmp_path.name}/rows.csv", "link.csv", trained):
+        words = ["predict", str(finished.path), "rows.csv", "--out", out]
+        code, _, err = run(capsys, *words)
+        assert code == 2 and failure_in(err).code == "args.value" and file.read_bytes() == before
+        assert run(capsys, *follow(words, failure_in(err).fix))[0] == 0

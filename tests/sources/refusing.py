@@ -86,9 +86,9 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def write_csv(path: Path, rows: list[Any], header: Sequence[str] = ("text", "label")) -> Path:
+def write_csv(path: Path, rows: list[Any], header: Sequence[str] = ("text", "label"), delimiter: str = ",") -> Path:
     with open(path, "w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([header, *rows])
+        csv.writer(file, delimiter=delimiter).writerows([header, *rows])
     return path
 
 

@@ -116,7 +116,7 @@ def test_packed_files_are_unpacked_up_to_a_limit(tmp_path, monkeypatch, packing)
     path = dirty_files.packed_csv(tmp_path, packing)
     assert pairs(open_table(path)) == rows_of("gb18030")
     monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 100)
-    assert_refused("data.gzip", path, fix="and give the unpacked file")
+    assert_refused("data.gzip", path, fix=" instead of ")
     damaged = write(tmp_path / f"bad.csv{packing}", path.read_bytes()[:-30])
     assert_refused("data.gzip", damaged)
 

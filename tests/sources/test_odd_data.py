@@ -9,6 +9,7 @@ import unicodedata
 from functools import partial
 from pathlib import Path
 
+import openpyxl
 import pytest
 from tests.sources.refusing import all_rows, assert_refused, plan_of, refused, write, write_csv, write_jsonl
 
@@ -89,7 +90,7 @@ def test_a_folder_that_may_not_be_looked_into_is_no_trouble_with_writing(tmp_pat
     assert_refused("data.file", SCHEMAS[task], tmp_path, seen="Permission denied", fix="chmod u+rX")
 
 
-def test_a_line_above_the_header_names_the_delimiter_or_is_suspected_and_a_row_as_a_header_is_noted(tmp_path):
+def test_a_line_above_the_header_names_the_delimiter_or_is_suspected(tmp_path):
     for content in ("sep=;\r\ntext;label\r\na, b;1\r\nc;2\r\n", '\ufeff"sep=|"\ntext|label\na, b|1\nc|2\n'):
         table = open_table(write(tmp_path / "rows.csv", content))
         assert list(table) == [{"text": "a, b", "label": "1"}, {"text": "c", "label": "2"}]
@@ -98,9 +99,52 @@ def test_a_line_above_the_header_names_the_delimiter_or_is_suspected_and_a_row_a
     with assert_refused("data.ragged") as refusal:
         list(open_table(path))
     assert "line 1" in refusal.fix and "names of the columns" in refusal.fix
-    plan = plan_of(CLASSIFY, csv_file(tmp_path / "rows.csv", ["pos", "neg"] * 20, ("a good film", "pos")))
-    assert any("the first line" in note and "'pos'" in note for note in plan.warnings)
-    assert plan_of(CLASSIFY, csv_file(tmp_path / "rows.csv", ["pos", "neg"] * 20)).warnings == ()
+
+
+PAIRS = [("Go.", "Va !"), ("Hi there.", "Salut !"), ("I am home.", "Je suis là."), ("Run!", "Cours !")]
+TEXTS = ("A good film", "pos"), ("dull", "neg"), ("fine plot, really", "pos"), ("poor", "neg")
+REVIEWS = [(f"{TEXTS[k % 4][0]} {k}", TEXTS[k % 4][1]) for k in range(20)]
+WITHOUT_HEADER = {
+    "labels": ("text-classification", "csv", REVIEWS, "text,label"),
+    "labels first": ("text-classification", "tsv", [row[::-1] for row in REVIEWS], "label,text"),
+    "pairs": ("translation", "tsv", PAIRS, "source,target"),
+    "ids": ("text-classification", "xlsx", [(k, *row) for k, row in enumerate(REVIEWS)], "column_1,text,label"),
+    "images": ("image-classification", "csv", [(f"{k}.png", "ab"[k % 2]) for k in range(9)], "image,label"),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_HEADER)
+def test_a_first_line_that_is_a_row_is_refused_and_read_with_the_names_of_columns(tmp_path, name):
+    task, kind, rows, names = WITHOUT_HEADER[name]
+    path = tmp_path / f"rows.{kind}"
+    if kind == "xlsx":
+        book = openpyxl.Workbook()
+        for row in rows:
+            book.active.append(row)
+        book.save(path)
+    else:
+        write_csv(path, rows[1:], rows[0], delimiter="\t" if kind == "tsv" else ",")
+    refusal = refused("data.header", SCHEMAS[task], path)
+    assert refusal.fix.split("   or   ")[0] == f"--column_names {names}"
+    table = open_table(path, column_names=names.split(","))
+    assert [tuple(row.values()) for row in table] == [*map(tuple, rows)] and table.columns == tuple(names.split(","))
+    again = open_table(path, **table.settings())
+    assert (len(again), again.columns) == (len(rows), table.columns)
+
+
+HEADERS = [("text", "label"), ("Customer review in full", "mood"), ("a", "b"), ("", "pos or neg"), ("message", "pos")]
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_first_line_with_names_is_a_header_and_given_names_that_it_has_too_change_nothing(tmp_path, header):
+    path = write_csv(
+        tmp_path / "rows.csv", [(f"the film number {k}", label) for k, (_, label) in enumerate(REVIEWS)], header
+    )
+    plan = plan_of(CLASSIFY, path)
+    assert plan.files[0].num_rows == len(REVIEWS)
+    names = open_table(path).columns
+    assert len(open_table(path, column_names=names)) == len(REVIEWS)
+    assert refused("args.value", path, column_names=["a", "b", "c"]).fix == "--column_names a,b"
 
 
 def test_names_with_blanks_are_quoted_in_the_way_out(tmp_path):

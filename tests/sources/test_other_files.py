@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import hypothesis.strategies as st
+import openpyxl
 import pytest
 from hypothesis import given, settings
 from tests.sources.refusing import assert_refused, write
@@ -188,3 +189,37 @@ def test_importing_the_readers_imports_no_heavy_package():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith("[] ") and int(done.stdout.split()[-1]) >= 15
+
+
+def workbook(path, *sheets):
+    book = openpyxl.Workbook()
+    book.remove(book.active)
+    for number, rows in enumerate(sheets):
+        sheet = book.create_sheet(f"s{number}")
+        for row in rows:
+            sheet.append(row)
+    book.save(path)
+    return book
+
+
+def test_the_first_sheet_with_rows_is_read_and_cells_beyond_the_table_may_hold_blanks(tmp_path):
+    path = tmp_path / "rows.xlsx"
+    workbook(path, [["about this file"]], [["text", "label"], ["a", "x", "  "], ["b", "y"]], [["other"], [1]])
+    table = open_table(path)
+    assert list(table) == [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
+    assert table.settings()["sheet"] == "s1" and "'s1' is read" in table.notes[0]
+    assert len(open_table(path, sheet="s2")) == 1 and open_table(path, sheet="s2").notes == ()
+    assert_refused("data.no_rows", path, sheet="s0")
+
+
+def test_merged_cells_are_filled_and_formulas_without_values_refused(tmp_path):
+    path = tmp_path / "rows.xlsx"
+    book = workbook(path, [["text", "label"], ["a", "x"], ["b"], ["c", "y"], ["d"]])
+    book["s0"].merge_cells("B2:B3")
+    book["s0"].merge_cells("B4:B5")
+    book.save(path)
+    table = open_table(path)
+    assert [row["label"] for row in table] == ["x", "x", "y", "y"] and "B2:B3" in table.notes[0]
+    book["s0"]["A3"] = '="film " & B2'
+    book.save(path)
+    assert_refused("data.value", path, seen="A3")

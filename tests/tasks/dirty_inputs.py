@@ -44,7 +44,7 @@ def damaged_images(folder: Path, whole: Path) -> dict[Path, str]:
 def ragged_csv(folder: Path) -> tuple[Path, list[str]]:
     lines = ["id,review,label,error", "1,great film,a,", "2,dull", "3,a,b,c,d,e", "", '4,"dull\nplot",b,x', "5,,c,"]
     (folder / "ragged.csv").write_text("\n".join(lines) + "\n")
-    return folder / "ragged.csv", ["", "data.ragged", "data.ragged", "", "data.missing"]
+    return folder / "ragged.csv", ["", "data.ragged", "data.ragged", "data.missing", "", "data.missing"]
 
 
 def blank_tsv(folder: Path) -> tuple[Path, list[str]]:
@@ -60,7 +60,7 @@ def _objects() -> tuple[list[Any], list[str]]:
 def odd_jsonl(folder: Path) -> tuple[Path, list[str]]:
     rows, codes = _objects()
     (folder / "odd.jsonl").write_text("{broken\n\n" + "".join(json.dumps(row) + "\n" for row in rows))
-    return folder / "odd.jsonl", ["data.json", *codes]
+    return folder / "odd.jsonl", ["data.json", "data.missing", *codes]
 
 
 def odd_json(folder: Path) -> tuple[Path, list[str]]:
@@ -71,7 +71,23 @@ def odd_json(folder: Path) -> tuple[Path, list[str]]:
 
 def blank_lines(folder: Path) -> tuple[Path, list[str]]:
     (folder / "lines.txt").write_text("great film\r\n\r\n  \r\ndull plot\r\n\r\n", newline="")
-    return folder / "lines.txt", ["", "data.missing", "data.missing", "", "data.missing"]
+    return folder / "lines.txt", ["", "data.missing", "data.missing", ""]
+
+
+def blank_csv(folder: Path) -> tuple[Path, list[str]]:
+    (folder / "one.csv").write_bytes(b"\n\nreview\ngreat film\n\n\r\ndull plot\n\n\n")
+    return folder / "one.csv", ["", "data.missing", "data.missing", ""]
+
+
+def blank_xlsx(folder: Path) -> tuple[Path, list[str]]:
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    for text in (None, "review", None, "great film", None, "dull plot", None):
+        book.active.append([text, None])
+    book.active.cell(20, 1, None)
+    book.save(folder / "blank.xlsx")
+    return folder / "blank.xlsx", ["data.missing", "", "data.missing", ""]
 
 
 def only_bad_csv(folder: Path) -> tuple[Path, list[str]]:
@@ -79,4 +95,4 @@ def only_bad_csv(folder: Path) -> tuple[Path, list[str]]:
     return folder / "bad.csv", ["data.missing"] * 2
 
 
-KINDS = (ragged_csv, blank_tsv, odd_jsonl, odd_json, blank_lines, only_bad_csv)
+KINDS = (ragged_csv, blank_tsv, odd_jsonl, odd_json, blank_lines, blank_csv, blank_xlsx, only_bad_csv)

@@ -124,9 +124,8 @@ def plan_of_file(task: Task, schema: Schema, settings: Settings, own: DataPlan, 
     schema, options = task.schema_of_model(schema, own), _trained_options(task, settings.args, own)
     (path,), open_all = file.values(), preflight if "validation_file" in file else plan_unchecked
     if has_known_ending(path):  # these described the run's own files
-        described = ("file_kind", "delimiter", "quoting")
-        unset: dict[str, Any] = {name: None for name in described if name not in settings.given}
-        options = replace(options, **unset)
+        unset: dict[str, Any] = {"file_kind": None, "delimiter": None, "quoting": None, "column_names": ()}
+        options = replace(options, **{name: unset[name] for name in unset.keys() - settings.given})
     if options.encoding is not None and "encoding" not in settings.given and is_evident(Path(path)):
         options = replace(options, encoding=None)
     roles = {role.name for role in schema.roles} | ({GROUP.name} if "validation_file" in file else set())
@@ -136,6 +135,9 @@ def plan_of_file(task: Task, schema: Schema, settings: Settings, own: DataPlan, 
     try:
         return open_all(schema, columns=columns, options=options, **file)
     except InputError as error:
+        names = task.data_options(settings.args).column_names
+        if error.code == "data.header" and names and not options.column_names:
+            return open_all(schema, columns=columns, options=replace(options, column_names=names), **file)
         if error.code != "data.column":
             raise
     found = open_table(path, **table_settings(options) | {"keeps_damaged": True}).columns

@@ -29,6 +29,7 @@ CODES: dict[str, str] = {
     "data.folder": "A folder holds no data files, or several for the same split.",
     "data.groups": "The groups of rows cannot be kept apart: there is one group only, or two files share groups.",
     "data.gzip": "A packed file is damaged, holds several files, or is too large to be unpacked.",
+    "data.header": "The first line of a file looks like a row, not like the names of its columns.",
     "data.hub": "A dataset could not be loaded from the Hub.",
     "data.image": "An image is missing, truncated, or not an image.",
     "data.json": "A JSON file is damaged, too large to be loaded whole, or holds something other than rows.",

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from loopwright.config.display_width import display_width, pad, truncate
 from loopwright.errors import InputError, nearest
 from loopwright.metrics.words import count_words
+from loopwright.sources.delimited import names_fix
 from loopwright.sources.images.image_file import is_image_name
 from loopwright.sources.schema import Role, Schema
 from loopwright.sources.tables import Row, Table, value_at
@@ -21,6 +22,7 @@ from loopwright.sources.tables import Row, Table, value_at
 ROWS_SAMPLED = 500
 _EXAMPLE_COLUMNS = 40
 _BY_NAME = "guessed by its name"
+_STOPS = (".", "!", "?", "…", "。", "！", "？", "؟")
 _LANGUAGES = "translation."  # prefix of the entries of a column of languages
 _ROWS_SEARCHED = 50  # for entries of nested columns
 _MOST_NESTED = 200
@@ -76,6 +78,22 @@ class ColumnSample(NamedTuple):
         if not self.values or self.is_nested:
             return False
         return 2 <= self.num_distinct <= min(FEW_LABELS, len(self.values) // 2)
+
+    def has_value_as_name(self) -> bool | None:
+        """Whether the name of the column looks like its values, as in a file without a header; None if uncertain."""
+        texts = [text for value in self.values if (text := str(value).strip())]
+        for is_such in (is_number, is_image_name):
+            if texts and all(map(is_such, texts)):
+                return is_such(self.name)
+        if not texts or self.could_be_label:
+            return self.name in texts if texts else None
+        lengths, length = sorted(map(count_words, texts)), count_words(self.name)
+        usual = lengths[len(lengths) // 2]
+        if length > lengths[-1]:
+            return False
+        if self.name.endswith(_STOPS) or len(self.name.split()) > 2 or (length > 2 and length * 3 > usual):
+            return True
+        return False if usual > 3 else None
 
     def could_be(self, role: Role) -> bool:
         """Whether a column can have a role if the user says so: numbers are no texts, and texts no numbers."""
@@ -173,9 +191,31 @@ def choose_columns(schema: Schema, table: Table, given: GivenColumns) -> tuple[C
         fix = f"--{nearest(unknown, roles) or roles[0]}_column instead of --{unknown}_column"
         raise InputError("args.value", what, saw=saw, fix=fix)
     choice = _Choice(schema, table)
+    if table.has_header and not any(name in choice.samples for each in given.values() for name in column_names(each)):
+        _check_header(schema, table, choice.samples, given)
     choice.take(given)
     choice.guess()
     return {role: choice.columns[role] for role in roles if role in choice.columns}, choice.guesses
+
+
+def _check_header(schema: Schema, table: Table, samples: Mapping[str, ColumnSample], given: GivenColumns) -> None:
+    """Refuse a file whose first line looks like a row, with the flags for both: it is one, or it has the names."""
+    known = {name for role in schema.roles for name in (role.name, *role.names)}
+    signs = [samples[name].has_value_as_name() for name in table.columns]
+    is_only = len(signs) == 1 and bool(given)  # the column of a trained model is expected
+    if not known.isdisjoint(map(str.lower, table.columns)) or False in signs or not (True in signs or is_only):
+        return
+    roles: dict[str, Role] = {}
+    for role in (role for role in schema.roles if role.is_required):
+        free = [name for name in table.columns if name not in roles]
+        fitting = [name for name in free if samples[name].fits(role)] or free
+        roles |= {fitting[0]: role} if fitting else {}
+    named = {name: str(given.get(role.name, role.name)) for name, role in roles.items()}
+    names = [named.get(name, f"column_{place}") for place, name in enumerate(table.columns, 1)]
+    flags = " ".join(f"{role.flag} {quote(name)}" for name, role in roles.items())
+    what = f"the first line of {table.name} looks like a row, not like the names of its columns"
+    saw = [f"first line: {', '.join(map(repr, table.columns))[:200]}", *describe_columns(table, dict(samples))[1:]]
+    raise InputError("data.header", what, saw=saw, fix=f"{names_fix(names, len(names))}   or   {flags}")
 
 
 def as_spelled(name: str, others: Iterable[str]) -> str:

@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,10 +48,11 @@ class Dialect(NamedTuple):
 
 
 class DelimitedSplitter(RowSplitter):
-    """Finds the rows of a csv file; blank lines between rows do not count."""
+    """Finds the rows of a csv file; blank lines between rows do not count, unless they are kept."""
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: Dialect, keeps_blank: bool = False) -> None:
         self.dialect = dialect
+        self._keeps_blank = keeps_blank
         self._delimiter = dialect.delimiter.encode()
         self._row_end = dialect.row_end.encode()
 
@@ -64,7 +66,7 @@ class DelimitedSplitter(RowSplitter):
         if not len(ends):
             return ends, 0
         starts = np.concatenate([np.zeros(1, ends.dtype), ends[:-1]])
-        return starts[~blank_lines(bytes_, starts, ends)], int(ends[-1])
+        return starts if self._keeps_blank else starts[~blank_lines(bytes_, starts, ends)], int(ends[-1])
 
     def _ends_among_quotes(self, buffer: bytes, bytes_: Bytes, line_ends: Places, is_last: bool) -> Places:
         quotes = np.flatnonzero(bytes_ == _QUOTE)
@@ -174,10 +176,16 @@ def split_fields(text: str, dialect: Dialect) -> list[str]:
 
 
 class DelimitedTable(IndexedTable):
-    """A csv or tsv file with a header."""
+    """A csv or tsv file with a header, or with given names of its columns."""
 
     def __init__(
-        self, source: FileBytes, kind: str, delimiter: str | None, quoting: str | None, say: Say | None
+        self,
+        source: FileBytes,
+        kind: str,
+        delimiter: str | None,
+        quoting: str | None,
+        names: Sequence[str],
+        say: Say | None,
     ) -> None:
         super().__init__(source, kind)
         self.decimals: dict[str, str] = {}  # "comma" or "point", of columns whose numbers are written so
@@ -193,23 +201,26 @@ class DelimitedTable(IndexedTable):
             head = source.read(source.start, MOST_HEADER_BYTES)
         first = head.partition(self.dialect.row_end.encode())[0]
         check_columns(self.path, first.count(self.dialect.delimiter.encode()) + 1 if b'"' not in first else 1)
-        index = index_rows(source, DelimitedSplitter(self.dialect), say)
-        header = self._decode(source.read_row(int(index[0]), int(index[1])))
-        self.columns = header_names(split_fields(header, self.dialect), self.path)
-        self.index = index[1:]
+        index = index_rows(source, DelimitedSplitter(self.dialect, source.keeps_blank), say)
+        while not (header := self._decode(source.read_row(int(index[0]), int(index[1])))):
+            index = index[1:]
+        self.columns, self.has_header = header_names(split_fields(header, self.dialect), self.path, names)
+        self.index = index[int(self.has_header) :]
         self.sha256 = source.sha256
         if not len(self):
             saw = [f"columns: {', '.join(self.columns)[:500]}"]
-            fix = "add rows; or, if the first line is a row, put a line with column names above it"
+            fix = f"add rows   or   {names_fix(['text'], len(self.columns))}"
             raise InputError("data.no_rows", f"{self.path} has a header and no rows", saw=saw, fix=fix)
 
     def settings(self) -> dict[str, Any]:
         quoting = "minimal" if self.dialect.has_quotes else "none"
         decimals = {"decimals": self.decimals} if self.decimals else {}
-        return super().settings() | {"delimiter": self.dialect.delimiter, "quoting": quoting} | decimals
+        names = {} if self.has_header else {"column_names": self.columns}
+        return super().settings() | {"delimiter": self.dialect.delimiter, "quoting": quoting} | decimals | names
 
     def parse(self, data: bytes, index: int) -> Row:
         fields = split_fields(self._decode(data), self.dialect)
+        fields = fields if fields != [""] else [""] * len(self.columns)  # a blank line
         if len(fields) != len(self.columns):
             raise self._ragged([(index, len(fields))])
         return dict(zip(self.columns, fields, strict=True)) | {
@@ -239,7 +250,7 @@ class DelimitedTable(IndexedTable):
             if cut is not None:
                 yield Block(start, dict(zip(places, cut, strict=True)))
                 continue
-            rows, damaged = self._split_all(data, ends), {}
+            rows, damaged = [row or [""] * num_columns for row in self._split_all(data, ends)], {}
             if set(map(len, rows)) != {num_columns}:
                 wrong = [(start + k, len(row)) for k, row in enumerate(rows) if len(row) != num_columns]
                 if not self.source.keeps_damaged:
@@ -317,17 +328,31 @@ def _refuse_json(head: bytes, path: Path) -> None:
     raise InputError("data.ending", f"{path} holds JSON, despite its name", saw=saw, fix=fix)
 
 
-def header_names(fields: list[str], path: str) -> tuple[str, ...]:
+def header_names(fields: list[str], path: str, given: Sequence[str] = ()) -> tuple[tuple[str, ...], bool]:
+    """Return the names of columns and whether the first row has them: given names do not count if it is a row."""
     check_columns(path, len(fields))
     names = [field.strip().strip("\ufeff").strip() for field in fields]
     names = [name or f"unnamed_{place}" for place, name in enumerate(names)]
+    has_header = not given or sorted(names) == sorted(given)
+    if len(given) not in (0, len(names)):
+        what = f"--column_names has {len(given)} names, and the first row of {path} has {len(names)} fields"
+        saw, fix = [repr(fields)[:200]], names_fix(given, len(names))
+        raise InputError("args.value", what, saw=saw, fix=fix, flag="--column_names")
+    names = names if has_header else list(given)
     twice = sorted(name for name, number in Counter(names).items() if number > 1)[:MOST_ROWS_NAMED]
     if twice:
         places = {name: [str(k + 1) for k, other in enumerate(names) if other == name] for name in twice}
         saw = [f"{name!r} is the name of columns {', '.join(places[name])}" for name in twice]
         fix = "give each column its own name in the first line"
         raise InputError("data.duplicate_column", f"{path} has several columns of the same name", saw=saw, fix=fix)
-    return tuple(names)
+    return tuple(names), has_header
+
+
+def names_fix(names: Sequence[str], number: int) -> str:
+    """Return the flag that names the columns of a file without a header: some of them, the others by number."""
+    numbered = [names[place] if place < len(names) else f"column_{place + 1}" for place in range(number)]
+    is_plain = not any("," in name for name in numbered)
+    return f"--column_names {quote(','.join(numbered) if is_plain else json.dumps(numbered, ensure_ascii=False))}"
 
 
 def sniff(head: bytes, kind: str, delimiter: str | None, quoting: str | None) -> Dialect:

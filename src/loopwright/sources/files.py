@@ -89,8 +89,11 @@ class FileBytes:
 
     unit = "line"
 
-    def __init__(self, path: Path, encoding: str | None = None, keeps_damaged: bool = False) -> None:
+    def __init__(
+        self, path: Path, encoding: str | None = None, keeps_damaged: bool = False, keeps_blank: bool = False
+    ) -> None:
         self.keeps_damaged = keeps_damaged  # whether its table keeps the place of rows that cannot be read
+        self.keeps_blank = keeps_blank  # and that of blank lines before the last row
         self.path = path
         self._descriptor = -1
         self.packing = path.suffix.lower() if path.suffix.lower() in PACKINGS else ""
@@ -140,7 +143,7 @@ class FileBytes:
 
     def settings(self) -> dict[str, Any]:
         encoding = {"encoding": self.encoding} if self.encoding is not None else {}
-        return encoding | ({"keeps_damaged": True} if self.keeps_damaged else {})
+        return encoding | {name: True for name in ("keeps_damaged", "keeps_blank") if getattr(self, name)}
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return the bytes from offset on; fewer only at the end of the file."""
@@ -314,15 +317,13 @@ def unpack(packed: BinaryIO, path: Path, packing: str) -> Any:
     return archive.open(names[0])
 
 
-def open_text(
-    path: Path, encoding: str | None, read: Callable[[FileBytes], Opened], keeps_damaged: bool = False
-) -> Opened:
+def open_text(path: Path, encoding: str | None, read: Callable[[FileBytes], Opened], *keeps: bool) -> Opened:
     """Return what `read` makes of a text file, again with the detected encoding if it is not UTF-8."""
-    source = FileBytes(path, encoding, keeps_damaged)
+    source = FileBytes(path, encoding, *keeps)
     try:
         return read(source)
     except OtherEncodingError:
-        return read(FileBytes(path, source.detect(), keeps_damaged))
+        return read(FileBytes(path, source.detect(), *keeps))
 
 
 def is_evident(path: Path) -> bool:
@@ -383,7 +384,10 @@ def index_rows(source: FileBytes, splitter: RowSplitter, say: Say | None) -> Off
         rest, offset = buffer[num_done:], offset + num_done
         if len(rest) > MAX_ROW_BYTES or (rest and not chunk):
             raise splitter.explain_long_row(source, offset, rest) or _long_row(source, offset)
-    index = np.concatenate([*found, np.array([source.num_bytes], np.uint64)])
+    starts, end = np.concatenate([np.zeros(0, np.uint64), *found]), np.array([source.num_bytes], np.uint64)
+    while source.keeps_blank and len(starts) and not source.read(int(starts[-1]), MAX_ROW_BYTES).strip(b"\r\n"):
+        starts = starts[:-1]  # blank lines at the end are no rows
+    index = np.concatenate([starts, end])
     lengths = np.diff(index)
     if len(lengths) and int(lengths.max()) > MAX_ROW_BYTES:
         raise _long_row(source, int(index[int(lengths.argmax())]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tarfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 
@@ -69,6 +69,7 @@ def open_table(
     sheet: str | None = None,
     delimiter: str | None = None,
     quoting: str | None = None,
+    column_names: Sequence[str] = (),
     decimals: Mapping[str, str] | None = None,
     text_unit: str = "line",
     split: str | None = None,
@@ -91,6 +92,7 @@ def open_table(
         sheet: Of an xlsx file; the first by default.
         delimiter: Of a csv file; sniffed by default.
         quoting: "minimal", or "none" for a csv file in which quotes are ordinary characters; sniffed by default.
+        column_names: Of a csv or xlsx file without a header, whose first line is a row then.
         decimals: The columns of a csv file whose numbers have a "comma" before their decimals, or a "point" and
             commas between thousands.
         text_unit: "line" or "paragraph": the row of a txt file.
@@ -100,7 +102,7 @@ def open_table(
         names_file: A file of class names by number, relative to the folder or the file.
         bad_annotations: "drop" to leave out entries of a COCO json that do not match its images or categories.
         keeps_damaged: Keep the place of a row that cannot be read, as a `DamagedRow`.
-        keeps_blank: Keep the blank lines of a txt file as rows.
+        keeps_blank: Keep blank lines and rows as rows, except at the end.
         flag: The option that named the file, for error messages.
         say: Receives the progress every few megabytes.
     """
@@ -121,30 +123,36 @@ def open_table(
         if kind in ("parquet", "arrow"):
             table = open_arrow(local, kind)
         elif kind == "xlsx":
-            table = open_sheet(local, sheet, say)
+            table = open_sheet(local, sheet, column_names, keeps_blank, say)
         else:
-            table = _open_text(local, encoding, kind, delimiter, quoting, text_unit, keeps_damaged, keeps_blank, say)
+            csv = delimiter, quoting, column_names
+            table = _open_text(local, encoding, kind, csv, text_unit, say, keeps_damaged, keeps_blank)
         if isinstance(table, DelimitedTable):
             table.decimals = dict(decimals or {})
+        elif column_names and kind != "xlsx":
+            what = f"--column_names is for csv, tsv and xlsx files, and {path} is none"
+            raise InputError("args.value", what, fix="leave out --column_names", flag="--column_names")
     check_columns(table.path, len(table.columns))
-    return table if image_dir is None else TableOfImages(table, image_dir, names_file)
+    if image_dir is None:
+        return table
+    images = TableOfImages(table, image_dir, names_file)
+    images.has_header = table.has_header
+    return images
 
 
 def _open_text(
     path: Path,
     encoding: str | None,
     kind: str,
-    delimiter: str | None,
-    quoting: str | None,
+    csv: tuple[str | None, str | None, Sequence[str]],
     text_unit: str,
-    keeps_damaged: bool,
-    keeps_blank: bool,
     say: Say | None,
+    *keeps: bool,
 ) -> Table:
     readers: dict[str, Callable[[FileBytes], Table]] = {
-        "csv": lambda source: DelimitedTable(source, kind, delimiter, quoting, say),
-        "tsv": lambda source: DelimitedTable(source, kind, delimiter, quoting, say),
-        "txt": lambda source: TextTable(source, text_unit, keeps_blank, say),
+        "csv": lambda source: DelimitedTable(source, kind, *csv, say),
+        "tsv": lambda source: DelimitedTable(source, kind, *csv, say),
+        "txt": lambda source: TextTable(source, text_unit, say),
         "json": lambda source: open_json(source, say),
         "jsonl": lambda source: JsonLinesTable(source, say),
         "conll": lambda source: ConllTable(source, say),
@@ -152,7 +160,7 @@ def _open_text(
     if kind not in readers:
         saw = ["known: " + ", ".join((*KINDS, *IMAGE_KINDS))]
         raise InputError("args.value", f"--file_kind {kind!r} is unknown", saw=saw, fix="--file_kind csv")
-    return open_text(path, encoding, readers[kind], keeps_damaged)
+    return open_text(path, encoding, readers[kind], *keeps)
 
 
 def _open_images(

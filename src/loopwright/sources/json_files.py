@@ -41,14 +41,14 @@ class JsonLinesTable(IndexedTable):
 
     def __init__(self, source: FileBytes, say: Say | None) -> None:
         super().__init__(source, "jsonl")
-        self.index = index_rows(source, LineSplitter(), say)
+        self.index = index_rows(source, LineSplitter(source.keeps_blank), say)
         self.sha256 = source.sha256
         self.columns = columns_of(self[k] for k in range(min(len(self), ROWS_FOR_COLUMNS)))
 
     def parse(self, data: bytes, index: int) -> Row:
         text = data.decode("utf-8")
         try:
-            row = json.loads(text)
+            row = json.loads(text if text.strip() else "{}")
             if data.count(b"[") + data.count(b"{") > MOST_DEPTH:
                 check_depth(row)
         except (ValueError, RecursionError) as error:

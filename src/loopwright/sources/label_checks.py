@@ -173,8 +173,8 @@ def imbalance(counts: Mapping[str, int]) -> str | None:
     return f"{rows}: --class_weights balanced makes rare classes count more"
 
 
-def odd_classes(counts: Mapping[str, int], column: str, is_guessed: bool, has_typos: bool = True) -> Iterator[str]:
-    """Yield notes about suspicious classes; the name of a guessed column may be a row of a file without a header."""
+def odd_classes(counts: Mapping[str, int], column: str, has_typos: bool = True) -> Iterator[str]:
+    """Yield notes about suspicious classes."""
     empty = [name for name in counts if name.lower() in _NO_VALUES]
     if empty:
         are = "is a class" if len(empty) == 1 else "are classes"
@@ -188,8 +188,6 @@ def odd_classes(counts: Mapping[str, int], column: str, is_guessed: bool, has_ty
         shown = [f"{name!r} ({counts[name]:,}) and {best!r} ({counts[best]:,})" for name, best in pairs[:MOST_NAMED]]
         are = f"{', '.join(shown)} are separate classes: did you mean the same?"
         yield f"{are} {map_flag(pairs)} makes them one"
-    if is_guessed and column in counts:
-        yield f"the first line names the columns, and {column!r} is also a class: if it is a row, put names above it"
 
 
 def _is_spelling(name: str, usual: str, counts: Mapping[str, int], has_typos: bool) -> bool:

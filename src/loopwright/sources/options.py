@@ -24,7 +24,7 @@ class DataOptions:
         missing_values: "refuse" or "drop" rows that lack a value.
         bad_rows: "refuse" or "drop" rows that cannot be read or used, such as those with a field too many.
         keep_duplicates: Whether validation rows that are also in training stay; otherwise they move to training.
-        file_kind, encoding, sheet, delimiter, quoting, text_unit: As for `open_table`, for all files.
+        file_kind, encoding, sheet, delimiter, quoting, column_names, text_unit: As for `open_table`, for all files.
         decimal: "comma" or "point" before the decimals of labels that are numbers; detected by default.
         image_dir: The base folder of the paths in a file, if it is not the file's own folder, or images/ in it.
         id2label: A json file of class names by number, for masks and objects.
@@ -51,6 +51,7 @@ class DataOptions:
     decimal: str | None = None
     delimiter: str | None = None
     quoting: str | None = None
+    column_names: Sequence[str] = ()
     text_unit: str = "line"
     image_dir: str | None = None
     id2label: str | None = None
@@ -71,6 +72,6 @@ class DataOptions:
 
 def table_settings(options: DataOptions) -> dict[str, Any]:
     """Return the arguments of `open_table` for all files."""
-    names = ("encoding", "sheet", "delimiter", "quoting", "text_unit")
+    names = ("encoding", "sheet", "delimiter", "quoting", "column_names", "text_unit")
     found = {name: getattr(options, name) for name in names}
     return found | {"kind": options.file_kind, "keeps_damaged": options.bad_rows == "drop"}

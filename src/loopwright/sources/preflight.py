@@ -444,9 +444,8 @@ class _Check:
             raise InputError("data.one_class", what, saw=saw, fix=fix)
         self.warnings += label_checks.rare_classes(counts, labels.kind)
         if is_new and role.kind != "position":
-            is_guessed = role.name not in self.given and not table.has_fixed_columns
             totals = sum((Counter(each) for each in counts.values()), Counter[str]())
-            self.warnings += label_checks.odd_classes(totals, column, is_guessed, has_typos=labels.kind != "tags")
+            self.warnings += label_checks.odd_classes(totals, column, has_typos=labels.kind != "tags")
 
     def _check_rows_left(self) -> None:
         for split, kept in self.kept.items():

@@ -148,14 +148,16 @@ def _convert(
             converted.append("" if role.kind == "text" else [])
     if unusable:
         row, reason = unusable[0]
-        code, saw, by_hand = "data.value", [reason], f"correct the {role.name} there"
-        what = f"{table.name}: the {role.name} in {table.place(row)} cannot be used"
+        what, fix = (
+            f"{table.name}: the {role.name} in {table.place(row)} cannot be used",
+            f"{BadRows.FIX}   or   correct",
+        )
+        problem = InputError("data.value", what, saw=[reason], fix=f"{fix} the {role.name} there")
         if role.kind == "answers":
-            code, by_hand = "data.answers", "correct answer_start there (characters, from 0)"
             last = table.place(start + len(raw) - 1)
             what = f"{table.name}: {len(unusable):,} of the rows up to {last} have an answer that cannot be found"
             saw = [f"{table.place(row)}: {reason}" for row, reason in unusable[:MOST_ROWS_NAMED]]
-        problem = InputError(code, what, saw=saw, fix=f"{BadRows.FIX}   or   {by_hand}")
+            problem = InputError("data.answers", what, saw=saw, fix=f"{fix} answer_start there (characters, from 0)")
         bad.add(*(row for row, _ in unusable), error=problem)
     return converted
 

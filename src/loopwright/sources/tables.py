@@ -48,6 +48,7 @@ class Table(ABC):
     """Rows of one data source, each a dict by column name. csv values are text, JSON values keep their types."""
 
     has_fixed_columns = False  # whether its kind fixes its column names, so that nothing is guessed
+    has_header = False  # whether its first line named its columns
     rows_per_block = 1000  # of `blocks`; the sha256 of images depends on it, so it never changes
     notes: tuple[str, ...] = ()  # suspicious findings, in sentences
 

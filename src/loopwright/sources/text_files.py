@@ -32,14 +32,14 @@ class ParagraphSplitter(RowSplitter):
 class TextTable(IndexedTable):
     """A text file with the single column `text`; one row per line that is not blank, or per paragraph."""
 
-    def __init__(self, source: FileBytes, text_unit: str, keeps_blank: bool, say: Say | None) -> None:
+    def __init__(self, source: FileBytes, text_unit: str, say: Say | None) -> None:
         super().__init__(source, "txt")
         if text_unit not in TEXT_UNITS:
             fix = "--text_unit line   or   --text_unit paragraph"
             raise InputError("args.value", f"--text_unit {text_unit!r} is unknown", fix=fix)
         self.columns = ("text",)
         self.text_unit = text_unit
-        splitter = LineSplitter(keeps_blank) if text_unit == "line" else ParagraphSplitter()
+        splitter = LineSplitter(source.keeps_blank) if text_unit == "line" else ParagraphSplitter()
         self.index = index_rows(source, splitter, say)
         self.sha256 = source.sha256
 

@@ -190,6 +190,7 @@ class TaskArguments(metaclass=AcceptsOldNames):
     quoting: str | None = flag(
         None, "none if quotes in a csv file are ordinary characters; detected if unset.", choices=("minimal", "none")
     )
+    column_names: list[str] = flag_list("Names of the columns of a csv or xlsx file without a header: text,label.")
     allow_changed_data: bool = flag(False, "Resume even if the data has changed since the run began.")
     allow_changed_model: bool = flag(False, "Resume even if the model is built differently than when the run began.")
     max_train_samples: int | None = flag(None, "Maximum number of rows to train on.", at_least=1)

@@ -174,7 +174,9 @@ class Task(ABC):
     def data_options(self, args: Any) -> DataOptions:
         """Return the options for reading the data: every flag that is an option of `DataOptions`."""
         named = {field.name: getattr(args, field.name) for field in fields(DataOptions) if hasattr(args, field.name)}
-        lists = {name: listed_names(name, getattr(args, name)) for name in ("label_names", "drop_labels")}
+        lists = {
+            name: listed_names(name, getattr(args, name)) for name in ("label_names", "drop_labels", "column_names")
+        }
         named |= {**lists, "label_names": lists["label_names"] or None, "label_map": label_map(args.label_map)}
         return DataOptions(**named)
 
