@@ -192,7 +192,7 @@ def test_decimal_commas_are_read_where_semicolons_separate(tmp_path):
     refusal = assert_refused("data.label_type", CLASSIFY, path, columns={"label": "price"}, seen="1,200")
     for sign, least in (("comma", 1.2), ("point", 1200)):
         assert plan_of(CLASSIFY, path, columns={"label": "price"}, decimal=sign).label_range[0] == least
-    assert flags_of(refusal.fix) == {"decimal": "comma"}
+    assert flags_of(refusal.fix.split("   or   ")[0]) == {"decimal": "comma"}
 
 
 def test_a_bomb_inside_another_encoding_is_refused(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import errno
 import gzip
 import json
 import os
+import shlex
 import unicodedata
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,13 @@ EMBED = SCHEMAS["sentence-embedding"]
 def csv_file(path, labels, names=("text", "label")):
     rows = "".join(f"text number {place},{label}\n" for place, label in enumerate(labels))
     return write(path, ",".join(names) + "\n" + rows)
+
+
+def options_of(fix):
+    """Return the options of DataOptions that a fix has as flags."""
+    flag, *words = shlex.split(fix)
+    value = dict(word.split("=") for word in words) if flag == "--label_map" else words
+    return {flag[2:]: value[0] if flag == "--label_kind" else value}
 
 
 def test_pipes_links_to_nowhere_and_names_that_are_no_utf8_are_refused(tmp_path):
@@ -145,6 +153,46 @@ def test_a_first_line_with_names_is_a_header_and_given_names_that_it_has_too_cha
     names = open_table(path).columns
     assert len(open_table(path, column_names=names)) == len(REVIEWS)
     assert refused("args.value", path, column_names=["a", "b", "c"]).fix == "--column_names a,b"
+
+
+ANSWERS = ["yes", "no", "yes", "no", "Y", "N", "1", "0"] * 3
+MIXED_LABELS = {
+    "a total": (["pos", "neg"] * 20 + ["40"], "--drop_labels 40", ["neg", "pos"]),
+    "a word": (["1", "2", "3"] * 10 + ["none of them"], "--drop_labels 'none of them'", ["1", "2", "3"]),
+    "answers": (ANSWERS, "--label_map N=no 0=no Y=yes 1=yes", ["no", "yes"]),
+    "half": (["a", "1"] * 20, "--label_kind class", ["1", "a"]),
+}
+
+
+@pytest.mark.parametrize("name", MIXED_LABELS)
+def test_numbers_among_words_are_dropped_if_rare_and_mapped_if_they_mean_the_same(tmp_path, name):
+    labels, fix, names = MIXED_LABELS[name]
+    path = csv_file(tmp_path / "rows.csv", labels)
+    refusal = refused("data.label_type", CLASSIFY, path)
+    assert refusal.fix.split("   or   ")[0] == fix
+    plan = plan_of(CLASSIFY, path, **options_of(fix))
+    assert [*plan.labels.names] == names
+
+
+def test_a_class_of_renamed_labels_is_held_out_like_any_other(tmp_path):
+    path = csv_file(tmp_path / "rows.csv", ["a", "b"] * 20 + ["c"])
+    for ratio in (0.2, 0.5, 0.9):
+        plan = plan_of(CLASSIFY, path, label_map={"c": "a"}, validation_ratio=ratio)
+        assert not any("stay in training" in note for note in plan.warnings)
+
+
+def test_thousands_and_decimals_that_look_alike_are_refused_with_both_ways(tmp_path):
+    made = {",": [f'"1,{k:03}"' for k in range(60)], ";": [f"1.{k:03}" for k in range(60)]}
+    for delimiter, values in made.items():
+        rows = "".join(f"text number {k}{delimiter}{value}\n" for k, value in enumerate(values))
+        path = write(tmp_path / "rows.csv", f"text{delimiter}label\n{rows}")
+        code = "data.labels" if delimiter == "," else "data.label_type"
+        ways = refused(code, CLASSIFY, path).fix.split("   or   ")
+        assert sorted(ways) == ["--decimal comma", "--decimal point"] and (ways[0] == "--decimal point") == (
+            delimiter == ","
+        )
+        ranges = [plan_of(CLASSIFY, path, decimal=way.split()[1]).label_range for way in sorted(ways)]
+        assert sorted(ranges) == [(1.0, 1.059), (1000.0, 1059.0)]
 
 
 def test_names_with_blanks_are_quoted_in_the_way_out(tmp_path):

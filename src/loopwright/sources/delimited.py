@@ -34,6 +34,7 @@ MOST_HEADER_BYTES = 16 << 20
 _QUOTE = 34
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+)(,\d+)?")
 _DECIMAL_POINT = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?")
+THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}([.,]\d{3})+")  # which may also be decimals
 _SEPARATOR_LINE = re.compile(rb'"?sep=([^"\r\n])"?\r?\n')
 
 Bytes = npt.NDArray[np.uint8]
@@ -301,17 +302,19 @@ def with_point(text: str, sign: str) -> str:
 
 
 def decimal_sign(table: DelimitedTable, column: str) -> tuple[str, str] | None:
-    """Return the decimal sign of a column of numbers with commas, and one of them; refuse an ambiguous column."""
+    """Return the decimal sign of a column of numbers such as 3,5 or 1.000, and one of them; refuse an ambiguous one."""
     texts = {text.strip() for block in table.blocks([column]) for text in block.values[column]} - {""}
     with_comma = sorted(text for text in texts if "," in text)
+    with_comma = with_comma or (sorted(texts) if all(map(THOUSANDS.fullmatch, texts)) else [])
     is_comma, is_point = ({text for text in texts if form.fullmatch(text)} for form in (_DECIMAL_COMMA, _DECIMAL_POINT))
     if not with_comma or is_comma | is_point != texts:
         return None
     if (is_comma == texts) == (is_point == texts):
         others = sorted(texts - is_comma) or with_comma
-        what = f"the numbers in {column!r} of {table.name} are ambiguous: does a comma precede their decimals?"
-        saw = [f"for instance {with_comma[0]} and {others[-1]}", "--decimal point: a comma is between thousands"]
-        raise InputError("data.label_type", what, saw=saw, fix="--decimal comma", flag="--decimal")
+        what = f"the numbers in {column!r} of {table.name} are ambiguous: what precedes their decimals?"
+        saw = [f"for instance {with_comma[0]} and {others[-1]}", "the other sign is between thousands"]
+        fix = "--decimal comma   or   --decimal point"
+        raise InputError("data.label_type", what, saw=saw, fix=fix, flag="--decimal")
     return ("comma" if is_comma == texts else "point"), with_comma[0]
 
 

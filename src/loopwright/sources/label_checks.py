@@ -9,9 +9,12 @@ import shlex
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from loopwright.config.display_width import truncate
 from loopwright.errors import InputError, nearest
 from loopwright.sources.column_roles import is_number
+from loopwright.sources.delimited import THOUSANDS
 from loopwright.sources.labels import LabelScan, is_whole, label_text, ordered
 from loopwright.sources.tables import Table
 
@@ -27,13 +30,15 @@ _SHORTEST_TYPO = 4
 _LIKE = 0.85  # the similarity of a misspelt word
 _DIGITS = re.compile(r"\d")
 _WORD_ENDS = re.compile(r"[\s_-]+")
+_ANSWERS = ("no", "n", "false", "f", "0", "0.0"), ("yes", "y", "true", "t", "1", "1.0")
+_FEW_ODD = 3  # rows of numbers among words, or of words among numbers, that are rather mistakes
 _TRUTH = {"false": "0", "true": "1"}
 _NO_VALUES = ("nan", "na", "n/a", "null", "#n/a")
 _NO_NUMBERS = frozenset((*_NO_VALUES, "none", "inf", "-inf", "infinity", "-infinity", "-", "?", "#div/0!", "unknown"))
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 
 
-def mixed_types(scan: LabelScan) -> InputError | None:
+def mixed_types(scan: LabelScan, dropped: Sequence[str]) -> InputError | None:
     """Return the error about labels of mixed kinds: two JSON types, or numbers among words."""
     table, types = scan.table, scan.types
     if "object" in types or ("list" in types and scan.kind == "class"):
@@ -47,8 +52,9 @@ def mixed_types(scan: LabelScan) -> InputError | None:
         fix = f"{as_classes}   or   write all labels in the same way"
         return InputError("data.label_type", f"{scan.name} holds values of {len(types)} kinds", saw=saw, fix=fix)
     texts = scan.texts
-    numbers = [place for place, text in enumerate(texts) if text and is_number(text)]
-    words = [place for place, text in enumerate(texts) if text and not is_number(text)]
+    kept = [place for place, text in enumerate(texts) if text and label_text(text) not in dropped]
+    numbers = [place for place in kept if is_number(texts[place])]
+    words = [place for place in kept if not is_number(texts[place])]
     if not numbers or not words:
         return None
     if all(texts[place].strip().lower() in _NO_NUMBERS for place in words):
@@ -58,7 +64,18 @@ def mixed_types(scan: LabelScan) -> InputError | None:
         return InputError("data.label_type", what, saw=saw, fix=fix)
     first = {"numbers": numbers[0], "words": words[0]}
     saw = [f"{name}: e.g. {texts[place]!r}, first in {scan.place(place)}" for name, place in first.items()]
-    fix = f"{map_flag([(texts[words[0]], texts[numbers[0]])])}   or   {as_classes}"
+    counts = np.bincount(scan.codes, minlength=len(texts)) if scan.kind == "class" else np.zeros(len(texts), int)
+    rare = min(numbers, words, key=lambda places: counts[places].sum())
+    meanings = [
+        {text: counts[place] for place, text in enumerate(texts) if text.strip().lower() in each} for each in _ANSWERS
+    ]
+    fix = as_classes
+    if sum(map(len, meanings)) == len(numbers + words):  # yes, Y, 1 and so on: by the usual spelling of each
+        usual = [max(each, key=each.__getitem__) for each in meanings]
+        pairs = ((text, name) for each, name in zip(meanings, usual, strict=True) for text in each if text != name)
+        fix = f"{map_flag(pairs)}   or   {as_classes}"
+    elif 0 < counts[rare].sum() <= max(_FEW_ODD, counts.sum() // 50):
+        fix = f"{names_flag('drop_labels', [label_text(texts[place]) for place in rare])}   or   {as_classes}"
     return InputError("data.label_type", f"{scan.name} holds numbers and words", saw=saw, fix=fix)
 
 
@@ -97,8 +114,11 @@ def known_names(names: Sequence[str]) -> str:
 
 def unique_labels(scan: LabelScan, num_rows: int) -> InputError:
     fix = f"write labels that repeat into {scan.table.name}"
-    if all(_DECIMAL_COMMA.fullmatch(label_text(text)) for text in scan.texts if text.strip()):
+    numbers = [label_text(text) for text in scan.texts if text.strip()]
+    if all(map(_DECIMAL_COMMA.fullmatch, numbers)):
         fix = "--decimal comma"
+        if all(map(THOUSANDS.fullmatch, numbers)):
+            fix = f"--decimal point   or   {fix}"
     examples = ", ".join(repr(shortened(text)) for text in scan.texts[:MOST_NAMED])
     what = f"{num_rows:,} rows of {scan.table.name} have {len(scan.texts):,} classes: hardly any occurs twice"
     return InputError("data.labels", what, saw=[f"{scan.column!r} holds {examples}, ..."], fix=fix)

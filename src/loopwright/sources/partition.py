@@ -68,9 +68,12 @@ class Partition:
                 raise InputError("data.groups", what, saw=[f"column {self.columns[GROUP.name]!r}"], fix=fix)
             held_back = splits.are_groups_held_back(keys, self.options.validation_ratio)
         if labels is not None and labels.kind == "class" and scan.labels is not None:
-            moved = splits.keep_classes_in_training(held_back, scan.labels.codes[rows], keys)
+            texts = [labels.rename(label_text(text)) for text in scan.labels.texts]
+            firsts = {text: place for place, text in reversed([*enumerate(texts)])}  # renamed labels may be one class
+            codes = np.array([firsts[text] for text in texts], np.int32)[scan.labels.codes[rows]]
+            moved = splits.keep_classes_in_training(held_back, codes, keys)
             if moved:
-                names = ", ".join(repr(label_text(scan.labels.texts[code])) for code in moved[:5])
+                names = ", ".join(repr(texts[code]) for code in moved[:5])
                 self.warnings.append(f"all rows of {names} stay in training: there would be none left to learn from")
         if groups is not None:
             return self._without_near_duplicates(rows[~held_back], rows[held_back])

@@ -324,8 +324,9 @@ class _Check:
         scans = {split: scan.labels for split, scan in self.scans.items() if scan.labels is not None}
         lead = scans[self.lead]
         if kind != "float" and options.label_kind is None and not options.label_map:
-            for error in filter(None, map(label_checks.mixed_types, scans.values())):
-                raise error
+            for scan in scans.values():
+                if error := label_checks.mixed_types(scan, options.drop_labels):
+                    raise error
         labels = Labels(kind, (), dict(options.label_map), lead.separator, tuple(options.drop_labels))
         found = [text for text in map(label_text, lead.texts) if text and not labels.is_dropped(text)]
         may_be_float = role.kind == "label" and options.label_kind is None and options.label_names is None
