@@ -10,7 +10,7 @@ from tests.sources import dirty_files
 from tests.sources.dirty_files import WIDE, WORDS, rows_of
 from tests.sources.refusing import all_rows, assert_refused, plan_of, write
 
-from loopwright.sources import SCHEMAS, files, open_table
+from loopwright.sources import SCHEMAS, InputError, files, open_table
 from loopwright.sources.encodings import decode
 from loopwright.sources.images.names import read_names
 
@@ -198,3 +198,108 @@ def test_decimal_commas_are_read_where_semicolons_separate(tmp_path):
 def test_a_bomb_inside_another_encoding_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 1 << 16)
     assert_refused("data.gzip", write(tmp_path / "bomb.csv.gz", gzip.compress(b"text,label\n" + b"a,1\n" * 99_999)))
+
+
+# Few and short words, as labels are: the right encoding is found or offered first, and never another one found.
+SHORT = {
+    "gb18030": [
+        "图片 类别 猫 狗 鸟",
+        "好 坏 中",
+        "正面 负面 中性",
+        "评论 情感 好评 差评",
+        "苹果 香蕉 梨",
+        "名称 标签 男 女",
+        "体育 财经 娱乐 科技",
+        "是 否",
+    ],
+    "big5": [
+        "圖片 類別 貓 狗 鳥",
+        "好評 差評 普通",
+        "正面 負面 中性",
+        "體育 財經 娛樂 科技",
+        "蘋果 香蕉 梨子",
+        "評論 標籤 是 否",
+    ],
+    "cp932": [
+        "画像 ラベル 猫 犬 鳥",
+        "良い 悪い 普通",
+        "はい いいえ",
+        "ポジティブ ネガティブ",
+        "りんご みかん ぶどう",
+        "感想 評価 高い 低い",
+    ],
+    "euc_jp": [
+        "画像 ラベル 猫 犬 鳥",
+        "良い 悪い 普通",
+        "ポジティブ ネガティブ",
+        "りんご みかん ぶどう",
+        "感想 評価 面白い つまらない",
+    ],
+    "cp949": [
+        "파일 라벨 고양이 개 새",
+        "긍정 부정 중립",
+        "좋음 나쁨 보통",
+        "사과 바나나 배",
+        "제목 분류 정치 경제 사회",
+        "예 아니오 모름",
+    ],
+    "cp1251": [
+        "файл метка кот собака птица",
+        "да нет",
+        "хорошо плохо нормально",
+        "текст класс спорт политика наука",
+        "Отзыв Оценка",
+        "позитив негатив нейтрально",
+    ],
+    "koi8_r": [
+        "файл метка кот собака птица",
+        "хорошо плохо нормально",
+        "текст класс спорт политика наука",
+        "отзыв оценка позитив негатив",
+    ],
+    "cp1252": [
+        "café thé crème",
+        "schön häßlich übel",
+        "niño año señor",
+        "prix 5 € 7 €",
+        "déçu ravi énervé",
+        "não sim talvez ótimo",
+        "l’été d’hiver",
+        "smörgås blå röd",
+    ],
+    "cp1250": [
+        "dobry zły średni żółty",
+        "pozitivní negativní žádný příští",
+        "jó rossz közepes gyönyörű őszi",
+        "świetny słaby niezły",
+        "dobrý špatný výborný",
+    ],
+    "cp1253": ["αρχείο ετικέτα γάτα σκύλος πουλί", "καλό κακό μέτριο", "ναι όχι", "θετικό αρνητικό ουδέτερο"],
+    "cp1255": ["קובץ תווית חתול כלב ציפור", "טוב רע בינוני", "חיובי שלילי ניטרלי", "כן לא"],
+    "cp1256": ["ملف تصنيف قطة كلب طائر", "جيد سيئ متوسط", "إيجابي سلبي محايد", "نعم لا"],
+    "cp874": ["ไฟล์ ป้าย แมว หมา นก", "ดี แย่ ปานกลาง", "บวก ลบ กลาง", "ใช่ ไม่ใช่"],
+    "cp1254": ["iyi kötü çok güzel", "olumlu olumsuz tarafsız değil", "kırmızı yeşil sarı"],
+    "johab": ["이 영화는 정말 재미있었어요 이야기가 길어서 졸렸습니다"],
+}
+DOUBTFUL = {"כן לא"}
+
+
+@pytest.mark.parametrize(("encoding", "words"), [(name, each) for name, texts in SHORT.items() for each in texts])
+def test_the_encoding_of_short_words_is_found_or_offered_first(tmp_path, encoding, words):
+    text = "file,label\n" + "".join(f"{k}.png,{word}\n" for k, word in enumerate(words.split() * 3))
+    path = write(tmp_path / "rows.csv", text.encode(encoding))
+    expected = [line.split(",")[1] for line in text.splitlines()[1:]]
+    try:
+        found = open_table(path)
+    except InputError as error:
+        assert error.code == "data.encoding" and error.flag == "--encoding"
+        if words in DOUBTFUL:
+            return
+        found = open_table(path, **flags_of(error.fix))
+    assert [row["label"] for row in found] == expected
+
+
+@pytest.mark.parametrize(("encoding", "text"), [("iso2022_jp", "映画はよい"), ("iso2022_kr", "영화는 좋아요")])
+def test_escape_sequences_name_the_encoding(tmp_path, encoding, text):
+    table = open_table(write(tmp_path / "rows.csv", f"text,label\n{text},1\n{text},2\n".encode(encoding)))
+    assert table.settings()["encoding"] == encoding and table[1]["text"] == text

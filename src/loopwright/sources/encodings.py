@@ -1,25 +1,24 @@
 """The encoding of a text: as given, by its mark, or detected; and its conversion to UTF-8.
 
 A name may be a list: with `utf-8,cp1252` each line is decoded by the first of them that can. `replace` as the last one
-reads what the others cannot as U+FFFD. Only lines that are not UTF-8 are handed to charset-normalizer. Its measure of
-disorder is combined with one of its own: the share of characters that occur together in a language.
+reads what the others cannot as U+FFFD. For lines that are not UTF-8 the likeliest encoding is taken, by the characters
+of its languages, unless another one is nearly as likely.
 """
 
 from __future__ import annotations
 
 import codecs
 import encodings.aliases
-import importlib
-import re
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from loopwright.errors import InputError
+from loopwright.sources.languages import ENCODINGS, MULTIBYTE, fit
 
 REPLACE = "replace"
-SAMPLE_BYTES = 64 << 10
+SAMPLE_BYTES = 16 << 10
 _MARKS = {  # UTF-32's first: one of them starts with a mark of UTF-16
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -27,33 +26,17 @@ _MARKS = {  # UTF-32's first: one of them starts with a mark of UTF-16
     codecs.BOM_UTF16_BE: "utf-16",
     codecs.BOM_UTF8: "utf-8-sig",
 }
-# The first and the last pair of bytes of the common characters: a fraction of all.
-_ASIAN = {
-    "gb18030": b"\xa1\xa1\xd7\xfe",
-    "big5": b"\xa1\x40\xc6\xfe",
-    "cp932": b"\x81\x40\x97\xfe",
-    "cp949": b"\xa1\xa1\xc8\xfe",
-    "euc_jp": b"\xa1\xa1\xcf\xfe",
-}
-_OTHERS = ("cp1251", "cp1253", "cp1255", "cp1256", "koi8_r", "iso8859_6")
-_RARE = ("cp1250", "cp1254", "cp1257", "iso8859_2", "cp874", "mac_roman", "cp866", "cp850")
-_CANDIDATES = ("cp1252", *_ASIAN, *_OTHERS, *_RARE)
-_LATIN = (
-    "àâçèéêëîïôœùûü äöüß áéíñóúü àáâãçéêíóôõúü àèéìíòóù åäöæøé ąćęłńóśźż áäéíóöőúüű áčďéěíňóřšťúůýž áäčďéíĺľňóôŕšťúýž"
-)
-_ALPHABETS = f"{_LATIN} ăâîșțşţ čćđšž çğıöşüâî āčēģīķļņšūž ąčęėįšųūž äöõüšž".split()
-_SCRIPTS = re.compile("[а-яА-ЯёЁіїєґІЇЄҐΆ-ώא-ת،؛؟ء-ْپچژگک-یก-๛]")
-_MARKS_OF_TEXT = frozenset("\xa0‘’“”„–—…€£°«»¿¡™®©·•§№、。，．！？：；（）「」『』・ー～《》【】")
-_NEXT_TO_ASCII = re.compile(r"(?<=[a-zA-Z])[^\x00-\x7f]|[^\x00-\x7f](?=[a-zA-Z])")
 _MOST_NAMED = 5
-_LEAST_GAP = 0.04
-_LEAST_CASED = 30
+_LEAST_GAP = 6.0  # between the log-probabilities of the two best candidates
+_COST_OF_A_LINE = 20.0  # that an encoding cannot decode
+_LEAST_MEAN = -5.0, -9.5  # of the characters of the best one, in encodings of one byte and of several
 
 
 class Candidate(NamedTuple):
-    """A possible encoding of a sample of lines; a lower score is better."""
+    """A possible encoding of a sample of lines; a higher score is better."""
 
     score: float
+    mean: float
     encoding: str
     text: str
 
@@ -66,7 +49,7 @@ def check_encoding(name: str) -> tuple[str, ...]:
             continue
         is_text = _is_text(part)
         if not is_text or (len(names) > 1 and _is_wide(part) and names[1:] != [REPLACE]):
-            known = [*_CANDIDATES, *encodings.aliases.aliases, *encodings.aliases.aliases.values()]
+            known = [*ENCODINGS, *encodings.aliases.aliases, *encodings.aliases.aliases.values()]
             near = filter(_is_text, get_close_matches(part.lower().replace("-", "_"), known, n=9, cutoff=0.6))
             what = f"--encoding {name}: {f'{part!r} cannot be one of several' if is_text else f'{part!r} is unknown'}"
             saw = ["for instance utf-8, gb18030, big5, cp932, euc_kr, cp1251, cp1252; or a list: utf-8,cp1252"]
@@ -87,10 +70,13 @@ def is_utf8(names: tuple[str, ...]) -> bool:
 
 
 def encoding_by_mark(head: bytes) -> str | None:
-    """Return the encoding that the first bytes show: by a byte order mark, or UTF-16 by its NUL bytes."""
+    """Return the encoding that the first bytes show: by a mark, by escapes, or UTF-16 by its NUL bytes."""
     for mark, name in _MARKS.items():
         if head.startswith(mark):
             return name
+    escaped = "iso2022_kr" if b"\x1b$)C" in head else "iso2022_jp"
+    if b"\x1b$" in head and _decodes(head.rpartition(b"\n")[0] or head, escaped):
+        return escaped
     nuls = [head[start::2].count(0) for start in (0, 1)]
     name = "utf-16-be" if nuls[0] else "utf-16-le"
     is_wide = max(nuls) > 1 + len(head) // 40 and min(nuls) == 0 and _decodes(head[: len(head) // 2 * 2], name)
@@ -171,7 +157,7 @@ def decode(data: bytes, encoding: str | None, what: str) -> tuple[str, str | Non
 
 def detect(chunks: Iterable[bytes], what: str) -> str:
     """Return the encoding of a file that is not UTF-8; InputError (data.encoding) if it is mixed or uncertain."""
-    sample, num_bytes, bad, good, num_likely = [], 0, [], [], 0
+    sample, num_bytes, bad, good, short, num_likely = [], 0, [], [], b"", 0
     lines = (line for block in _whole_lines(chunks) for line in block.splitlines())
     for number, line in enumerate(lines, 1):
         if line.isascii():
@@ -186,13 +172,18 @@ def detect(chunks: Iterable[bytes], what: str) -> str:
         else:
             good.append(number)
             # One or two Chinese characters can be bytes that are valid in UTF-8; a whole clause hardly ever is.
-            num_likely += len(odd) > 3 or max(odd) > "\u07ff"
+            is_likely = len(odd) > 3 or max(odd) > "\u07ff"
+            num_likely += is_likely
+            short += line + b"\n" if not is_likely and len(short) < SAMPLE_BYTES else b""
     found = candidates(sample)
     best = found[0].encoding if found else REPLACE
-    is_mixed = num_likely > (0.01 if best in _ASIAN else 0) * len(bad) or (good and best not in _ASIAN)
+    is_mixed = num_likely > (0.01 if best in MULTIBYTE else 0) * len(bad) or (good and not found)
+    if short and found and best not in MULTIBYTE:  # lines that may be UTF-8 by chance
+        as_it_is, other = (fit(short.decode(name, "replace"), best)[0] for name in ("utf-8", best))
+        is_mixed = is_mixed or as_it_is > other + 2
     shown = [f"{one.encoding:<10} {_shown(one.text)}" for one in found[:_MOST_NAMED]]
     if is_mixed:
-        best = best if found and found[0].score < 0.5 else REPLACE
+        best = best if found and found[0].mean > _LEAST_MEAN[best in MULTIBYTE] else REPLACE
         message = f"{what} is mixed: UTF-8 in {_places(good)}, not in {_places(bad)}"
         raise InputError("data.encoding", message, saw=shown, fix=f"--encoding utf-8,{best}", flag="--encoding")
     if not is_certain(found):
@@ -205,11 +196,10 @@ def detect(chunks: Iterable[bytes], what: str) -> str:
 
 
 def is_certain(found: list[Candidate]) -> bool:
-    """Whether the first candidate is so much better than the second that the number of characters supports it."""
-    if len(found) < 2:
-        return bool(found)
-    num_odd = sum(character > "\x7f" for character in found[0].text)
-    return found[1].score - found[0].score >= _LEAST_GAP + 0.6 / num_odd
+    """Whether the first candidate is plausible, and far more likely than the second."""
+    if not found or found[0].mean < _LEAST_MEAN[found[0].encoding in MULTIBYTE]:
+        return False
+    return len(found) == 1 or found[0].score - found[1].score >= _LEAST_GAP
 
 
 def _places(lines: list[int]) -> str:
@@ -224,20 +214,17 @@ def _shown(text: str) -> str:
 
 
 def candidates(lines: list[bytes]) -> list[Candidate]:
-    """Return the encodings that decode lines, or nearly all of them, best first; of equal texts the first one."""
-    normalizer: Any = importlib.import_module("charset_normalizer")
+    """Return the encodings that decode lines, or nearly all of them, best first; of equal texts the best one."""
     found: dict[str, Candidate] = {}
-    for name in _CANDIDATES:
+    for name in ENCODINGS:
         kept = [line for line in lines if _decodes(line, name)]
         if len(kept) * 20 < len(lines) * 19 or not kept:
             continue
-        data = b"\n".join(kept)
-        match = normalizer.from_bytes(data, cp_isolation=[name], threshold=1.0, enable_fallback=False).best()
-        if match is not None:
-            text = data.decode(name)
-            score = match.chaos - 0.2 * match.coherence + 1 - _fit(text, name) + 5 * (1 - len(kept) / len(lines))
-            found.setdefault(text, Candidate(score + 0.1 * (name in _RARE), name, text))
-    return sorted(found.values(), key=lambda one: one.score)
+        text = b"\n".join(kept).decode(name)
+        score, mean = fit(text, name)
+        one = Candidate(score - _COST_OF_A_LINE * (len(lines) - len(kept)), mean, name, text)
+        found[text] = max(found.get(text, one), one)
+    return sorted(found.values(), reverse=True)
 
 
 def _decodes(line: bytes, name: str) -> bool:
@@ -245,25 +232,3 @@ def _decodes(line: bytes, name: str) -> bool:
         return bool(line.decode(name))
     except UnicodeDecodeError:
         return False
-
-
-def _fit(text: str, name: str) -> float:
-    """Return the share of characters that belong together: common ones, or those of one alphabet; not inside others."""
-    odd = [character for character in text if character > "\x7f" and character not in _MARKS_OF_TEXT]
-    if not odd:
-        return 1.0
-    beside = [character for character in _NEXT_TO_ASCII.findall(text) if character not in _MARKS_OF_TEXT]
-    if name in _ASIAN:
-        is_japanese = name in ("cp932", "euc_jp")
-        codes = [one.encode(name) for one in odd if is_japanese or not "\u3040" <= one <= "\u30ff"]  # kana
-        lead, trail, last, _ = _ASIAN[name]
-        fitting = sum(len(code) == 2 and lead <= code[0] <= last and code[1] >= trail for code in codes) - len(beside)
-    else:
-        lower = "".join(odd).lower()
-        misplaced = sum(character.isupper() or character > "\u024f" for character in beside)
-        latin = max(sum(map(letters.__contains__, lower)) for letters in _ALPHABETS)
-        scripts = float(len(_SCRIPTS.findall(text)))
-        if (lower == (joined := "".join(odd)) != joined.upper() or joined.isupper()) and scripts > _LEAST_CASED:
-            scripts *= 0.9  # all in one case, as another script looks like
-        fitting = max(scripts, latin) - misplaced
-    return max(0, fitting) / len(odd)
