@@ -202,11 +202,63 @@ def test_names_with_blanks_are_quoted_in_the_way_out(tmp_path):
     assert refused("data.file", tmp_path / "my row.csv").fix == f"--data '{path}'"
 
 
+ROWS = [{"text": f"a {k}", "label": k % 2} for k in range(9)]
+JSON = {
+    "pandas": ({name: {str(k): row[name] for k, row in enumerate(ROWS)} for name in ROWS[0]}, "by column"),
+    "lists": ({name: [row[name] for row in ROWS] for name in ROWS[0]}, "by column"),
+    "ids": ({f"id{k}": row for k, row in enumerate(ROWS)}, "by id"),
+    "deep": ({"status": "ok", "response": {"result": {"items": ROWS}, "took": 3}}, "response.result.items"),
+    "named": ({"version": 1, "reviews": ROWS}, "reviews"),
+    "data": ({"version": 1, "data": ROWS}, ""),
+}
+
+
 @pytest.mark.parametrize("indent", [None, 2])
-def test_json_by_column_is_refused_with_the_line_that_writes_rows(tmp_path, indent):
-    columns = {"text": {str(k): f"a {k}" for k in range(9)}, "label": {str(k): k % 2 for k in range(9)}}
-    refusal = assert_refused("data.json", write(tmp_path / "rows.json", json.dumps(columns, indent=indent)))
-    assert "columns, not rows" in refusal and 'orient="records"' in refusal.fix
+@pytest.mark.parametrize("name", JSON)
+def test_rows_are_found_in_json_of_any_shape(tmp_path, name, indent):
+    content, where = JSON[name]
+    table = open_table(write(tmp_path / "rows.json", json.dumps(content, indent=indent)))
+    assert list(table) == ROWS and [where in note for note in table.notes] == [True] * bool(where)
+
+
+def test_an_object_with_a_list_in_it_can_be_a_row(tmp_path):
+    row = {"question": "who?", "context": "a long text about him and her", "answers": [{"text": "him"}]}
+    assert list(open_table(write(tmp_path / "row.json", json.dumps(row)))) == [row]
+
+
+def test_the_labels_of_label_studio_are_offered_by_their_path_and_no_id_is(tmp_path):
+    made = [
+        {
+            "id": k % 4,
+            "annotations": [{"id": k // 2, "completed_by": k % 2, "result": [{"value": {"choices": ["ab"[k % 2]]}}]}],
+            "data": {"text": f"a text {k}"},
+        }
+        for k in range(20)
+    ]
+    path = write(tmp_path / "export.json", json.dumps(made))
+    plan = plan_of(CLASSIFY, path, columns={"label": "annotations.0.result.0.value.choices.0"})
+    assert plan.columns["text"] == "data.text" and plan.labels.names == ("a", "b")
+    assert plan_of(CLASSIFY, path).columns == plan.columns
+    for number, row in enumerate(made):
+        row["annotations"][0]["effort"] = number % 3
+    refusal = refused("data.column", CLASSIFY, write(path, json.dumps(made)))
+    assert refusal.fix == "--label_column annotations.0.result.0.value.choices.0"
+
+
+CHOICES = {
+    "letters": "ABC",
+    "numbers": ("option1", "option2", "option3"),
+    "words": ("Choice A", "Choice B", "Choice C"),
+}
+
+
+@pytest.mark.parametrize("names", CHOICES.values(), ids=CHOICES)
+def test_columns_of_letters_are_choices_and_letters_labels(tmp_path, names):
+    rows = [[f"question {k}?", f"one {k}", f"two {k}", f"three {k}", "ABC"[k % 3]] for k in range(30)]
+    path = write_csv(tmp_path / "rows.csv", rows, ["question", *names, "answer"])
+    fix = refused("data.labels", CHOOSE, path).fix
+    plan = plan_of(CHOOSE, path, **options_of(fix))
+    assert plan.columns["choices"] == tuple(names) and plan.rows("train")[0]["label"] in (0, 1, 2)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])

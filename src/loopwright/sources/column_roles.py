@@ -22,6 +22,7 @@ from loopwright.sources.tables import Row, Table, value_at
 ROWS_SAMPLED = 500
 _EXAMPLE_COLUMNS = 40
 _BY_NAME = "guessed by its name"
+_ID = re.compile(r"(^|[._ ])(id|uuid|index|.+_(id|at|by|name|type))$")
 _STOPS = (".", "!", "?", "…", "。", "！", "？", "؟")
 _LANGUAGES = "translation."  # prefix of the entries of a column of languages
 _ROWS_SEARCHED = 50  # for entries of nested columns
@@ -158,7 +159,7 @@ def nested_columns(table: Table, samples: Mapping[str, ColumnSample]) -> dict[st
 
 def _leaves(value: Any, path: str) -> Iterator[str]:
     parts: Any = value.items() if isinstance(value, dict) else ()
-    if isinstance(value, list) and value and isinstance(value[0], dict):
+    if isinstance(value, list) and value and isinstance(value[0], dict if "." not in path else dict | str):
         parts = [("0", value[0])]
     for name, part in parts:
         if isinstance(part, str | int | float):
@@ -275,9 +276,10 @@ class _Choice:
         return [name for name in self.samples if name not in used and (name in self.nested) == is_nested]
 
     def _fitting(self, role: Role) -> list[str]:
-        """Return the unused columns with suitable values; nested ones only if there are no others."""
+        """Return the unused columns with suitable values, ids not as labels; nested ones only without others."""
         found = ([name for name in self._free(depth) if self.samples[name].fits(role)] for depth in (False, True))
-        return next(filter(None, found), [])
+        names = ([name for name in each if not role.is_label or not _ID.search(name.lower())] for each in found)
+        return next(filter(None, names), [])
 
     def _split(self, role: Role, column: str | Sequence[str]) -> list[str]:
         """Return the columns given for a role; several, of texts or of 0 and 1, may be one comma-separated text."""
@@ -295,6 +297,8 @@ class _Choice:
             if name.endswith("*") and (family := _family(name, free)):
                 return [tuple(family)]
         matching: list[Column] = [free[name] for name in role.names if name in free]
+        if not matching and role.kind == "texts" and (family := _family("*", free)):  # A, B, C or 1, 2, 3
+            return [tuple(family)]
         is_preferred = bool(matching) and str(matching[0]).lower() in (role.names[0], role.name)
         return matching[:1] if is_preferred else matching
 
@@ -350,7 +354,9 @@ class _Choice:
             return f"add a column named {role.name} to {self.table.name}, with the paths of the images"
         if role.kind == "text" and fitting:  # an id is a text too: prefer the column with the most words
             fitting = [max(fitting, key=lambda name: self.samples[name].num_words)]
-        free = [name for name in free if self.samples[name].could_be(role)]
+        free = [name for name in free if self.samples[name].could_be(role) and not _ID.search(name.lower())]
+        if role.is_label:  # words are rather labels than numbers
+            fitting = sorted(fitting, key=lambda name: not self.samples[name].is_text)
         if not fitting and not free:
             return f"add a column named {role.name} to {self.table.name}"
         return f"{role.flag} {quote((fitting or free)[0])}"
@@ -362,7 +368,7 @@ def _columns_flag(role: Role, names: list[str]) -> str:
 
 def _family(pattern: str, free: dict[str, str]) -> list[str]:
     """Return the columns of a pattern ("ending*"), in the order of their numbers or letters; none if there is one."""
-    matches = {name: re.fullmatch(rf"{re.escape(pattern[:-1])}_?(\d+|[a-z])", lower) for lower, name in free.items()}
+    matches = {name: re.fullmatch(rf"{re.escape(pattern[:-1])}[_ ]?(\d+|[a-z])", lower) for lower, name in free.items()}
     ends = {name: match[1] for name, match in matches.items() if match is not None}
     return sorted(ends, key=lambda name: (len(ends[name]), ends[name])) if len(ends) > 1 else []
 

@@ -106,7 +106,16 @@ class JsonTable(Table):
         return map(self.row, range(len(self)))  # with the keys that each row has
 
     def _load(self, say: Say | None) -> list[Row]:
-        items = _find_list(load_json(self.source, say, _conversion(self.source)), self.path)
+        content = load_json(self.source, say, _conversion(self.source))
+        found = _find_rows(content)
+        if found is None:
+            keys = f"an object with the keys {', '.join(content)}" if isinstance(content, dict) else repr(content)
+            fix = 'write [{"column": value}, ...], or one object per line in a .jsonl file'
+            what = f"{self.path} is not a list of objects"
+            raise InputError("data.json", what, saw=[f"it holds {keys}"[:200]], fix=fix)
+        items, path = found
+        if path and path not in LIST_NAMES:
+            self.notes = (f"the rows of {self.name} are read from: {path}",)
         rows: list[Row] = []
         for number, item in enumerate(items):
             try:
@@ -119,7 +128,7 @@ class JsonTable(Table):
             broken = {number: new for number, row in enumerate(rows) if (new := encodable(row)) != row}
             for number, row in broken.items():
                 rows[number] = row
-            self.notes = (_surrogate_note(self, min(broken)),) if broken else ()
+            self.notes += (_surrogate_note(self, min(broken)),) if broken else ()
         return rows
 
 
@@ -158,27 +167,30 @@ def _explain(error: ValueError | RecursionError) -> tuple[str, int]:
     return ("nested too deeply" if isinstance(error, RecursionError) else str(error)), 0
 
 
-def _find_list(content: Any, path: str) -> list[Any]:
-    found, saw = content, f"it holds {repr(content)[:60]}"
-    if isinstance(content, dict):
-        lists = (value for name, value in content.items() if name in LIST_NAMES and isinstance(value, list))
-        found, saw = next(lists, None), f"it holds an object with the keys {', '.join(content)}"
-        if _is_by_column(content):
-            columns = [f"{name}: {str(values)[:60]}" for name, values in list(content.items())[:4]]
-            fix = 'write rows: data.to_json(PATH, orient="records") in pandas, or a csv file'
-            raise InputError("data.json", f"{path} holds columns, not rows", saw=columns, fix=fix)
-    if not isinstance(found, list):
-        fix = (
-            'write [{"column": value}, ...], or one object per line in a .jsonl file, '
-            f"or the list under one of the keys {', '.join(LIST_NAMES[:4])}"
-        )
-        raise InputError("data.json", f"{path} is not a list of objects", saw=[saw], fix=fix)
-    return found
+def _find_rows(content: Any) -> tuple[list[Any], str] | None:
+    """Return the rows in a JSON value, and where they are if not in a list at the top; None if there are none.
 
-
-def _is_by_column(content: Row) -> bool:
-    """Whether an object maps columns to objects of values by row number: the default of pandas."""
-    return bool(content) and all(isinstance(values, dict) and "0" in values for values in content.values())
+    They may also be written by column, as lists or (the default of pandas) by row number, or by an id.
+    """
+    if not isinstance(content, dict):
+        return (content, "") if isinstance(content, list) else None
+    values = list(content.values())
+    if values and all(isinstance(each, dict) and "0" in each for each in values):
+        return [{name: each.get(key) for name, each in content.items()} for key in values[0]], "by column"
+    sizes = {
+        len(each) if isinstance(each, list) and not any(isinstance(part, dict) for part in each) else -1
+        for each in values
+    }
+    if len(values) > 1 and len(sizes) == 1 and sizes != {-1}:
+        return [dict(zip(content, row, strict=True)) for row in zip(*values, strict=True)], "by column"
+    if len(values) > 1 and all(isinstance(each, dict) for each in values) and set.intersection(*map(set, values)):
+        return values, "by id"
+    for name in sorted(content, key=lambda name: name not in LIST_NAMES):
+        rows = content[name]
+        if isinstance(rows, list) and (name in LIST_NAMES or (rows and all(isinstance(row, dict) for row in rows))):
+            return rows, name
+    found = ((name, _find_rows(part)) for name, part in content.items() if isinstance(part, dict))
+    return next(((rows[0], f"{name}.{rows[1]}") for name, rows in found if rows is not None), None)
 
 
 def _rows_of(item: Any, path: str, place: str) -> list[Row]:
@@ -252,8 +264,10 @@ def open_json(source: FileBytes, say: Say | None) -> Table:
         first, end = json.JSONDecoder().raw_decode(head) if head.startswith("{") else ({}, 0)
     except (ValueError, RecursionError):
         first, end = {}, 0
-    if not end or "\n" in head[:end] or _is_by_column(first):
+    if not end or "\n" in head[:end]:
         return JsonTable(source, say)
-    lists = [first[name] for name in LIST_NAMES if isinstance(first.get(name), list)]
-    holds_rows = any(all(isinstance(item, dict) for item in items) for items in lists)
-    return JsonTable(source, say) if holds_rows and not head[end:].strip() else JsonLinesTable(source, say)
+    found = None if head[end:].strip() else _find_rows(first)
+    if found is None or not all(isinstance(row, dict) for row in found[0]):
+        return JsonLinesTable(source, say)
+    is_row = "by" not in found[1] and found[1] not in LIST_NAMES and len(str(found[0])) * 2 < len(str(first))
+    return JsonLinesTable(source, say) if is_row else JsonTable(source, say)

@@ -43,7 +43,12 @@ class MultipleChoice(Task):
         Role("context", names=("sent1", "context", "question", "startphrase", "prompt")),
         Role("start", names=("sent2",), is_required=False, may_be_empty=True),
         Role("choices", "texts", names=("ending*", "choice*", "option*", "choices", "endings", "options")),
-        Role("label", "position", names=("label", "answer", "gold", "correct"), is_input=False),
+        Role(
+            "label",
+            "position",
+            names=("label", "answer", "gold", "correct", "correct_answer", "answerkey"),
+            is_input=False,
+        ),
     )
     explanation = {
         "data": "csv, tsv, json, jsonl or parquet with a text, its choices, and the number of the right one, from 0.",
