@@ -125,6 +125,23 @@ def test_a_file_without_a_header_loses_no_row(kind, capsys, finished, tmp_path):
     assert [len(each) for each in found] == [4, 3] and found[0][1:] == found[1]
 
 
+def test_notes_name_the_column_that_is_read_and_the_one_that_is_taken(capsys, finished, tmp_path):
+    (tmp_path / "rows.csv").write_text(
+        "id,comment,label,predicted_label\n1,a great film of mine,x,y\n2,dull and poor,x,y\n"
+    )
+    code, _, err = run(capsys, "predict", finished.path, "rows.csv", "--out", "found.csv")
+    assert code == 0 and "text is read from 'comment'" in err
+    assert "a column 'predicted_label': the predicted label is 'predicted_predicted_label'" in err
+
+
+def test_a_nul_byte_spoils_its_row_only(capsys, finished, tmp_path):
+    (tmp_path / "rows.csv").write_bytes(b"review,id\ngreat film,1\ndu\0ll,2\nfine,3\n")
+    (tmp_path / "lines.txt").write_bytes(b"great film\ndu\0ll\nfine\n")
+    for name in ("rows.csv", "lines.txt"):
+        code, out, _ = run(capsys, "predict", finished.path, name)
+        assert code == 0 and codes(parsed(out)) == ["", "data.nul", ""]
+
+
 def test_the_inputs_are_never_overwritten(capsys, finished, tmp_path):
     file = tmp_path / "rows.csv"
     file.write_text("review\ngreat film\n")

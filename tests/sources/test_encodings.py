@@ -4,6 +4,7 @@ import gzip
 import json
 import pickle
 import shlex
+import zipfile
 
 import pytest
 from tests.sources import dirty_files
@@ -146,6 +147,13 @@ def test_a_sheet_is_read(tmp_path, monkeypatch):
     assert_refused("data.column", dirty_files.excel_with_title(tmp_path), seen=("cell B2", "row 1"))
     assert_refused("data.value", write(tmp_path / "old.xlsx", b"\xd0\xcf\x11\xe0"))
     assert_refused("data.ending", write(tmp_path / "web.xls", "text\tlabel\n"), fix="--file_kind csv")
+    assert "--file_kind" not in assert_refused("data.ending", write(tmp_path / "web.xls", "<html><table>")).fix
+    named = write(tmp_path / "named.xlsx", "text,label\na,1\n")
+    assert len(open_table(named, kind=flags_of(assert_refused("data.value", named).fix)["file_kind"])) == 1
+    with zipfile.ZipFile(tmp_path / "mac.zip", "w") as archive:
+        for name in ("__MACOSX/._rows.csv", "rows.csv"):
+            archive.writestr(name, "text,label\n")
+    assert assert_refused("data.ending", tmp_path / "mac.zip").fix.split(" instead")[0].endswith("   then   rows.csv")
     monkeypatch.setitem(__import__("sys").modules, "openpyxl", None)
     assert_refused("install.extra", path, fix="pip install 'loopwright[excel]'")
 

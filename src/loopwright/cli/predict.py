@@ -97,8 +97,11 @@ def _report(predictions: api.Predictions, out: Path | None, events: api.EventLin
         counts = {"num_rows": predictions.num_rows, "num_failed": predictions.num_failed}
         events.emit("end", **place, **counts, renamed=renamed, exit_code=DONE)
         return
+    for note in predictions.notes:
+        sys.stderr.write(f"note: {note}\n")
     for name, other in renamed.items():
-        sys.stderr.write(f"note: the inputs have a column {name!r}: the predicted one is {other!r}\n")
+        taken = name if other == f"predicted_{name}" else other.removeprefix("predicted_")
+        sys.stderr.write(f"note: the inputs have a column {taken!r}: the predicted {name} is {other!r}\n")
     if predictions.num_failed:
         where = "field" if out is None or out.suffix.lower() == ".jsonl" else "column"
         sys.stderr.write(f"note: {predictions.failures}; see the {where} {renamed.get(api.ERROR, api.ERROR)}\n")

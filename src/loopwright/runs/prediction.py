@@ -45,6 +45,7 @@ class InputRows:
         self.given, self._convert, self._roles = given, convert, roles
         self.columns = dict.fromkeys(columns)
         self.errors: dict[int, ValueError] = {}
+        self.notes: list[str] = []  # about how a file is read
         for number in range(len(given)):
             values = given[number]
             self.columns |= dict.fromkeys(values)
@@ -101,7 +102,10 @@ def read_inputs(task: Task, settings: Settings, plan: DataPlan, inputs: str | Pa
     if isinstance(inputs, (str, Path)):
         found = plan_of_file(task, task.schema(settings.args).for_prediction(), settings, plan, test_file=inputs)
         rows, table = found.rows("test"), found.tables[0]
-        return InputRows(table, lambda values: rows.by_role(table, values), schema.roles, table.columns)
+        made = InputRows(table, lambda values: rows.by_role(table, values), schema.roles, table.columns)
+        other = {role: column for role, column in found.columns.items() if column != plan.columns.get(role)}
+        made.notes = [*table.notes, *(f"{role} is read from {column!r}" for role, column in other.items())]
+        return made
     if not any(isinstance(each, Mapping) for each in inputs):
         return InputRows(task.rows_of_texts(plan, [_line(each) for each in inputs]), _checked, schema.roles)
     kinds = {role.name: role.kind for role in schema.roles if role.kind in ("text", "texts", "tokens")}
@@ -157,6 +161,7 @@ class Predictions:
         self._names, self._repeated = dict.fromkeys(task.predicted_for(plan)), task.repeated
         self.num_rows = len(rows.given)
         self.num_failed = 0
+        self.notes = rows.notes
         self.renamed: dict[str, str] = {}  # fields of a prediction that are also columns of the input
         if is_strict:
             rows.refuse_errors()

@@ -248,16 +248,17 @@ class DelimitedTable(IndexedTable):
         delimiter, has_quotes, _ = self.dialect
         for start, data, ends in self.stretches(say):
             cut = cut_columns(data, ends, delimiter, has_quotes, num_columns, list(places.values()))
-            if cut is not None:
+            if cut is not None and b"\0" not in data:
                 yield Block(start, dict(zip(places, cut, strict=True)))
                 continue
-            rows, damaged = [row or [""] * num_columns for row in self._split_all(data, ends)], {}
-            if set(map(len, rows)) != {num_columns}:
-                wrong = [(start + k, len(row)) for k, row in enumerate(rows) if len(row) != num_columns]
-                if not self.source.keeps_damaged:
-                    raise self._ragged(wrong[:MOST_ROWS_NAMED])
-                damaged = {index: self._ragged([(index, number)]) for index, number in wrong}
-                rows = [[""] * num_columns if len(row) != num_columns else row for row in rows]
+            rows = [row or [""] * num_columns for row in self._split_all(data, ends)]
+            wrong = [(start + k, len(row)) for k, row in enumerate(rows) if len(row) != num_columns]
+            if wrong and not self.source.keeps_damaged:
+                raise self._ragged(wrong[:MOST_ROWS_NAMED])
+            damaged = {index: self._ragged([(index, number)]) for index, number in wrong}
+            nuls = {k: data.find(b"\0", ends[k], ends[k + 1]) for k in range(len(rows))} if b"\0" in data else {}
+            damaged |= {start + k: self.source.nul(int(self.index[start]) + at) for k, at in nuls.items() if at >= 0}
+            rows = [[""] * num_columns if start + k in damaged else row for k, row in enumerate(rows)]
             yield Block(start, {name: [row[place] for row in rows] for name, place in places.items()}, damaged)
 
     def _split_all(self, data: bytes, ends: list[int]) -> list[list[str]]:

@@ -178,8 +178,8 @@ class FileBytes:
             if not chunk:
                 raise self._changed()
             digest.update(chunk)
-            if b"\0" in chunk:
-                raise self._nul(offset + chunk.index(b"\0"))
+            if b"\0" in chunk and not self.keeps_damaged:  # otherwise the row is damaged, not the file
+                raise self.nul(offset + chunk.index(b"\0"))
             if pending or not chunk.isascii():
                 pending = self._check_utf8(pending + chunk, offset - len(pending))
             yield chunk
@@ -273,12 +273,12 @@ class FileBytes:
             return error.fix or ""
         return f"--encoding {name if name != self.encoding else f'{name},{REPLACE}'}"
 
-    def _nul(self, offset: int) -> InputError:
+    def nul(self, offset: int) -> InputError:
         what = f"{self.path} holds a NUL byte in line {self.line_at(offset)}"
         saw = [f"byte {offset:,} of {self.num_bytes:,}"]
         path, clean = quote(str(self.path)), self._beside("clean_")
         command = f"tr -d '\\000' < {path} > {clean}   then   {clean} instead of {path}"
-        return InputError("data.nul", what, saw=saw, fix=command)
+        return InputError("data.nul", what, saw=saw, fix=f"--bad_rows drop   or   {command}")
 
     def _beside(self, prefix: str) -> str:
         """Return the path of a new file beside this one, quoted for a shell."""

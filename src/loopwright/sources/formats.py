@@ -186,8 +186,9 @@ def kind_of(path: Path, flag: str) -> str:
     saw = ["supported: " + " ".join(KINDS_BY_ENDING) + f", also with {' '.join(PACKINGS)}"]
     fix = next((fix for endings, fix in _CONVERSIONS.items() if ending in endings), "")
     fix = fix or f"--file_kind {_sniffed(path)}"
-    if ending == ".xls" and not (head := read_data(path)[:8]).startswith(b"\xd0\xcf\x11\xe0"):
-        fix = "--file_kind xlsx" if head.startswith(b"PK") else "--file_kind csv"  # what web sites call .xls
+    head = read_data(path)[:256].lstrip().lower() if ending == ".xls" else b"<"
+    if not head.startswith((b"\xd0\xcf\x11\xe0", b"<")):  # html is what web sites call .xls, too
+        fix = "--file_kind xlsx" if head.startswith(b"pk") else "--file_kind csv"
     raise InputError("data.ending", what, saw=saw, fix=fix.format(path=quote(str(path)), inner=quote(_inner(path))))
 
 
@@ -201,6 +202,7 @@ def _inner(path: Path) -> str:
         elif path.is_file() and tarfile.is_tarfile(path):
             with tarfile.open(path) as packed:
                 names = packed.getnames()
+    names = [name for name in names if not name.startswith("__MACOSX/")]
     known = (name for name in names if ending_of(Path(name)) in KINDS_BY_ENDING)
     return next(known, None) or next(iter(names), None) or str(path.with_suffix(""))
 

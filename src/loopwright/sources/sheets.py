@@ -71,6 +71,9 @@ class SheetBytes(FileBytes):
                 "an old .xls file, or one with a password, is no xlsx",
             ]
             fix = "open it in a spreadsheet program and save it as xlsx or csv, without a password"
+            file.seek(0)
+            if not file.read(4).startswith((b"PK", b"\xd0\xcf\x11\xe0", b"<")):
+                fix = "--file_kind csv"
             raise InputError("data.value", what, saw=saw, fix=fix) from error
 
     def _find(self, book: Any) -> Any:
@@ -79,7 +82,8 @@ class SheetBytes(FileBytes):
         for sheet in book.worksheets if book.read_only else ():
             sheet.reset_dimensions()  # some programs write wrong ones
         if given is None:
-            filled = (sheet.title for sheet in book.worksheets if _num_rows(sheet, 2) == 2)
+            rows = {sheet.title: filter(any, sheet.iter_rows(values_only=True)) for sheet in book.worksheets}
+            filled = (name for name in names if len(list(islice(rows[name], 2))) == 2)
             self.sheet = next(filled, next(iter(names), ""))
         if self.sheet not in names:
             near = (get_close_matches(str(self.sheet), names, n=1, cutoff=0) or [""])[0]
@@ -143,11 +147,6 @@ class SheetBytes(FileBytes):
             )
             fix = f"add rows to {self.path}   or   {names_fix(['text'], len(names))}"
             raise InputError("data.no_rows", what, saw=saw, fix=fix)
-
-
-def _num_rows(sheet: Any, most: int) -> int:
-    """Return the number of rows with a value, up to a limit."""
-    return sum(1 for _ in islice(filter(any, sheet.iter_rows(values_only=True)), most))
 
 
 def open_sheet(

@@ -127,6 +127,8 @@ class IndexedTable(Table):
 
     def _row_of(self, data: bytes, index: int) -> Row:
         try:
+            if b"\0" in data:
+                raise self.source.nul(int(self.index[index]) + data.index(b"\0"))
             return self.parse(data, index)
         except InputError as error:
             if not self.source.keeps_damaged:
