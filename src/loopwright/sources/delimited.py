@@ -37,6 +37,7 @@ _DECIMAL_POINT = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?")
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}([.,]\d{3})+")  # which may also be decimals
 _SEPARATOR_LINE = re.compile(rb'"?sep=([^"\r\n])"?\r?\n')
 
+GivenDialect = tuple[str | None, str | None, Sequence[str]]  # delimiter, quoting, names of columns
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -179,16 +180,9 @@ def split_fields(text: str, dialect: Dialect) -> list[str]:
 class DelimitedTable(IndexedTable):
     """A csv or tsv file with a header, or with given names of its columns."""
 
-    def __init__(
-        self,
-        source: FileBytes,
-        kind: str,
-        delimiter: str | None,
-        quoting: str | None,
-        names: Sequence[str],
-        say: Say | None,
-    ) -> None:
+    def __init__(self, source: FileBytes, kind: str, given: GivenDialect, say: Say | None) -> None:
         super().__init__(source, kind)
+        delimiter, quoting, names = given
         self.decimals: dict[str, str] = {}  # "comma" or "point", of columns whose numbers are written so
         head = source.read(source.start, HEAD_BYTES)
         stated = _SEPARATOR_LINE.match(head)

@@ -11,7 +11,7 @@ from shlex import quote
 
 from loopwright.errors import InputError
 from loopwright.sources.arrow import open_arrow
-from loopwright.sources.delimited import DelimitedTable
+from loopwright.sources.delimited import DelimitedTable, GivenDialect
 from loopwright.sources.files import (
     PACKINGS,
     FileBytes,
@@ -133,25 +133,17 @@ def open_table(
             what = f"--column_names is for csv, tsv and xlsx files, and {path} is none"
             raise InputError("args.value", what, fix="leave out --column_names", flag="--column_names")
     check_columns(table.path, len(table.columns))
-    if image_dir is None:
-        return table
-    images = TableOfImages(table, image_dir, names_file)
+    images = table if image_dir is None else TableOfImages(table, image_dir, names_file)
     images.has_header = table.has_header
     return images
 
 
 def _open_text(
-    path: Path,
-    encoding: str | None,
-    kind: str,
-    csv: tuple[str | None, str | None, Sequence[str]],
-    text_unit: str,
-    say: Say | None,
-    *keeps: bool,
+    path: Path, encoding: str | None, kind: str, csv: GivenDialect, text_unit: str, say: Say | None, *keeps: bool
 ) -> Table:
     readers: dict[str, Callable[[FileBytes], Table]] = {
-        "csv": lambda source: DelimitedTable(source, kind, *csv, say),
-        "tsv": lambda source: DelimitedTable(source, kind, *csv, say),
+        "csv": lambda source: DelimitedTable(source, kind, csv, say),
+        "tsv": lambda source: DelimitedTable(source, kind, csv, say),
         "txt": lambda source: TextTable(source, text_unit, say),
         "json": lambda source: open_json(source, say),
         "jsonl": lambda source: JsonLinesTable(source, say),
