@@ -194,7 +194,9 @@ KINDS: dict[str, Kind] = {
     "columns in German": Kind(TEXT, writes("kunden.csv", table(rows()).replace("text,label", "Meinung,Urteil"))),
     "columns that say nothing": Kind(TEXT, writes("x.csv", table(rows()).replace("text,label", "a,b"))),
     "no header": Kind(TEXT, writes("x.csv", table(rows()).partition("\n")[2])),
-    "JSON by column": Kind(TEXT, writes("x.json", json.dumps({name: [row[name] for row in rows()] for name in rows()[0]}))),
+    "JSON by column": Kind(
+        TEXT, writes("x.json", json.dumps({name: [row[name] for row in rows()] for name in rows()[0]}))
+    ),
     "a total at the end": Kind(TEXT, lines_of(lambda lines: lines.append("Total,48")), NUM_ROWS + 1),
     "blank texts": Kind(TEXT, changed(_set("text", "  ", 9))),
     "blank labels": Kind(TEXT, changed(_set("label", "", 9))),

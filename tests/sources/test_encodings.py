@@ -112,6 +112,15 @@ def test_short_texts_are_decoded_or_refused():
     assert_refused("data.encoding", decode, "好".encode("gbk"), None, "stdin", fix="--encoding ")
 
 
+def test_rare_encodings_are_found_in_sentences_or_offered_as_charset_normalizer_guesses_them():
+    russian = "Это хороший фильм, который стоит посмотреть. Плохая погода сегодня, и мы остались дома."
+    greek = "Καλημέρα κόσμε, αυτό είναι ένα καλό βιβλίο"
+    for name, text in (("mac_cyrillic", russian), ("cp855", russian), ("cp737", greek)):
+        assert decode(text.encode(name), None, "x") == (text, name)
+    turkish = "güzel bir gün, çok iyi öğrenci şimdi ışık".encode("mac_turkish")
+    assert_refused("data.encoding", decode, turkish, None, "x", fix="--encoding mac_turkish")
+
+
 @pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz", ".zip"])
 def test_packed_files_are_unpacked_up_to_a_limit(tmp_path, monkeypatch, packing):
     path = dirty_files.packed_csv(tmp_path, packing)
@@ -288,6 +297,9 @@ SHORT = {
     "cp874": ["ไฟล์ ป้าย แมว หมา นก", "ดี แย่ ปานกลาง", "บวก ลบ กลาง", "ใช่ ไม่ใช่"],
     "cp1254": ["iyi kötü çok güzel", "olumlu olumsuz tarafsız değil", "kırmızı yeşil sarı"],
     "johab": ["이 영화는 정말 재미있었어요 이야기가 길어서 졸렸습니다"],
+    **dict.fromkeys(("iso8859_5", "cp855"), ["Это хороший фильм который стоит посмотреть сегодня"]),
+    "mac_greek": ["Καλημέρα κόσμε αυτό είναι ένα καλό βιβλίο"],
+    "cp862": ["שלום עולם זה ספר טוב מאוד"],
 }
 DOUBTFUL = {"כן לא"}
 

@@ -3,7 +3,8 @@
 A name may be a list: with `utf-8,cp1252` each line is decoded by the first of them that can. `replace` as the last one
 reads what the others cannot as U+FFFD. For lines that are not UTF-8 the likeliest encoding is taken, by the characters
 of its languages, unless another one is nearly as likely. The probabilities are rough: the common characters of a
-language share most of the mass. Words count once, so that few labels stay uncertain however often they occur.
+language share most of the mass. Words count once, so that few labels stay uncertain however often they occur. If none
+of these encodings is plausible, the guess of charset-normalizer is offered.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from functools import lru_cache
 from itertools import chain
-from math import log
+from math import inf, log
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,9 +50,9 @@ _LANGUAGES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("cp1250", "iso8859_2"), _CENTRAL),
     "cp1254": ("ıüşçöğâî", *_WESTERN[:2]),
     "cp1257": ("āēīšūņļģčķž", "ėšąžįųčūę", "äõüöšž"),
-    **dict.fromkeys(("cp1251", "koi8_r", "cp866"), (_CYRILLIC,)),
-    "cp1253": (_GREEK,),
-    "cp1255": (_HEBREW,),
+    **dict.fromkeys(("cp1251", "koi8_r", "cp866", "iso8859_5", "mac_cyrillic", "cp855"), (_CYRILLIC,)),
+    **dict.fromkeys(("cp1253", "mac_greek", "cp737"), (_GREEK,)),
+    **dict.fromkeys(("cp1255", "cp862"), (_HEBREW,)),
     **dict.fromkeys(("cp1256", "iso8859_6"), (_ARABIC,)),
     "cp874": (_THAI,),
 }
@@ -73,7 +74,8 @@ _RARE, _STRANGE = log(0.03 / 5000), log(1e-6)
 _PRIORS = {"gb18030": 0.0, "cp1252": 0.0, "cp1251": -0.5, "big5": -1.0, "cp932": -1.0, "cp1250": -1.0, "cp949": -1.5}
 _PRIORS |= dict.fromkeys(("cp1253", "cp1254", "cp1255", "cp1256", "cp874", "euc_jp"), -2.0)
 _PRIORS |= dict.fromkeys(("cp1257", "koi8_r", "iso8859_2"), -3.0)
-_PRIORS |= dict.fromkeys(("cp866", "cp850", "iso8859_6", "johab"), -6.0) | {"mac_roman": -7.0}
+_PRIORS |= dict.fromkeys(("cp866", "cp850", "iso8859_5", "iso8859_6", "johab"), -6.0)
+_PRIORS |= dict.fromkeys(("mac_roman", "mac_cyrillic", "mac_greek", "cp855", "cp737", "cp862"), -7.0)
 _WORD = re.compile(r"[a-zA-Z\x80-\U0010ffff]+")
 _ODD = re.compile(r"[^\x00-\x7f]")
 _NEXT_TO_ASCII = re.compile(r"(?<=[a-zA-Z])[^\x00-\x7f]|[^\x00-\x7f](?=[a-zA-Z])")
@@ -229,7 +231,7 @@ def detect(chunks: Iterable[bytes], what: str) -> str:
         is_mixed = is_mixed or as_it_is > other + 2
     shown = [f"{one.encoding:<10} {_shown(one.text)}" for one in found[:_MOST_NAMED]]
     if is_mixed:
-        best = best if found and found[0].mean > _LEAST_MEAN[best in _ASIAN] else REPLACE
+        best = best if found and _is_plausible(found[0]) else REPLACE
         message = f"{what} is mixed: UTF-8 in {_places(good)}, not in {_places(bad)}"
         raise InputError("data.encoding", message, saw=shown, fix=f"--encoding utf-8,{best}", flag="--encoding")
     if not is_certain(found):
@@ -243,7 +245,7 @@ def detect(chunks: Iterable[bytes], what: str) -> str:
 
 def is_certain(found: list[Candidate]) -> bool:
     """Whether the first candidate is plausible, and far more likely than the second."""
-    if not found or found[0].mean < _LEAST_MEAN[found[0].encoding in _ASIAN]:
+    if not found or not _is_plausible(found[0]):
         return False
     return len(found) == 1 or found[0].score - found[1].score >= _LEAST_GAP
 
@@ -270,7 +272,20 @@ def candidates(lines: list[bytes]) -> list[Candidate]:
         score, mean = _fit(text, name)
         one = Candidate(score - _COST_OF_A_LINE * (len(lines) - len(kept)), mean, name, text)
         found[text] = max(found.get(text, one), one)
-    return sorted(found.values(), reverse=True)
+    ranked = sorted(found.values(), reverse=True)
+    return ranked if ranked and _is_plausible(ranked[0]) else [*_by_library(lines), *ranked]
+
+
+def _is_plausible(one: Candidate) -> bool:
+    return one.mean >= _LEAST_MEAN[one.encoding in _ASIAN]
+
+
+def _by_library(lines: list[bytes]) -> list[Candidate]:
+    from charset_normalizer import from_bytes
+
+    match = from_bytes(b"\n".join(lines)).best() if lines else None
+    is_new = match is not None and match.encoding not in _PRIORS and _is_text(match.encoding)
+    return [Candidate(-inf, -inf, match.encoding, str(match))] if match is not None and is_new else []
 
 
 def _decodes(line: bytes, name: str) -> bool:
