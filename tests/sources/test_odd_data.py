@@ -364,6 +364,17 @@ BAD_ROWS = {
 }
 
 
+def test_equal_column_names_get_numbers_by_a_flag_and_keep_their_rows(tmp_path):
+    rows = "".join(f"text number {k},{'ab'[k % 2]},note {k}\n" for k in range(40))
+    path = write(tmp_path / "rows.csv", f"text,label,text\n{rows}")
+    refusal = assert_refused("data.duplicate_column", CLASSIFY, path)
+    assert refusal.fix.startswith("--column_names text,label,text_2   or   ")
+    plan = plan_of(CLASSIFY, path, column_names=["text", "label", "text_2"], columns={"text": "text_2"})
+    assert plan.files[0].num_rows == 40 and plan.columns == {"text": "text_2", "label": "label"}
+    again = DataPlan.read(write(tmp_path / "data.json", plan.to_json()))
+    assert all_rows(again) == all_rows(plan) and {row["text"][:4] for row in all_rows(again)} == {"note"}
+
+
 @pytest.mark.parametrize("kind", BAD_ROWS)
 def test_a_bad_row_is_refused_or_dropped_and_every_other_row_is_read_again(tmp_path, kind):
     schema, name, content, code = BAD_ROWS[kind]

@@ -200,6 +200,7 @@ class DelimitedTable(IndexedTable):
         while not (header := self._decode(source.read_row(int(index[0]), int(index[1])))):
             index = index[1:]
         self.columns, self.has_header = header_names(split_fields(header, self.dialect), self.path, names)
+        self._are_given = bool(names)
         self.index = index[int(self.has_header) :]
         self.sha256 = source.sha256
         if not len(self):
@@ -210,7 +211,7 @@ class DelimitedTable(IndexedTable):
     def settings(self) -> dict[str, Any]:
         quoting = "minimal" if self.dialect.has_quotes else "none"
         decimals = {"decimals": self.decimals} if self.decimals else {}
-        names = {} if self.has_header else {"column_names": self.columns}
+        names = {"column_names": self.columns} if self._are_given else {}
         return super().settings() | {"delimiter": self.dialect.delimiter, "quoting": quoting} | decimals | names
 
     def parse(self, data: bytes, index: int) -> Row:
@@ -327,10 +328,18 @@ def _refuse_json(head: bytes, path: Path) -> None:
 
 
 def header_names(fields: list[str], path: str, given: Sequence[str] = ()) -> tuple[tuple[str, ...], bool]:
-    """Return the names of columns and whether the first row has them: given names do not count if it is a row."""
+    """Return the names of columns, and whether the first row is a header.
+
+    It is one if it has the given names, in any order, or with numbers for equal ones: text, text_2.
+    """
     check_columns(path, len(fields))
     names = [field.strip().strip("\ufeff").strip() for field in fields]
     names = [name or f"unnamed_{place}" for place, name in enumerate(names)]
+    unique = [
+        f"{name}_{earlier + 1}" if (earlier := names[:place].count(name)) else name for place, name in enumerate(names)
+    ]
+    if list(given) == unique:
+        return tuple(unique), True
     has_header = not given or sorted(names) == sorted(given)
     if len(given) not in (0, len(names)):
         what = f"--column_names has {len(given)} names, and the first row of {path} has {len(names)} fields"
@@ -341,7 +350,7 @@ def header_names(fields: list[str], path: str, given: Sequence[str] = ()) -> tup
     if twice:
         places = {name: [str(k + 1) for k, other in enumerate(names) if other == name] for name in twice}
         saw = [f"{name!r} is the name of columns {', '.join(places[name])}" for name in twice]
-        fix = "give each column its own name in the first line"
+        fix = f"{names_fix(unique, len(names))}   or   give each column its own name in the first line"
         raise InputError("data.duplicate_column", f"{path} has several columns of the same name", saw=saw, fix=fix)
     return tuple(names), has_header
 

@@ -40,7 +40,7 @@ class SheetBytes(FileBytes):
         super().__init__(path)
 
     def settings(self) -> dict[str, Any]:
-        return {"sheet": self.sheet} | ({} if self.has_header else {"column_names": self.columns})
+        return {"sheet": self.sheet} | ({"column_names": self.columns} if self._names else {})
 
     def convert(self, file: BinaryIO) -> Iterator[bytes]:
         try:
