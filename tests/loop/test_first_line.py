@@ -188,7 +188,9 @@ ELEMENTWISE = [nn.MSELoss(), nn.L1Loss(), nn.SmoothL1Loss(), nn.HuberLoss(), nn.
 SHAPED = {(-1, 1): (Y.float(), r"\(-1, 1\)"), (-1,): (Y.float()[:, None], r"\(-1\)")}
 
 
-@pytest.mark.parametrize("loss", [*ELEMENTWISE, nn.functional.mse_loss], ids=repr)
+@pytest.mark.parametrize(
+    "loss", [*ELEMENTWISE, nn.functional.mse_loss], ids=lambda loss: getattr(loss, "__name__", repr(loss))
+)
 @pytest.mark.parametrize("shape", SHAPED)
 def test_shapes_that_would_be_broadcast_are_an_error_with_the_fix(loss, shape):
     targets, fix = SHAPED[shape]
