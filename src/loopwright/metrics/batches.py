@@ -101,13 +101,9 @@ class NamedMetric(_Collecting):
         self._num_classes = {"classes": outputs.shape[-1], "labels": -outputs.shape[-1], "binary": 2}[kind]
         loss = _loss_name(loss_func)
         is_known = loss in _OF_CLASSES or (kind == "classes" and not isinstance(metric, _SCORES))
-        which = (
-            [0]
-            if is_known or re.search("logits|margin", loss.lower())
-            else [1]
-            if loss in _OF_PROBABILITIES
-            else [0, 1]
-        )
+        which = [1] if loss in _OF_PROBABILITIES else [0, 1]
+        if is_known or re.search("logits|margin", loss.lower()):
+            which = [0]
         rows = {place: self._rows(kind, outputs, targets, bool(place)) for place in which}
         return rows, ((outputs >= 0) & (outputs <= 1)).all() if len(which) == 2 else True
 
