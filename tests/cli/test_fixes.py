@@ -887,6 +887,16 @@ case(
 )
 
 
+def folds(kit: Kit) -> None:
+    for place, name in enumerate(("fold1", "fold2", "fold3")):
+        class_folders(Path("d", name), 4, start=10 * place)
+
+
+case("folds-as-classes", "data.folder", IMAGES, {}, make=folds, contains="--validation_file")
+case("a-folder-above-classes", "data.folder", IMAGES, {}, make=lambda kit: class_folders(Path("d/sub")))
+case("a-folder-above-masks", "data.folder", MASKS, {}, make=lambda kit: mask_folders(Path("d/sub")))
+
+
 @pytest.fixture(autouse=True)
 def own_signals():
     """Put back the handlers of signals, which a launcher in this process leaves."""

@@ -124,7 +124,7 @@ def test_one_class_is_not_enough(tmp_path):
         draw(tmp_path / "m" / "images" / f"{number}.png", number, (4, 1))
         draw_ids(tmp_path / "m" / "masks" / f"{number}.png", [[0, 0, 255, 255]])
     refusal = assert_refused("data.one_class", SEGMENT, tmp_path / "m")
-    assert refusal.fix.startswith("--mask_values 0,255 ") and "10 that are 255, which is ignored" in refusal
+    assert refusal.fix.startswith("--mask_values 0,255") and "10 that are 255, which is ignored" in refusal
 
 
 def test_a_class_id_that_there_cannot_be_is_named_with_its_first_mask(tmp_path):

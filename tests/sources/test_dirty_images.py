@@ -90,7 +90,7 @@ def test_masks_that_need_no_flag_and_those_with_blurred_edges(tmp_path):
     folder = dirty.masks_with_blurred_edges(tmp_path / "b")
     (note,) = [note for note in plan_of(SEGMENT, folder).warnings if "blurred" in note]
     assert flags_of(note, "mask_values") == {"mask_values": "0,255"}
-    assert refused("data.masks", SEGMENT, folder, mask_values=["auto"]).fix.startswith("--mask_values 0,255 ")
+    assert refused("data.masks", SEGMENT, folder, mask_values=["auto"]).fix.startswith("--mask_values 0,255")
     plan = plan_of(SEGMENT, folder, mask_values=["0,255"])
     assert plan.label_names == ("0", "255") and any("take the nearest" in note for note in plan.warnings)
 

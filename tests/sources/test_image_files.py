@@ -59,7 +59,13 @@ def test_a_split_follows_from_the_bytes_of_the_images_alone(tmp_path):
     assert names == {name.rpartition("/")[2] for name in held}
 
 
-@pytest.mark.parametrize("names", [("train", "val", "test"), ("training", "valid", "test"), ("train", "dev", "test")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        *[("train", "val", "test"), ("training", "valid", "testing"), ("train", "dev", "holdout")],
+        *[("seg_train", "seg_val", "seg_test"), ("train_set", "valset", "test_set"), ("训练集", "验证", "测试")],
+    ],
+)
 def test_folders_of_splits_are_found_by_their_names(tmp_path, names):
     for place, name in enumerate(names):
         class_folders(tmp_path / name, 3 + place, start=100 * place)
@@ -80,6 +86,22 @@ def test_a_class_may_be_called_train(tmp_path):
         for number in range(5):
             draw(tmp_path / name / f"{number}.png", 10 * place + number)
     assert plan_of(CLASSIFY, tmp_path).labels.names == ("bus", "train", "tram")
+
+
+def test_a_folder_beside_train_that_is_no_split_is_noted(tmp_path):
+    for name in ("train", "unlabeled", "empty"):
+        class_folders(tmp_path / name, 0 if name == "empty" else 5, start=len(name))
+    draw(tmp_path / "more" / "1.png", 99)
+    plan = plan_of(CLASSIFY, tmp_path)
+    (note,) = [note for note in plan.warnings if "not used" in note]
+    assert "more, unlabeled," in note and len(plan.label_names) == 2
+
+
+def test_classes_may_have_folders_of_the_same_names(tmp_path):
+    for place, name in enumerate(("cat/2021", "cat/2022", "dog/2021", "dog/2022")):
+        for number in range(4):
+            draw(tmp_path / name / f"{number}.png", 10 * place + number)
+    assert plan_of(CLASSIFY, tmp_path).label_names == ("cat", "dog")
 
 
 def test_images_of_validation_that_are_also_in_training_move_there(tmp_path):

@@ -16,9 +16,9 @@ from loopwright.sources.images.tables import ListedTable
 from loopwright.sources.tables import Table
 
 SPLIT_NAMES = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev", "eval"),
-    "test": ("test",),
+    "train": ("train", "training", "训练"),
+    "validation": ("validation", "valid", "val", "dev", "eval", "验证"),
+    "test": ("test", "testing", "holdout", "测试"),
 }
 SPLITS = tuple(SPLIT_NAMES)
 _SHARD = re.compile(r"-\d+-of-\d+$")  # train-00000-of-00001.parquet

@@ -41,13 +41,17 @@ class Layout:
         self.names_file = Path(options.id2label).expanduser().resolve() if options.id2label is not None else None
         self.bad_annotations = {"bad_annotations": "drop"} if options.bad_annotations == "drop" else {}
         self.settings = settings
+        self.notes: tuple[str, ...] = ()
 
     def open_all(self, data: str | Path | None, files: Given, say: Say | None) -> dict[str, Table]:
         names = str(self.names_file) if self.names_file is not None else None
-        return {
+        tables = {
             split: TableOfImages(table, ".", names) if table.kind == "hub" else table
             for split, table in locations.open_places(self.locate(data, files), say).items()
         }
+        for table in [*tables.values()][:1]:
+            table.notes += self.notes
+        return tables
 
     def locate(self, data: str | Path | None, files: Given) -> dict[str, Place]:
         locations.check_given(data, files)
@@ -102,9 +106,11 @@ class Layout:
         inside = {path.name.lower(): path.name for path in folder.iterdir() if path.is_dir()}
         images = next((inside[name.lower()] for name in IMAGE_FOLDERS if name.lower() in inside), None)
         masks = next((inside[name.lower()] for name in MASK_FOLDERS if name.lower() in inside), None)
+        if self.wants == "label" and images and masks:
+            raise self._not_classes(folder, images, masks)
+        if self.wants and not images:
+            self._check_level(folder, flag)
         if self.wants == "label":
-            if images and masks:
-                raise self._not_classes(folder, images, masks)
             return Place(str(folder), flag, {"kind": "image-folder"})
         if not self.wants:
             part = {"image_dir": images} if images and masks else {}
@@ -133,6 +139,24 @@ class Layout:
         fix = f"lw train {task} {self.given}   or   --file_kind image-folder"
         return InputError("data.folder", what, saw=folder_listing(folder), fix=fix)
 
+    def _check_level(self, folder: Path, flag: str) -> None:
+        """Refuse a folder above the data, and folders of splits in place of classes, whose names are all the same."""
+        inside = {path: _folders_in(path) for path in map(folder.joinpath, _folders_in(folder))}
+        if not inside or not all(inside.values()) or any(map(_holds_images, [folder, *inside])):
+            return
+        first, *others = sorted(inside, key=lambda path: -len(list_images(path)[0]))
+        shared = sorted(set.intersection(*map(set, inside.values())))
+        if not others:
+            what, fix = f"{folder} holds only the folder {first.name}", f"{flag} {quote(str(first))}"
+        elif self.wants == "label" and sum(not name.isdecimal() for name in shared) > 1:
+            what = f"{folder}: {', '.join(path.name for path in inside)} look like splits, not classes"
+            fix = f"--train_file {quote(str(first))} --validation_file {quote(str(others[0]))}"
+            fix += f" instead of {flag} {quote(str(folder))}   or   --file_kind image-folder"
+        else:
+            return
+        saw = [f"{path.name}/ holds the folders {', '.join(names[:5])}" for path, names in inside.items()]
+        raise InputError("data.folder", what, saw=saw[:5], fix=fix)
+
     def _place(self, folder: Path, flag: str, kind: str, image_dir: str = "", annotation_dir: str = "") -> Place:
         folders = {"image_dir": image_dir, "annotation_dir": annotation_dir} if image_dir else {}
         names = {"names_file": os.path.relpath(self.names_file, folder.resolve())} if self.names_file else {}
@@ -153,6 +177,10 @@ class Layout:
             return found
         parts = _split_folders(folder)
         if "train" in parts and not self._are_classes(folder, parts):
+            unused = [name for name in _folders_in(folder) if name not in parts.values()]
+            if unused := [name for name in unused if list_images(folder / name)[0]]:
+                note = "not used: folders of splits are named train, validation and test"
+                self.notes += (f"{folder.name} also holds images in {', '.join(unused[:5])}, {note}",)
             return {split: self._folder(folder / name, "--data") for split, name in parts.items()}
         images = next((name for name in IMAGE_FOLDERS if "train" in _split_folders(folder / name)), None)
         if images is not None and self.wants != "label":
@@ -166,8 +194,8 @@ class Layout:
         """Whether a folder `train` is one class among others, as with vehicles."""
         if self.wants in ("mask", "objects") or len(parts) > 1:
             return False
-        others = [path for path in folder.iterdir() if path.is_dir() and path.name not in parts.values()]
-        return any(is_image_name(name) for path in others for name in os.listdir(path))
+        others = [folder / name for name in _folders_in(folder) if name not in parts.values()]
+        return _holds_images(folder / parts["train"]) and any(map(_holds_images, others))
 
     def _parallel_splits(self, folder: Path, images: str) -> dict[str, Place]:
         """Return the splits of images/train next to labels/train or masks/train."""
@@ -235,15 +263,31 @@ def _texts(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*.txt") if path.name not in ("classes.txt", "labels.txt", "README.txt"))
 
 
-def _split_folders(folder: Path) -> dict[str, str]:
-    """Return the folders train, validation and test in a folder, by split; train2017 counts too."""
+def _folders_in(folder: Path) -> list[str]:
     names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    splits = {name: locations.split_of(re.sub(r"[\d_-]+$", "", name.lower())) for name in names}
-    firsts = {split: next((name for name in names if splits[name] == split), None) for split in locations.SPLITS}
-    return {split: name for split, name in firsts.items() if name is not None}
+    return [name for name in names if not name.startswith((".", "__"))]
+
+
+def _holds_images(folder: Path) -> bool:
+    return any(is_image_name(name) for name in os.listdir(folder))
+
+
+def _split_folders(folder: Path) -> dict[str, str]:
+    """Return the folders train, validation and test in a folder, by split; train2017 and seg_train count too."""
+    names = sorted(_folders_in(folder), key=len)
+    splits = {name: _split_in(name) for name in names if not set(_words(name)) & set(MASK_FOLDERS)}
+    return {
+        split: next(name for name in splits if splits[name] == split)
+        for split in locations.SPLITS
+        if split in splits.values()
+    }
 
 
 def _split_in(name: str) -> str:
-    """Return the split among the words of a file name, or ""."""
-    words = re.split(r"[^a-z]+", name.lower())
-    return next((split for split in locations.SPLITS if any(locations.split_of(word) == split for word in words)), "")
+    """Return the split among the words of a name, or ""."""
+    found = [*map(locations.split_of, _words(name))]
+    return next((split for split in locations.SPLITS if split in found), "")
+
+
+def _words(name: str) -> list[str]:
+    return re.split(r"[\W\d_]+|set\b|集", name.lower())
