@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import random
 from pathlib import Path
 
@@ -141,6 +142,16 @@ def test_the_best_checkpoint_is_kept_by_a_metric_among_the_values(tmp_path):
             state.save(update, {"loss": loss}, wait=True)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-0000000002", "step-0000000004"]
     assert json.loads((tmp_path / "best.json").read_text())["value"] == 1.0
+
+
+@pytest.mark.parametrize(("losses", "best"), [((), 1), (("loss",), 3)])
+def test_a_loss_decides_between_equal_metrics_if_it_is_named(tmp_path, losses, best):
+    for damage in (False, True):
+        with started(Loop(), tmp_path, keep_last=9, keep_best=("accuracy", "max", *losses)) as state:
+            for update, loss in enumerate([0.6, math.nan, 0.1, 0.1, 0.2], start=1) if not damage else ():
+                state.save(update, {"accuracy": 1.0, "loss": loss}, wait=True)
+        assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == f"step-{best:010}"
+        (tmp_path / "best.json").write_text("")
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, caplog):

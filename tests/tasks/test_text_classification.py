@@ -207,6 +207,10 @@ def test_evaluations_within_an_epoch_keep_the_best_model(reviews):
     told = read_lines(run.path / "metrics.jsonl")
     values = [event["eval_accuracy"] for event in told if event["event"] == "evaluation"]
     assert len(values) >= 5 and run.metrics["accuracy"] == max(values)
+    losses = [
+        event["eval_loss"] for event in told if event["event"] == "evaluation" and event["eval_accuracy"] == max(values)
+    ]
+    assert read_json(run.path / "checkpoints" / "best.json")["loss"] == min(losses)
 
 
 @pytest.mark.parametrize("options", [{}, {"max_steps": 8}], ids=["whole epochs", "a limit"])

@@ -52,7 +52,8 @@ class Checkpointing:
         every_epochs: save after every N epochs.
         every_seconds: save when N seconds have passed since the last save.
         keep_last: how many to keep; the best one and the one resumed from are kept as well.
-        keep_best: the metric that decides which checkpoint is best, and "min" or "max"; None keeps no best one.
+        keep_best: the metric that decides which checkpoint is best, and "min" or "max"; None keeps no best one. The
+            first of equal ones is kept; a third name is of a loss that decides between them.
         asynchronous: write in the background, so that training waits only for a copy in host memory.
         max_stall_seconds: how long training waits for the save before this one; then this one is skipped.
         run_folder: where metrics.jsonl, status.json and the lease are; None is the directory itself.
@@ -71,7 +72,7 @@ class Checkpointing:
     every_epochs: int | None = None
     every_seconds: float | None = None
     keep_last: int = 3
-    keep_best: tuple[str, str] | None = ("eval_loss_epoch", "min")
+    keep_best: tuple[str, str] | tuple[str, str, str] | None = ("eval_loss_epoch", "min")
     asynchronous: bool = True
     max_stall_seconds: float = 30.0
     run_folder: str | Path | None = None
@@ -95,7 +96,9 @@ class Checkpointing:
                 "Checkpointing: name must be letters and digits, a hyphen and the update, such as 'step-{update}' or "
                 f"'step-{{update:010d}}', got {self.name!r}"
             )
-        if self.keep_best is not None and (len(self.keep_best) != 2 or self.keep_best[1] not in ("min", "max")):
+        if self.keep_best is not None and (
+            len(self.keep_best) not in (2, 3) or self.keep_best[1] not in ("min", "max")
+        ):
             raise ConfigError(
                 'Checkpointing: keep_best must be a metric and "min" or "max", such as ("eval_loss_epoch", "min"), '
                 f"got {self.keep_best!r}"
@@ -190,12 +193,13 @@ class Saver:
         folder = self._resumed_from
         if folder is None or folder.parent != self.directory or self._policy.keep_best is None:
             return
-        known, name = self._best, self._policy.keep_best[0]
+        known, (name, _, *losses) = self._best, self._policy.keep_best
         for path in [folder] if known is not None else store.checkpoint_folders(self.directory):
             with suppress(CheckpointError):  # a damaged one is never the best
                 note = store.read_manifest(path).get("about", {}).get("best")
                 if note is not None and note.get("checkpoint") == path.name and note.get("metric") == name:
-                    self._best = self.best_with({name: note.get("value")}, path) or self._best
+                    metrics = {name: note.get("value"), **dict.fromkeys(losses, note.get("loss"))}
+                    self._best = self.best_with(metrics, path) or self._best
         if self._best is not known and self._is_writer:
             write_json(self.directory / _BEST, self._best, is_sealed=True)
 
@@ -453,14 +457,15 @@ class Saver:
         """Return the content of best.json if a checkpoint with these metrics were saved; None if it is not the best."""
         if self._policy.keep_best is None:
             return None
-        name, direction = self._policy.keep_best
-        value = metrics.get(name)
+        name, direction, *losses = self._policy.keep_best
+        value, loss = metrics.get(name), metrics.get(losses[0] if losses else "")
         if not isinstance(value, (int, float)) or not math.isfinite(value):
             return None
-        old = None if self._best is None else self._best["value"]
-        if old is not None and not (value > old if direction == "max" else value < old):
-            return None
-        return {"checkpoint": path.name, "metric": name, "direction": direction, "value": value}
+        found = {"checkpoint": path.name, "metric": name, "direction": direction, "value": value}
+        found |= {"loss": loss} if isinstance(loss, (int, float)) and math.isfinite(loss) else {}
+        old, sign = self._best, -1 if direction == "max" else 1
+        rank = sign * value, found.get("loss", math.inf)
+        return found if old is None or rank < (sign * old["value"], old.get("loss", -math.inf)) else None
 
 
 def _outcome(path: Path, error: BaseException) -> BaseException | str:

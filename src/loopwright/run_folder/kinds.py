@@ -15,7 +15,7 @@ _KINDS: Final[dict[str, Any]] = {
     "run.json": {"id": str, "task": str, "created": str, "environment": dict, "sources": dict},
     "status.json": {"state": str, "update": int, "epoch": int, "epochs": int, "pid": int, "updated_at": str}
     | dict.fromkeys(("message", "last_checkpoint", "last_error", "host"), str),
-    "best.json": {"checkpoint": str, "metric": str, "direction": str, "value": float},
+    "best.json": {"checkpoint": str, "metric": str, "direction": str, "value": float, "loss": float},
     "baselines.json": _NUMBERS,
     "result.json": {"task": str, "metric": str, "direction": str, "update": int, "updates": int, "epochs": int}
     | {"seconds": float, "stop_reason": str, "baselines": _NUMBERS, "evaluations": int, "num_suspects": int}

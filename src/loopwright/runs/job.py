@@ -281,7 +281,7 @@ class RunJob:
                 every_updates=length.save_every,
                 every_epochs=1 if length.saves_epochs else None,
                 keep_last=training.save_total_limit or 3,
-                keep_best=(self.best.name, self.best.direction),
+                keep_best=(self.best.name, self.best.direction, "eval_loss"),
                 run_folder=self.path,
                 allow_changed_data=self.args.allow_changed_data,
                 spare_seconds=_SPARE_SECONDS if SUPERVISED_VARIABLE in os.environ else None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -267,16 +266,16 @@ class TaskTrainer(Trainer):
         return {} if folder is None else kept_config(RunFolder(Path(folder)))
 
     def improves(self) -> bool:
-        """Whether the latest evaluation beats all earlier ones in the history; a tie does not."""
+        """Whether the latest evaluation beats all earlier ones in the history; the loss decides between equal ones."""
         policy = run_of(self).settings.checkpoints
         if policy is None or policy.keep_best is None:
             return False
-        name, direction = policy.keep_best
-        *earlier, latest = [float(value) for value in self.run_history.get_metric_values(name)] or [math.nan]
-        if not math.isfinite(latest):
-            return False
-        is_better = operator.gt if direction == "max" else operator.lt
-        return all(is_better(latest, value) for value in earlier if math.isfinite(value))
+        name, direction, *losses = policy.keep_best
+        values, *losses = (list(map(float, self.run_history.get_metric_values(each))) for each in (name, *losses))
+        sign = -1 if direction == "max" else 1
+        ranks = [(sign * value, *loss) for value, *loss in zip(values, *losses, strict=True)]
+        *earlier, latest = ranks or [(math.nan,)]
+        return math.isfinite(latest[0]) and all(latest < other for other in earlier if math.isfinite(other[0]))
 
     def _create_accelerator(self) -> Any:
         training = self.job.training
