@@ -11,7 +11,6 @@ A fix is one of these, or several of them with "   or   " between them, each of 
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,7 +78,6 @@ def run_shell(command: str, install: Callable[[str], None] | None) -> None:
         assert install is not None, command
         install(command)
         return
-    command = re.sub(r"^python ", f"{shlex.quote(sys.executable)} ", command)
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -93,7 +91,7 @@ def follow(
     """Return the command to run after following one way of a fix; `edit` carries out one in words."""
     assert not re.search(r"\b(FILE|FOLDER|RUN|TASK|NUMBER|NAME|N)\b|\.\.\.", way) or edit is not None, way
     first, _, then = way.partition("   then   ")
-    if first.split()[0] in SHELL:
+    if Path(first.split()[0].strip("'")).name.rstrip(".0123456789") in SHELL:
         run_shell(first, install)
         return follow(words, then, edit) if then else list(words)
     if first.startswith("lw "):

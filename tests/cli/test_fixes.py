@@ -523,6 +523,7 @@ case(
     "data.split",
     ["check", TEXT, "--train_file", "x.csv", "--validation_file", "v.csv", "--files"],
     {"x.csv": GOOD, "v.csv": GOOD},
+    edit=rewrite("v.csv", GOOD.replace("text", "another text").replace("another text,", "text,")),
 )
 case("fewer-rows-than-a-batch", "data.split", [*TRAIN, "--batch", "64", "--dataloader_drop_last"])
 case(
@@ -894,6 +895,19 @@ def folds(kit: Kit) -> None:
 
 case("folds-as-classes", "data.folder", IMAGES, {}, make=folds, contains="--validation_file")
 case("a-folder-above-classes", "data.folder", IMAGES, {}, make=lambda kit: class_folders(Path("d/sub")))
+
+
+def far_images(kit: Kit) -> None:
+    class_folders(Path("d/photos/of"), 9)
+    for image in Path("d/photos/of/dog").iterdir():
+        image.rename(f"d/photos/of/cat/1{image.name}")
+    names = sorted(path.name for path in Path("d/photos/of/cat").iterdir())
+    rewrite("x.csv", "image,label\n" + "".join(f"gone/{name},{name[0]}\n" for name in names))("")
+    Path("x.csv").rename("d/x.csv")
+
+
+ROWS = ["check", "image-classification", "--data", "d/x.csv", "--files"]
+case("images-elsewhere", "data.image", ROWS, {}, make=far_images, contains="--image_dir")
 case("a-folder-above-masks", "data.folder", MASKS, {}, make=lambda kit: mask_folders(Path("d/sub")))
 
 

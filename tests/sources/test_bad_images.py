@@ -234,13 +234,13 @@ def test_lines_of_a_yolo_file_that_are_no_objects_are_refused(tmp_path):
 def test_annotations_of_unknown_images_or_categories_are_refused(tmp_path):
     path = coco(tmp_path / "train.json", [annotation(100), annotation(102, 9)])
     refusal = assert_refused("data.classes", DETECT, train_file=path)
-    assert "1 annotations have a category without a name: 9" in refusal and "in 2.png" in refusal
+    assert "1 annotation has a category without a name: 9" in refusal and "in 2.png" in refusal
     draw(tmp_path / "y" / "images" / "a.png")
     (tmp_path / "y" / "labels").mkdir()
     write(tmp_path / "y" / "labels" / "a.txt", "4 0.5 0.5 0.5 0.5\n")
     write(tmp_path / "y" / "classes.txt", "cat\ndog\n")
     refusal = assert_refused("data.classes", DETECT, tmp_path / "y")
-    assert "has the category 4, which has no name" in refusal and "there are 2 names, for 0 to 1" in refusal
+    assert "has the category 4, which has no name" in refusal and "2 names are given, for 0 to 1" in refusal
     path = coco(tmp_path / "train.json", [], categories=[{"id": 1, "name": "a"}, {"id": 2, "name": "a"}])
     assert_refused("data.classes", DETECT, train_file=path)
     path = coco(tmp_path / "train.json", [annotation(100), annotation(999), annotation(998)])
@@ -319,7 +319,7 @@ def test_images_without_text_files_are_empty_scenes_unless_all_are(tmp_path):
     write(tmp_path / "labels" / "1.txt", "0 0.5 0.5 0.5 0.5\n")
     plan = plan_of(DETECT, tmp_path, validation_ratio=0)
     assert plan.images["empty"] == {"train": 2}
-    assert "1 text files belong to no image: labels/other.txt" in plan.warnings
+    assert "1 text file belongs to no image: labels/other.txt" in plan.warnings
 
 
 def test_a_data_yaml_that_names_no_folder_is_refused(tmp_path):

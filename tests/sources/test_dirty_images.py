@@ -1,5 +1,6 @@
 """Dirty image data: the flags that an error names are enough, for every split, row and later file."""
 
+import json
 import re
 import subprocess
 import sys
@@ -8,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.sources import dirty_images as dirty
-from tests.sources.drawing import class_folders, draw
-from tests.sources.refusing import assert_refused, plan_of, refused
+from tests.sources.drawing import annotation, class_folders, coco, draw
+from tests.sources.refusing import assert_refused, plan_of, refused, write
 
 from loopwright import api
 from loopwright.data.images import load_scene
@@ -120,10 +121,103 @@ def test_the_command_of_a_huge_image_makes_it_smaller(tmp_path):
     Image.new("L", (16_000, 12_000), 99).save(path)
     refusal = assert_refused("data.image", CLASSIFY, tmp_path)
     assert "192 megapixels, and at most 178" in refusal
-    command = refusal.fix.partition("make them smaller: python ")[2]
+    command = refusal.fix.partition("   or   python ")[2]
     subprocess.run(f"{sys.executable} {command}", shell=True, check=True)
     plan = plan_of(CLASSIFY, tmp_path)
     assert plan.images["sizes"]["width"]["max"] == 4096
+
+
+def table_of(folder, path_of, name="rows.csv"):
+    """Write a table of the images of class folders, with a path for each."""
+    files = sorted(folder.rglob("*.png"))
+    rows = [f"{path_of(file.relative_to(folder))},{file.parent.name}\n" for file in files]
+    return write(folder / name, "image,label\n" + "".join(rows))
+
+
+@pytest.mark.parametrize("form", ["C:\\me\\{}", "/home/me/pets/{}", "somewhere/{}", "file://{root}/{}"])
+def test_paths_of_another_machine_are_found_by_their_end(tmp_path, form):
+    path = table_of(class_folders(tmp_path), lambda file: form.format(file, root=tmp_path).replace("/", "\\"))
+    plan = plan_of(CLASSIFY, path)
+    assert sum(map(len, plan.splits.values())) == 20 and any("end of the path" in note for note in plan.warnings)
+    check_unchanged(DataPlan.from_json(plan.to_json()))
+
+
+def test_an_image_missing_in_a_folder_that_exists_is_not_taken_from_another(tmp_path):
+    draw(class_folders(tmp_path) / "000.png", 999)
+    path = table_of(tmp_path, lambda file: file)
+    (tmp_path / "cat" / "000.png").unlink()
+    assert_refused("data.image", CLASSIFY, path, seen="1 of 21 images", fix="--bad_images drop")
+
+
+@pytest.mark.parametrize("name", ["train.csv", "x_train.csv"])
+def test_a_table_lies_beside_the_folder_of_its_name(tmp_path, name):
+    files = [draw(tmp_path / "train" / f"{number}.png", number) for number in range(12)]
+    rows = "".join(f"{file.name},{'ab'[place % 2]}\n" for place, file in enumerate(files))
+    plan = plan_of(CLASSIFY, write(tmp_path / name, "id,label\n" + rows))
+    assert plan.files[0].settings["image_dir"] == "train"
+
+
+def test_dropping_is_no_way_out_if_nothing_would_be_left(tmp_path):
+    detect = SCHEMAS["object-detection"]
+    path = table_of(class_folders(tmp_path / "a"), lambda file: file.name.replace("0", "9"))
+    assert refused("data.image", CLASSIFY, path).fix == "put them back"
+    path = table_of(class_folders(tmp_path / "b", 3), lambda file: f"{file.parent.name}_{file.name}")
+    for file in [*path.parent.rglob("*.png")]:
+        file.rename(file.with_name(f"{file.parent.name}_{file.name}"))
+    assert refused("data.image", CLASSIFY, path).fix == "write their paths into rows.csv, such as cat/cat_000.png"
+    for place, (changed, code) in enumerate(
+        [
+            ({"categories": []}, "data.classes"),
+            ({"categories": [{"id": 7}, {"id": 3}]}, "data.annotations"),
+            ({"images": [{"id": 1, "file_name": "0.png"}]}, "data.annotations"),
+            ({"annotations": [annotation(100, bbox=[1, 2, 3])]}, None),
+        ]
+    ):
+        path = coco(tmp_path / f"c{place}" / "train.json", [annotation(100)], num_images=1)
+        path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+        assert "drop" not in refused(code or "data.boxes", detect, train_file=path).fix
+    path = coco(tmp_path / "s" / "train.json", [annotation(100)], num_images=1)
+    path.write_text(path.read_text().replace('"width": 20', '"width": 200'))
+    assert "correct the sizes" in refused("data.size", detect, train_file=path).fix
+
+
+LINE = "1 0.5 0.5 0.5 0.25"
+
+
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [(LINE.replace(" ", ", "), "commas"), (f"{LINE} 0.9", "confidence"), (LINE.replace("1", "dog", 1), "")],
+)
+def test_lines_of_yolo_in_another_form_are_read(tmp_path, line, note):
+    for number in range(4):
+        draw(tmp_path / "images" / f"{number}.png", number, (20, 10))
+        write(tmp_path / "labels" / f"{number}.txt", line)
+    write(tmp_path / "data.yaml", "names: [cat, dog]\ntrain: images\nval: images\n")
+    plan = plan_of(SCHEMAS["object-detection"], tmp_path)
+    assert "validation" in plan.splits and any("for train and validation" in each for each in plan.warnings)
+    assert any(note in each for each in plan.warnings)
+    assert all(
+        (row["objects"]["boxes"], row["objects"]["classes"]) == ([[5, 3.75, 15, 6.25]], [1])
+        for row in plan.rows("train")
+    )
+    write(tmp_path / "data.yaml", "nc: 2\ntrain: images\n")
+    if line.startswith("1"):
+        assert plan_of(SCHEMAS["object-detection"], tmp_path).label_names == ("1",)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "fix"),
+    [
+        ("0 250 250 50 50", "data.annotations", "write boxes as fractions"),
+        ("2 0.5 0.5 0.5 0.5", "data.classes", "subtract 1"),
+    ],
+)
+def test_a_flaw_of_all_lines_of_yolo_is_named(tmp_path, line, code, fix):
+    for number in range(4):
+        draw(tmp_path / "images" / f"{number}.png", number, (20, 10))
+        write(tmp_path / "labels" / f"{number}.txt", line)
+    write(tmp_path / "classes.txt", "cat\ndog\n")
+    assert refused(code, SCHEMAS["object-detection"], tmp_path).fix.startswith(fix)
 
 
 def test_a_run_keeps_the_values_of_its_masks(tmp_path, monkeypatch):

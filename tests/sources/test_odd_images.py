@@ -64,8 +64,9 @@ def test_images_that_are_not_read_are_counted_and_names_that_are_no_utf8_refused
 def test_an_address_is_no_path(tmp_path):
     class_folders(tmp_path)
     rows = "".join(f"cat/{k:03}.png,cat\nhttps://example.org/{k}.png,dog\n" for k in range(9))
-    refusal = assert_refused("data.value", CLASSIFY, write(tmp_path / "rows.csv", "image,label\n" + rows))
-    assert "line 3" in refusal and "download" in refusal
+    path = write(tmp_path / "rows.csv", "image,label\n" + rows + "dog/000.png,dog\n")
+    assert_refused("data.image", CLASSIFY, path, seen=["line 3", "download"], fix="--bad_images drop")
+    assert plan_of(CLASSIFY, path, bad_images="drop", keep_duplicates=True).dropped == {"bad_images": 9}
 
 
 def test_paths_that_were_written_on_windows_are_found(tmp_path):

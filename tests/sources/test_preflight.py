@@ -405,6 +405,7 @@ def test_both_sides_have_rows_and_equal_content_stays_together(keys, ratio):
     hashes = np.array(keys * 2, np.uint64)
     held_back = is_held_back(hashes, ratio)
     assert held_back.any() and not held_back.all()
+    assert len(keys) < 4 or held_back.sum() >= max(2, ratio * len(keys) / 2)
     assert (held_back[: len(keys)] == held_back[len(keys) :]).all()
 
 

@@ -10,7 +10,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-_COMMAND = re.compile(r"(^|   or   |with: |fix: )(lw|pip)(?= )")
+_COMMAND = re.compile(r"(^|   or   |with: |fix: )(lw|pip|python)(?= )")
 
 
 @cache
@@ -25,7 +25,8 @@ def program() -> str:
 def as_called(text: str) -> str:
     """Return a command, or a fix that has some, as it works in this environment, also if that is not activated."""
     name = program()
-    own = {"lw": name, "pip": "pip" if name == "lw" else f"{_short(Path(sys.executable))} -m pip"}
+    python = _short(Path(sys.executable))
+    own = {"lw": name, "pip": "pip" if name == "lw" else f"{python} -m pip", "python": python}
     return _COMMAND.sub(lambda found: found[1] + own[found[2]], text)
 
 

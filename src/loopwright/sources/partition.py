@@ -142,8 +142,10 @@ class Partition:
         if split == "test" or self.options.keep_duplicates:
             self.warnings.append(f"{what}: kept, so {split} looks better than it is: {examples('content', is_double)}")
         elif is_double.all():
-            fix = "leave out --validation_file   or   --keep_duplicates"
-            raise InputError("data.split", f"all {what}", saw=["nothing would be left to validate on"], fix=fix)
+            saw = ["nothing would be left to validate on", f"train: {self.tables['train'].path}"]
+            saw.append(f"{split}: {self.tables[split].path}")
+            fix = f"--keep_duplicates   or   give other rows for {split}"
+            raise InputError("data.split", f"all {what}", saw=saw, fix=fix)
         else:
             has_groups = "group" in keys  # then the other rows of their groups are in validation
             done = "left out" if has_groups else "moved to train"

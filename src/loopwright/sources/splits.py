@@ -47,18 +47,17 @@ def pairs_that_differ(keys: Hashes, others: Hashes) -> tuple[Rows, Rows]:
 
 
 def is_held_back(split_key: Hashes, ratio: float) -> Mask:
-    """Return which rows go to validation: those with the lowest hashes, at least one on each side."""
+    """Return which rows go to validation: those with the lowest hashes, at least two, or half of the ratio."""
     _check_ratio(ratio)
-    held_back: Mask = split_key < np.uint64(int(ratio * 2**64))
-    if held_back.any() and not held_back.all():
-        return held_back
-    if len(np.unique(split_key)) < 2:
-        is_one = len(split_key) == 1
-        what = f"{len(split_key)} row{'' if is_one else 's'} cannot be split into training and validation"
-        saw = [] if is_one else ["all rows are the same, except for case, blanks and punctuation"]
-        raise InputError("data.split", what, saw=saw, fix="add rows with other texts")
-    smallest: Mask = split_key == split_key.min()
-    return smallest
+    least = min(max(2, round(ratio * len(split_key) / 2)), len(split_key) // 2)
+    lowest: Mask = np.isin(split_key, np.sort(split_key)[:least])
+    for held_back in ((split_key < np.uint64(int(ratio * 2**64))) | lowest, lowest, split_key == split_key.min()):
+        if held_back.any() and not held_back.all():
+            return held_back
+    is_one = len(split_key) == 1
+    what = f"{len(split_key)} row{'' if is_one else 's'} cannot be split into training and validation"
+    saw = [] if is_one else ["all rows are the same, except for case, blanks and punctuation"]
+    raise InputError("data.split", what, saw=saw, fix="add rows with other texts")
 
 
 def are_groups_held_back(groups: Hashes, ratio: float) -> Mask:

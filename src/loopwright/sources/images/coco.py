@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.errors import InputError
+from loopwright.quantities import counted
 from loopwright.sources.files import FileBytes, Say
-from loopwright.sources.images.tables import ListedTable, find_folder
+from loopwright.sources.images.tables import ROWS_TRIED, ListedTable, find_folder
 from loopwright.sources.json_files import encodable, load_json
 from loopwright.sources.tables import Row
 
@@ -65,7 +66,7 @@ class CocoTable(ListedTable):
         self._read_categories(categories)
         self._read_annotations(annotations)
         folder = os.path.dirname(self.root)
-        self.image_dir = image_dir if image_dir is not None else self._find_images(folder)
+        self.image_dir = find_folder(folder, self.name, self.files[:ROWS_TRIED]) if image_dir is None else image_dir
         self.root = os.path.normpath(os.path.join(folder, self.image_dir))
 
     def settings(self) -> dict[str, Any]:
@@ -78,11 +79,12 @@ class CocoTable(ListedTable):
             raise InputError("data.annotations", what, saw=[repr(found)[:80]], fix=f'write "{name}": [{{...}}, ...]')
         return [item if isinstance(item, dict) else {} for item in found]
 
-    def _leave_out(self, error: InputError | None, name: str, places: Iterable[int], why: str) -> None:
-        """Raise the error, or note that these entries of one of the lists are left out."""
-        if error is not None and self.bad_annotations != "drop":
-            raise error
+    def _leave_out(self, error: InputError | None, name: str, places: Iterable[int], why: str, number: int = 0) -> None:
+        """Raise the error, with the option to drop unless all would go, or note that these entries are left out."""
         found = list(places)
+        if error is not None and self.bad_annotations != "drop":
+            error.fix = f"{_DROP}   or   {error.fix}" if len(found) < number else error.fix
+            raise error
         first = ", ".join(f"{name}[{place}]" for place in found[:_MOST_NAMED])
         self.num_left_out += len(found)
         self.notes += (f"{len(found):,} {name} of {self.name} {why} and are left out: {first}",)
@@ -103,9 +105,9 @@ class CocoTable(ListedTable):
         if again:
             number = ids[again[0]]
             saw = [image["file_name"] for image in images if image.get("id") == number]
-            what, fix = f"{self.path}: two images have the id {number!r}", f"{_DROP}   or   give each image its own id"
-            error = InputError("data.annotations", what, saw=saw, fix=fix)
-            self._leave_out(error, "images", again, "have the id of another one")
+            what = f"{self.path}: two images have the id {number!r}"
+            error = InputError("data.annotations", what, saw=saw, fix="give each image its own id")
+            self._leave_out(error, "images", again, "have the id of another one", len(images))
         images = [images[place] for place in rows.values()]
         self.files = [image["file_name"] for image in images]
         self._ids = [image["id"] for image in images]
@@ -115,26 +117,30 @@ class CocoTable(ListedTable):
     def _read_categories(self, categories: list[Row]) -> None:
         names: dict[int, str] = {}
         taken: set[str] = set()
+        lacking: list[int] = []
         for place, category in enumerate(categories):
             number, name = category.get("id"), encodable(category.get("name"))
             if not isinstance(number, int) or not isinstance(name, str) or not name.strip():
-                self._incomplete("categories", [place], "an id (a whole number) and a name", categories)
-                continue
-            if name in taken or number in names:
+                lacking.append(place)
+            elif name in taken or number in names:
                 what = f"{self.path}: two categories have the same {'name' if name in taken else 'id'}"
-                saw = [f"categories[{place}]: {json.dumps(category)[:80]}"]
-                fix = f"{_DROP}   or   give each category its own id and name"
+                saw, fix = (
+                    [f"categories[{place}]: {json.dumps(category)[:80]}"],
+                    "give each category its own id and name",
+                )
                 error = InputError("data.classes", what, saw=saw, fix=fix)
-                self._leave_out(error, "categories", [place], "have the id or name of another one")
-                continue
-            names[number] = name
-            taken.add(name)
+                self._leave_out(error, "categories", [place], "have the id or name of another one", len(categories))
+            else:
+                names[number] = name
+                taken.add(name)
+        if lacking:
+            self._incomplete("categories", lacking, "an id (a whole number) and a name", categories)
         self.names = dict(sorted(names.items()))
 
     def _incomplete(self, name: str, places: list[int], needed: str, values: list[Row]) -> None:
         what, saw = f"{self.path}: {name}[{places[0]}] lacks {needed}", [json.dumps(values[places[0]])[:100]]
-        error = InputError("data.annotations", what, saw=saw, fix=f"{_DROP}   or   give each of the {name} {needed}")
-        self._leave_out(error, name, places, f"lack {needed}")
+        error = InputError("data.annotations", what, saw=saw, fix=f"give each of the {name} {needed}")
+        self._leave_out(error, name, places, f"lack {needed}", len(values))
 
     def _read_annotations(self, annotations: list[Row]) -> None:
         left_out: set[int] = set()
@@ -143,25 +149,26 @@ class CocoTable(ListedTable):
         if unlisted:
             what = f"{len(unlisted):,} of {len(annotations):,} annotations are of an image that is not listed"
             saw = [f"annotations[{place}]: image_id {found!r}" for place, found in unlisted[:_MOST_NAMED]]
-            fix = f'{_DROP}   or   list the images under "images" with these ids'
+            fix = 'list the images under "images" with these ids'
             fix = f"write each image_id {_UNQUOTED}" if _are_quoted(unlisted, rows) else fix
             error = InputError("data.annotations", f"{self.path}: {what}", saw=saw, fix=fix)
             left_out = {place for place, _ in unlisted}
-            self._leave_out(error, "annotations", left_out, "are of an image that is not listed")
+            self._leave_out(error, "annotations", left_out, "are of an image that is not listed", len(annotations))
         nameless = [each for each in _unknown_ids(annotations, "category_id", self.names) if each[0] not in left_out]
         if nameless:
             ids = ", ".join(sorted({str(found) for _, found in nameless})[:8])
             images = [self.files[rows[annotations[place]["image_id"]]] for place, _ in nameless[:_MOST_NAMED]]
             saw = [f"category_id {found!r} in {image}" for (_, found), image in zip(nameless, images, strict=False)]
-            fix = f'{_DROP}   or   give each annotation its "category_id": the id of one of the categories'
+            fix = 'give each annotation its "category_id": the id of one of the categories'
             if _are_quoted(nameless, self.names):
                 fix = f"write each category_id {_UNQUOTED}"
             elif isinstance(nameless[0][1], int):
-                fix = f'{_DROP}   or   add {{"id": {nameless[0][1]}, "name": "..."}} to "categories"'
-            what = f"{self.path}: {len(nameless):,} annotations have a category without a name: {ids}"
+                fix = f'add {{"id": {nameless[0][1]}, "name": "..."}} to "categories"'
+            what = f"{self.path}: {counted(len(nameless), 'annotation', 'has')} a category without a name: {ids}"
             places = [place for place, _ in nameless]
             error = InputError("data.classes", what, saw=saw, fix=fix)
-            self._leave_out(error, "annotations", places, f"have a category without a name ({ids})")
+            why, number = f"have a category without a name ({ids})", len(annotations) - len(left_out)
+            self._leave_out(error, "annotations", places, why, number)
             left_out.update(places)
         self._leave_out_copies(annotations, left_out)
         objects: list[list[Row]] = [[] for _ in self.files]
@@ -179,13 +186,6 @@ class CocoTable(ListedTable):
         if copies:
             self._leave_out(None, "annotations", copies, "repeat another one")
             left_out.update(copies)
-
-    def _find_images(self, folder: str) -> str:
-        stem = self.name.partition(".")[0]
-        split = stem.rpartition("_")[2]
-        candidates = [".", "images", split, stem, f"images/{split}", f"{split}/images"]
-        candidates += ["..", "../images", f"../{split}", f"../images/{split}", f"../{split}/images"]
-        return find_folder(folder, candidates, self.files[:_MOST_NAMED])
 
     def row(self, index: int) -> Row:
         row: Row = {"image": self.files[index], "image_id": self._ids[index]}

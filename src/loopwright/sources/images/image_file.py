@@ -25,7 +25,7 @@ UNREAD_ENDINGS = (
 TOO_LARGE = "is too large"
 # The command that makes images smaller in place: by less memory for a JPEG, which is decoded at a fraction of its size.
 SHRINK = (
-    'make them smaller: python -c "import sys; from PIL import Image; Image.MAX_IMAGE_PIXELS = None; '
+    'python -c "import sys; from PIL import Image; Image.MAX_IMAGE_PIXELS = None; '
     '[(i := Image.open(p)).thumbnail((4096, 4096)) or i.save(p, exif=i.getexif()) for p in sys.argv[1:]]" '
 )
 _URL = re.compile(r"(https?|ftp|s3|gs)://")
@@ -76,6 +76,8 @@ def read_bytes(source: Source) -> bytes:
         return source
     if "\0" in source:
         raise BadImageError("has a NUL byte in its name")
+    if _URL.match(source):
+        raise BadImageError("is a URL: download the images, and give their paths")
     try:
         data = read_data(source)
     except InputError as error:
@@ -155,11 +157,18 @@ def _has_end(kind: str | None, data: bytes) -> bool:
 
 
 def path_of(folder: str, name: str) -> str:
-    """Return the path of a file in a folder; backslashes from Windows work everywhere."""
+    """Return the path of a file in a folder; backslashes from Windows work everywhere.
+
+    If the file's own folder does not exist, as on another machine, the longest end of its path in `folder` counts.
+    """
     path = os.path.join(folder, name)
-    if "\\" not in name or os.sep == "\\" or os.path.exists(path):
+    if os.path.exists(path):
         return path
-    return os.path.join(folder, name.replace("\\", "/"))
+    parts = name.replace("\\", "/").split("/")
+    path = os.path.join(folder, *parts) if "\\" in name else path
+    ends = ["/".join(parts[place:]).replace("//", "/") for place in range(1, len(parts))]
+    found = (os.path.join(folder, end) for end in ends if not os.path.isdir(os.path.dirname(path)))
+    return next(filter(os.path.isfile, found), path)
 
 
 def as_source(value: Any, folder: str) -> Source | None:
@@ -172,6 +181,6 @@ def as_source(value: Any, folder: str) -> Source | None:
         return value
     if isinstance(value, str):
         if _URL.match(value.strip()):
-            raise UnusableValueError(f"{value.strip()[:80]!r} is a URL: download the images, and give their paths")
+            return value.strip()
         return os.path.normpath(path_of(folder, os.path.expanduser(value.strip())))
     raise UnusableValueError(f"the path or the bytes of an image are needed, not {repr(value)[:60]}")

@@ -242,8 +242,13 @@ class Layout:
                 continue
             images = os.path.relpath((base / given).resolve(), path.parent.resolve())
             labels = re.sub(r"(^|/)images(/|$)(?!.*images(/|$))", r"\1labels\2", images)
-            settings = {"kind": "yolo", "image_dir": images, "annotation_dir": labels, "names_file": path.name}
-            found[split] = Place(str(path.parent), "--data", settings)
+            settings = {"kind": "yolo", "image_dir": images, "annotation_dir": labels}
+            settings |= {"names_file": path.name} if "names" in content else {}
+            place = Place(str(path.parent), "--data", settings)
+            if place in found.values():
+                self.notes += (f"{path.name} has the same images for train and {split}, so {split} is not read",)
+                continue
+            found[split] = place
         if "train" not in found and "train" in content:
             what = f"{path}: there is no folder {content['train']!r}"
             raise InputError("data.folder", what, saw=[f"looked in {base}"], fix=f"correct the path of train in {path}")

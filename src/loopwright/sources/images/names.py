@@ -30,7 +30,8 @@ def find_names_file(root: Path, annotation_dir: str = ".") -> Path | None:
     above = [root.parent] if _SPLIT.fullmatch(root.name.lower()) else []
     folders = (root, *above, root / annotation_dir)
     paths = (folder / name for folder in folders for name in (*NAMES_FILES, *NAMES_TEXTS))
-    return next((path for path in paths if path.is_file()), None)
+    is_yaml = (".yaml", ".yml")
+    return next((p for p in paths if p.is_file() and (p.suffix not in is_yaml or "names" in read_yaml(p))), None)
 
 
 def names_of_folder(root: Path, names_file: str | None, annotation_dir: str = ".") -> tuple[str | None, Names]:
@@ -57,7 +58,8 @@ def read_names(path: Path) -> Names:
     twice = sorted(name for name, number in Counter(found.values()).items() if number > 1)
     if not found or twice:
         what = f"{path} gives two classes the name {twice[0]!r}" if twice else f"{path} holds no class names"
-        saw, fix = [f"it starts with {text[:60]!r}"], f"give each class its own name: {_FORMAT}"
+        form = "names: [cat, dog]" if path.suffix in (".yaml", ".yml") else _FORMAT
+        saw, fix = [f"it starts with {text[:60]!r}"], f"give each class its own name: {form}"
         raise InputError("data.classes", what, saw=saw, fix=fix)
     return found
 

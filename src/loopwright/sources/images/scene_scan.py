@@ -8,6 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from loopwright.errors import InputError
 from loopwright.quantities import counted
 from loopwright.sources.files import Progress, Say
 from loopwright.sources.images import image_file, masks
+from loopwright.sources.images.folders import list_images
 from loopwright.sources.images.image_file import BadImageError, ImageFacts, Source, as_source
 from loopwright.sources.images.masks import AUTO, MaskValues, class_of, count_ids, objects_of_mask
 from loopwright.sources.images.objects import Objects, read_objects, stated_size
@@ -27,6 +29,7 @@ from loopwright.sources.values import UnusableValueError
 MOST_MASKS_SCANNED = 5_000
 MOST_NAMED = 5
 SAY_EVERY = 200
+DROP = "--bad_annotations drop"
 _MOST_UNCLEAR = 4_096  # values of a mask that are counted
 _RARE = 0.1  # share of masks without ids that are worth leaving out
 
@@ -104,6 +107,8 @@ class SceneScan:
         self.scaled = Findings(table)
         self._is_lossy = False
         self._too_large: list[str] = []
+        self._missing: list[str] = []
+        self._moved = Findings(table)  # found by the end of their path
         self._unclear: Counter[int] = Counter()  # the values in masks without ids
         self._is_turned = np.zeros(len(table), np.bool_)
         self._digest = hashlib.sha256()
@@ -122,17 +127,31 @@ class SceneScan:
 
     @property
     def bad_fix(self) -> str:
-        """The fix for bad images: to leave them out, put them back, or make them smaller if all are too large."""
+        """The fix for bad images: to leave them out unless all are bad, and to find them or make them smaller."""
+        fix = "put them back"
         if len(self._too_large) == self.bad.number:
-            return f"--bad_images drop   or {image_file.SHRINK}{shlex.join(self._too_large[:MOST_NAMED])}"
-        return "--bad_images drop   or   put them back"
+            fix = f"{image_file.SHRINK}{shlex.join(self._too_large[:MOST_NAMED])}"
+        if self.bad.number < len(self.table):
+            return f"--bad_images drop   or   {fix}"
+        folder = os.path.dirname(os.path.abspath(self.table.path))
+        near = {os.path.basename(file): file for file in list_images(Path(folder))[0]} if self._missing else {}
+        found = [near.get(os.path.basename(path), "") for path in self._missing]
+        places = {*map(os.path.dirname, found)}
+        if not found or not all(os.path.isfile(os.path.join(folder, file)) for file in found):
+            return fix
+        if len(places) == 1:
+            return f"--image_dir {shlex.quote(os.path.join(folder, *places))}"
+        return f"write their paths into {self.table.name}, such as {found[0]}"
 
     @property
     def warnings(self) -> list[str]:
         images = f"{self._num_turned_annotations:,} images of {self.table.name}"
         note = "are turned by their EXIF orientation, and their annotations state the size before that"
-        known = f"{images} {note}: boxes are taken to be in the upright image"
-        return [known] if self._num_turned_annotations else []
+        known = [f"{images} {note}: boxes are taken to be in the upright image"] if self._num_turned_annotations else []
+        if self._moved.number:
+            what = f"{counted(self._moved.number, 'image')} of {self.table.name} found by the end of the path"
+            known.append(f"{what}: {self._moved.first[0]}")
+        return known
 
     def add(self, role: Role, column: str, start: int, values: list[Any]) -> list[Any]:
         """Add the values of some rows; return the part of each in its row's content hash."""
@@ -178,6 +197,9 @@ class SceneScan:
             self._note_bad(row, source, error)
             return None
         self._digest.update(_file_line(source, value, facts.sha256, facts.num_bytes))
+        name = os.path.join(self.table.root, os.path.expanduser(_name(value).strip())).replace("\\", "/")
+        if isinstance(source, str) and os.path.normpath(name) != source.replace("\\", "/"):
+            self._moved.add(f"{_name(value)} is {source}")
         return facts
 
     def _note_bad(self, row: int, source: Source, error: BadImageError) -> None:
@@ -186,6 +208,8 @@ class SceneScan:
         self.is_bad[row] = True
         if image_file.TOO_LARGE in str(error):
             self._too_large.append(source if isinstance(source, str) else "IMAGE")
+        if isinstance(source, str) and not os.path.exists(source) and "://" not in source:
+            self._missing.append(source)
 
     def _add_mask(self, row: int, source: Source, facts: ImageFacts) -> None:
         name = os.path.basename(source) if isinstance(source, str) else image_file.shown_source(source)
@@ -282,26 +306,37 @@ class SceneScan:
             return ""
         names = self.table.id_names(column)
         what = f"an object of {self.table.place(row)} has the category {category!r}, which has no name"
-        saw = f"there are {len(names)} names, for {min(names)} to {max(names)}" if names else "no names are given"
-        fix = f"--bad_annotations drop   or   add a name for it to {self.table.names_file or 'id2label.json'}"
+        saw = (
+            f"{counted(len(names), 'name', 'is')} given, for {min(names)} to {max(names)}"
+            if names
+            else "no names are given"
+        )
+        fix = f"{DROP}   or   add a name for it to {self.table.names_file or 'id2label.json'}"
+        if names and category == max(names) + 1 and names[min(names)] not in self.first_with:
+            saw += f", and no object before it is of the first, {names[min(names)]!r}: are classes counted from 1?"
+            fix = f"subtract 1 from each class   or   add a name for {category} to {self.table.names_file}"
         raise InputError("data.classes", f"{self.table.name}: {what}", saw=[saw], fix=fix)
 
     def problem(self) -> InputError | None:
         """Return the first problem of the annotations: data.size, data.masks, data.boxes or data.outlines."""
-        name, found, drop = self.table.name, self._wrong_size, "--bad_annotations drop"
+        name, found = self.table.name, self._wrong_size
+        drop = "" if self.is_unusable.all() else f"{DROP}   or   "  # it would leave nothing
         if found.number:
-            what, fix = "annotations are for an image of another size", f"{drop}   or   scale them with their images"
-            return InputError("data.size", f"{name}: {found.number:,} {what}", saw=found.first, fix=fix)
+            what, fix = "for an image of another size", f"{drop}scale them with their images"
+            if not drop and not self.clipped.number and "outside" not in self.dropped and self.num_objects.any():
+                fix = f"correct the sizes of the images in {name}: its boxes fit the images"
+            what = f"{name}: {counted(found.number, 'annotation', 'is')} {what}"
+            return InputError("data.size", what, saw=found.first, fix=fix)
         found = self._wrong_mask
         if found.number:
             what = f"{name}: {counted(found.number, 'mask', 'holds')} no class ids"
             is_rare = found.number <= len(self.table) * _RARE
-            fix = drop if is_rare else masks.proposed_values(self._unclear, self._is_lossy)
+            fix = DROP if is_rare else masks.proposed_values(self._unclear, self._is_lossy)
             return InputError("data.masks", what, saw=found.first, fix=fix)
         found = self._wrong_objects
         if found.number:
             what = f"{name}: the objects of {found.number:,} of {len(self.table):,} images cannot be used"
-            return InputError("data.boxes", what, saw=found.first, fix=f"{drop}   or   correct them")
+            return InputError("data.boxes", what, saw=found.first, fix=f"{drop}correct them")
         number = self._num_fractional_boxes
         if number and number == self.num_objects.sum():
             what, saw = "boxes are within the first pixel of their image", "they look like fractions of its size"
@@ -309,7 +344,8 @@ class SceneScan:
             return InputError("data.boxes", f"{name}: all {number:,} {what}", saw=[saw], fix=fix)
         found = self._no_outline
         if found.number:
-            fix = f"{drop}   or   object-detection instead of instance-segmentation"
+            drop = f"{DROP}   or   " if found.number < self.num_objects.sum() else ""
+            fix = f"{drop}object-detection instead of instance-segmentation"
             what = f"{name}: {counted(found.number, 'object', 'has')} a box and no outline"
             return InputError("data.outlines", what, saw=found.first, fix=fix)
         return None
@@ -334,8 +370,11 @@ def _file_line(source: Source, value: Any, sha256: str, num_bytes: int) -> bytes
     """Return an image's line in the sha256 of all: its name in the row, size and content; none inside a table."""
     if isinstance(source, bytes):
         return b""
-    name = value.get("path") if isinstance(value, dict) else value
-    return f"{name}\t{num_bytes}\t{sha256}\n".encode("utf-8", "surrogateescape")
+    return f"{_name(value)}\t{num_bytes}\t{sha256}\n".encode("utf-8", "surrogateescape")
+
+
+def _name(value: Any) -> str:
+    return str(value.get("path") if isinstance(value, dict) else value)
 
 
 def _hexdigest(digest: Any) -> str:

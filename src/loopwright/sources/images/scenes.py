@@ -58,6 +58,12 @@ class Scenes:
         if not found and self._is_training:
             what, saw = f"no image of {lead.table.name} has an object", [f"{len(lead.table):,} images"]
             fix = "give annotations; masked-image-modeling trains without them"
+            if lead.dropped:
+                what = f"no object of {lead.table.name} can be used"
+                saw = [f"{found.number:,} {_LEFT_OUT[key]}: {found.first[0]}" for key, found in lead.dropped.items()]
+                fix = "correct the annotations"
+                if lead.table.kind == "yolo" and "outside" in lead.dropped:
+                    fix = "write boxes as fractions of the image, from 0 to 1, not in pixels or percent"
             raise InputError("data.annotations", what, saw=saw, fix=fix)
         listed = lead.table.id_names(self.column).values()
         stated = dict.fromkeys(labels.rename(name) for name in listed if not labels.is_dropped(name))

@@ -71,7 +71,7 @@ class TableOfImages(ImageTable):
             return
         rows = (self[index] for index in range(min(len(self), ROWS_TRIED)))
         paths = [path for row in rows if isinstance(path := value_at(row, column), str)]
-        self.image_dir = find_folder(self.root, (".", "images", "..", "../images"), paths)
+        self.image_dir = find_folder(self.root, self.name, paths)
         self.root = os.path.normpath(os.path.join(self.root, self.image_dir))
 
     def __len__(self) -> int:
@@ -126,9 +126,14 @@ class ListedTable(ImageTable):
         return self.files[index]
 
 
-def find_folder(root: str, candidates: Sequence[str], images: Sequence[str]) -> str:
-    """Return the first candidate, relative to root, that holds one of the images; "." if none does."""
-    for candidate in candidates:
-        if any(os.path.isfile(path_of(os.path.join(root, candidate), image)) for image in images):
-            return os.path.normpath(candidate)
+def find_folder(root: str, file: str, images: Sequence[str]) -> str:
+    """Return the first folder around a file, relative to its own, that holds one of the images; "." if none does."""
+    stem = file.partition(".")[0]
+    split = stem.rpartition("_")[2]
+    near = [".", "images", split, stem, f"{stem}_images", f"images/{split}", f"{split}/images"]
+    near += [os.path.normpath(f"../{folder}") for folder in near]
+    for find in (os.path.join, path_of):
+        for folder in near:
+            if any(os.path.isfile(find(os.path.join(root, folder), image)) for image in images):
+                return folder
     return "."
