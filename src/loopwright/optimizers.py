@@ -369,7 +369,8 @@ def _found(name: str) -> tuple[type[Optimizer], Mapping[str, Any]]:
     known = [*_OWN_NAMES, *others]
     near = nearest(wanted, [each.lower() for each in known])
     hint = f"did you mean {near!r}? " if near else ""
-    raise ConfigError(f"there is no optimizer {name!r}: {hint}The names are {', '.join(known)}")
+    what = f"there is no optimizer {name!r}: {hint}The names are {', '.join(known)}"
+    raise ConfigError(what, flag="optim", given=name, nearest=near)
 
 
 def _imported(name: str, package: str, path: str, instead: str) -> tuple[type[Optimizer], Mapping[str, Any]]:

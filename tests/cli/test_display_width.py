@@ -27,3 +27,9 @@ def test_texts_are_padded_truncated_and_wrapped_by_columns():
     for text in ("汉字" * 40, "one 汉字 and two 👍🏽 " * 9):
         lines = wrap(text, 17)
         assert "".join("".join(lines).split()) == "".join(text.split()) and max(map(display_width, lines)) <= 17
+
+
+@pytest.mark.parametrize("path", ["'/data/my runs/数据 集/1118-reviews'", "runs/" + "评论" * 30])
+def test_a_command_is_never_broken(path):
+    lines = wrap(f"saved checkpoints/step-0000000012 (0.1 s)   continue with: lw resume {path}", 60)
+    assert f"lw resume {path}" in lines[-1] and all(display_width(line) <= 60 for line in lines[:-1])

@@ -910,6 +910,22 @@ ROWS = ["check", "image-classification", "--data", "d/x.csv", "--files"]
 case("images-elsewhere", "data.image", ROWS, {}, make=far_images, contains="--image_dir")
 case("a-folder-above-masks", "data.folder", MASKS, {}, make=lambda kit: mask_folders(Path("d/sub")))
 
+for place, (words, fix) in enumerate(
+    [
+        (["--lr", "inf"], "leave out --lr"),
+        (["--lr", "high"], "leave out --lr"),
+        (["--lr", "1,000"], "--lr 1000"),
+        (["--epochs"], "leave out --epochs"),
+        (["--batch"], "--batch 16"),
+        (["--profile", "strat"], "--profile start"),
+        (["--class_weights", "ballanced"], "--class_weights balanced"),
+    ]
+):
+    case(f"mistyped-{place}", "args.value", [*FILES, *words], contains=fix)
+case("mistyped-optimizer", "args.value", [*TRAIN, "--optim", "adamm"], contains="--optim adam")
+URL = ["check", TEXT, "--data", "https://example.com/x.csv", "--files"]
+case("a-url", "data.file", URL, edit=lambda way: FILES, contains="download")
+
 
 @pytest.fixture(autouse=True)
 def own_signals():

@@ -55,6 +55,7 @@ def test_a_file_is_near_to_a_file_and_not_to_a_folder(tmp_path):
         ("0,001", float, "0.001"),
         ("1.000,5", float, "1000.5"),
         ("1,000", int, "1000"),
+        ("1,000", float, "1000"),
         ("2,000.5", float, "2000.5"),
         ("three", int, "3"),
         ("Ten", float, "10"),

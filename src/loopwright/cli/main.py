@@ -70,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _find(argv: list[str]) -> tuple[Callable[[list[str]], int], list[str]]:
+    if argv[:1] == ["help"] and len(argv) > 1:
+        argv = [*argv[1:], "--help"]
     first = argv[0] if argv else ""
     if first in ("", "-h", "--help", "help"):
         return _help, argv[1:]
@@ -102,8 +104,9 @@ def _replace_closed_streams() -> None:
 
 
 def no_verb(verb: str, argv: list[str]) -> int:
-    near = nearest(verb, [*VERBS, *ALIASES])
-    fix, saw = f"lw {shlex.join([near, *argv])}" if near else "lw --help", [f"the verbs are {', '.join(VERBS)}"]
+    known = [*VERBS, "version", "help"]
+    near = nearest(verb, [*known, *ALIASES])
+    fix, saw = f"lw {shlex.join([near, *argv])}" if near else "lw --help", [f"the verbs are {', '.join(known)}"]
     raise InputError("args.unknown", f"{verb!r} is not a verb", saw=saw, fix=fix)
 
 
@@ -116,6 +119,7 @@ def _version(argv: list[str]) -> int:
 
 def _help(argv: list[str]) -> int:
     lines = [hanging(f"  {verb:<9} {arguments:<20}", text) for verb, (_, arguments, text) in VERBS.items()]
-    end = hanging("  ", "lw VERB --help describes a verb; lw explain TASK lists every flag of a task.")
+    text = "lw help VERB describes a verb, lw explain TASK lists the flags of a task, lw version prints the version."
+    end = hanging("  ", text)
     sys.stdout.write("\n".join(["usage: lw VERB ...   (loopwright is the same)\n", *lines, "", end, ""]))
     return 0

@@ -27,7 +27,7 @@ class VerbParser(argparse.ArgumentParser):
         asked, unknown = self.parse_known_args(args, namespace)
         missing = [action for action in self._actions if action.required and getattr(asked, action.dest) is None]
         if missing:
-            names = ", ".join(map(_name, missing))
+            names = " and ".join(map(_name, missing))
             raise InputError("args.value", f"{self.prog} needs {names}", fix=self._help_hint)
         if unknown:
             word = unknown[0].partition("=")[0]

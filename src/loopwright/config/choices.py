@@ -86,6 +86,6 @@ def not_among(subject: str, given: Any, choices: Iterable[Any], **fields: Any) -
     return ConfigError(what, given=given, choices=known, nearest=nearest(str(given), known), **fields)
 
 
-def must_be(name: str, expected: str, given: Any, more: str = "") -> ConfigError:
+def must_be(name: str, expected: str, given: Any, more: str = "", **fields: Any) -> ConfigError:
     """Return the error about the value of a field."""
-    return ConfigError(f"{name} must be {expected}, got {given!r}{more}", flag=name, given=given)
+    return ConfigError(f"{name} must be {expected}, got {given!r}{more}", flag=name, given=given, **fields)

@@ -166,7 +166,7 @@ def _number_meant(text: str, is_whole: bool) -> str | None:
         return str(_NUMBER_WORDS.index(word))
     if "," in word and "." in word:  # the last one is before the decimals
         word = word.replace("." if word.rfind(",") > word.rfind(".") else ",", "")
-    elif re.fullmatch(r"\d{1,3}(,\d{3})+", word) and (is_whole or word.count(",") > 1):
+    elif re.fullmatch(r"[1-9]\d{,2}(,\d{3})+", word):
         word = word.replace(",", "")
     found = re.match(r"x?([+-]?(?:\d+[.]?\d*|[.]\d+)(?:e[+-]?\d+)?)([%km]?)", word.replace(",", "."))
     if found is None:

@@ -45,7 +45,12 @@ def truncate(text: str, columns: int, end: str = "…") -> str:
 
 
 def wrap(text: str, columns: int) -> list[str]:
-    """Return the lines of a text; scripts without spaces are broken anywhere, other words never."""
+    """Return the lines of a text; scripts without spaces are broken anywhere, other words and commands never."""
+    head, colon, command = text.partition(" with: ")
+    if colon:
+        *lines, last = wrap(f"{head}{colon.rstrip()}", columns)
+        fits = display_width(f"{last} {command}") <= columns
+        return [*lines, f"{last} {command}"] if fits else [*lines, last, command]
     if text.isascii() or display_width(text) == len(text):
         return textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False)
     pairs = zip(_widths(text), text, strict=True)

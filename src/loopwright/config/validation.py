@@ -151,6 +151,8 @@ def _check_numbers(args: TrainingFields) -> None:
         raise must_be("max_steps", "at least 1, or -1 to train num_train_epochs", args.max_steps)
     for name in _NOT_NEGATIVE:
         setattr(args, name, _number(name, getattr(args, name) or 0, "a number of at least 0"))
+    if args.learning_rate == float("inf"):
+        raise must_be("learning_rate", "a number of at least 0", args.learning_rate)
     for name in _BELOW_ONE:
         value = _number(name, getattr(args, name), "at least 0 and below 1")
         if value >= 1:
@@ -158,7 +160,7 @@ def _check_numbers(args: TrainingFields) -> None:
         setattr(args, name, value)
     epochs = _number("num_train_epochs", args.num_train_epochs, "a number above 0")
     if not 0 < epochs < float("inf"):
-        raise must_be("num_train_epochs", "a number above 0", epochs, "; evaluate() needs no training")
+        raise must_be("num_train_epochs", "a number above 0", epochs, "; an evaluation needs no training")
     args.num_train_epochs = epochs
 
 

@@ -400,14 +400,20 @@ def load_data(job: Job) -> None:
 
 def make_optimizer(job: Job) -> Any:
     training = job.training
-    return create_optimizer(
-        training.optim,
-        job.task.parameter_groups(job),
-        lr=training.learning_rate,
-        adam_betas=(training.adam_beta1, training.adam_beta2),
-        adam_eps=training.adam_epsilon,
-        optim_args=training.optim_args,
-    )
+    try:
+        return create_optimizer(
+            training.optim,
+            job.task.parameter_groups(job),
+            lr=training.learning_rate,
+            adam_betas=(training.adam_beta1, training.adam_beta2),
+            adam_eps=training.adam_epsilon,
+            optim_args=training.optim_args,
+        )
+    except ConfigError as error:
+        if error.flag != "optim":
+            raise
+        fix = f"--optim {error.nearest or 'adamw_torch'}"
+        raise InputError("args.value", error.what, fix=fix, flag="--optim") from error
 
 
 def steps_of(value: float | None, num_updates: int) -> int:

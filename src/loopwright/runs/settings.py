@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -174,7 +175,18 @@ class TaskParser(HfArgumentParser):
         return str(self._option_string_actions[f"--{name}"].help)
 
     def error(self, message: str) -> NoReturn:
-        raise InputError("args.value", message, fix=self._explain)
+        lacking = re.match(r"argument (?:\S+/)?(\S+): expected .*argument", message)
+        action = self._option_string_actions.get(lacking[1]) if lacking else None
+        if lacking is None or action is None:
+            raise InputError("args.value", message, fix=self._explain)
+        fix = self._without(lacking[1], self._full_names.get(action.dest, action.dest))
+        raise InputError("args.value", f"{lacking[1]} needs a value", fix=fix, flag=lacking[1])
+
+    def _without(self, flag: str, name: str) -> str:
+        """Return the fix that gives a flag its default; that of some depends on the model and the data."""
+        default = plain(self.get_default(name))
+        is_settled = name in ("learning_rate", "num_train_epochs")
+        return f"leave out {flag}" if default in (None, []) or is_settled else f"{flag} {default}"
 
     def fail(self, error: LoopwrightError, action: argparse.Action | None = None) -> NoReturn:
         if isinstance(error, InputError):
@@ -192,8 +204,7 @@ class TaskParser(HfArgumentParser):
             return error
         flag, given = typed[name]
         what = f"{flag} {given}: {error.what}"
-        default = plain(self.get_default(name))
-        fix = f"leave out {flag}" if default is None else f"{flag} {default}"
+        fix = self._without(flag, name)
         meant = error.nearest or (nearest(given, error.choices) or error.choices[0] if error.choices else None)
         if meant is not None:  # of several values, only the wrong one is replaced
             fix = f"{flag} {' '.join(meant if word == str(error.given) else word for word in given.split()) or meant}"

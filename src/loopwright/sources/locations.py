@@ -41,6 +41,8 @@ def check_given(data: str | Path | None, files: Given) -> None:
     for flag, name in given.items():
         if isinstance(name, str) and not name.strip():
             raise InputError("args.value", f"{flag} is empty", fix=f"leave out {flag}")
+        if "://" in str(name):
+            raise InputError("data.file", f"{flag} {name} is a URL", fix="download it, and give the file")
     if all(name is None for name in given.values()):
         raise InputError("args.value", "no data was given", fix="lw demo")
     if data is not None and files["train"] is not None:

@@ -15,7 +15,7 @@ from loopwright.config.accelerator import AcceleratorConfig
 from loopwright.config.choices import must_be
 from loopwright.config.durations import seconds_of
 from loopwright.config.old_names import AcceptsOldNames, OldName
-from loopwright.errors import ConfigError
+from loopwright.errors import ConfigError, nearest
 
 START: Final = "start"  # of --profile
 T = TypeVar("T")
@@ -248,7 +248,8 @@ class TaskArguments(metaclass=AcceptsOldNames):
         if self.time is not None:
             seconds_of(self.time)
         if self.profile not in (None, START) and not (str(self.profile).isdecimal() and int(str(self.profile))):
-            raise must_be("profile", f"a number of updates or {START!r}", self.profile)
+            near = nearest(str(self.profile), [START])
+            raise must_be("profile", f"a number of updates or {START!r}", self.profile, nearest=near)
 
 
 def _expected(bounds: Mapping[str, float]) -> str:

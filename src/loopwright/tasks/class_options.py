@@ -113,7 +113,8 @@ def weights_by_class(given: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return the weight of each class, of numbers in the order of the classes or of NAME=NUMBER; others are 1."""
     weights = ",".join(given).split(",")
     if not any(map(_is_weight, weights)):
-        pairs = _pairs("class_weights", given, f"{names[0]}=2")
+        example = BALANCED if did_you_mean(given[0], [BALANCED]) else f"{names[0]}=2"
+        pairs = _pairs("class_weights", given, example)
         for name in pairs.keys() - set(names):
             near = did_you_mean(name, names) or names[0]
             what, fix = f"--class_weights: there is no class {name!r}", f"--class_weights {near}={pairs[name]}"

@@ -81,6 +81,8 @@ def print_batch(run: RunJob) -> None:
 def print_few_updates(run: RunJob) -> None:
     """Warn before a run that is too short to learn much."""
     updates, needed = run.length.updates, run.needed_updates
+    if run.training.learning_rate == 0:
+        run.screen.remark("note", "--lr 0 changes no weight, so nothing is learned")
     if run.checkpoint is None and updates * 5 < needed:
         longer = math.ceil(needed / run.length.updates_per_epoch)
         kind = "from scratch" if run.is_from_scratch else "to fine-tune"
