@@ -46,7 +46,18 @@ def test_the_phases_of_the_start_add_up_to_the_time_since_the_process_began(revi
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     events = [json.loads(line) for line in done.stdout.splitlines()]
     (found,) = (event for event in events if event["event"] == "start_profile")
-    phases = ["import", "read and check data", "tokenizer", "model", "rows", "baselines", "device", "rehearsal"]
+    phases = [
+        "import",
+        "import torch",
+        "import transformers",
+        "read and check data",
+        "tokenizer",
+        "model",
+        "rows",
+        "baselines",
+        "device",
+        "rehearsal",
+    ]
     assert {*phases, "first batch", "first update"} <= set(found["seconds"])
     assert sum(found["seconds"].values()) == pytest.approx(found["total_seconds"], abs=0.02)
     assert found["total_seconds"] == pytest.approx(found["time"] - began, abs=0.3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from importlib import import_module
 from pathlib import Path
 
 
@@ -22,6 +23,13 @@ class StartClock:
             now = time.monotonic()
             self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._lapped
             self._lapped = now
+
+    def import_modules(self, *names: str) -> None:
+        """Import modules; the package of each has its own phase, and what was imported before is in "import"."""
+        self.lap("import")
+        for name in names:
+            import_module(name)
+            self.lap(f"import {name.partition('.')[0]}")
 
     def lines(self) -> list[str]:
         """Return the phases as text, the whole first."""

@@ -122,11 +122,12 @@ class RunJob:
 
     def _import_libraries(self) -> None:
         """Import what the trainer, the optimizer and the model will, so that it counts as importing."""
+        self.screen.clock.import_modules("torch._dynamo")  # the optimizers of torch import it
         import_module("accelerate")
-        import_module("torch._dynamo")  # the optimizers of torch import it
         if "transformers" in self.task.needs:
-            transformers = import_module("transformers")
-            _ = transformers.PreTrainedModel, transformers.PreTrainedTokenizerFast  # imported on first use
+            self.screen.clock.import_modules("transformers.modeling_utils")
+            _ = import_module("transformers").PreTrainedTokenizerFast  # imported on first use
+            self.screen.clock.lap("import transformers")
 
     def score_baselines(self) -> None:
         """Score the baselines on the validation rows and, named "test_...", on the test rows if they have labels."""

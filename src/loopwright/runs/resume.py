@@ -73,6 +73,7 @@ def _resume(
         screen.print(f"already done: result.json has the metrics; {longer} trains on")
         return Outcome(folder, "done", None)
     print_data(plan, settings.args, screen)
+    screen.clock.import_modules("torch")
     from loopwright.runs.job import RunJob
     from loopwright.runs.train import train
 

@@ -60,6 +60,7 @@ def start(
     if folder is not None:
         check_new_folder(folder, option_of_folder(command))
     plan = check_files(task, settings, screen) if known is None else known
+    screen.clock.import_modules("torch")
     from loopwright.runs.job import RunJob
     from loopwright.runs.train import train
 
@@ -165,6 +166,7 @@ def demo_settings(
         raise InputError("args.value", what, saw=[f"its variants: {', '.join(task.demo_variants) or 'none'}"], fix=fix)
     task.check_installed()
     folder = runs_root() / "demo-data" / (task.name if variant is None else f"{task.name}-{variant}")
+    screen.clock.import_modules("torch")
     import_module("loopwright.runs.train")  # needed soon, and not a part of making the data
     screen.clock.lap("import")
     write_demo(task.name, folder, variant=variant)
