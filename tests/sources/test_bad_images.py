@@ -93,7 +93,7 @@ def test_a_folder_without_images_is_refused(tmp_path, schema):
 def test_images_outside_class_folders_are_refused_and_empty_classes_are_told(tmp_path):
     class_folders(tmp_path)
     (tmp_path / "cow").mkdir()
-    assert plan_of(CLASSIFY, tmp_path).warnings[0].endswith("hold no image and are not classes: cow")
+    assert plan_of(CLASSIFY, tmp_path).warnings[0].endswith("1 folder holds no image and makes no class: cow")
     draw(tmp_path / "loose.png", 3)
     assert "1 of 21 images are not in a class folder" in refused("data.folder", CLASSIFY, tmp_path)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.sources import dirty_images as dirty
-from tests.sources.drawing import annotation, class_folders, coco, draw
+from tests.sources.drawing import annotation, class_folders, coco, draw, mask_folders
 from tests.sources.refusing import assert_refused, plan_of, refused, write
 
 from loopwright import api
@@ -218,6 +218,67 @@ def test_a_flaw_of_all_lines_of_yolo_is_named(tmp_path, line, code, fix):
         write(tmp_path / "labels" / f"{number}.txt", line)
     write(tmp_path / "classes.txt", "cat\ndog\n")
     assert refused(code, SCHEMAS["object-detection"], tmp_path).fix.startswith(fix)
+
+
+def test_data_of_another_task_names_that_task(tmp_path):
+    classes = class_folders(tmp_path / "pets", 2)
+    for task in ("object-detection", "semantic-segmentation"):
+        fix = refused("data.folder", SCHEMAS[task], classes).fix
+        assert fix.startswith(f"lw train image-classification --data {classes}   or   ")
+    objects = coco(tmp_path / "o" / "annotations" / "instances_train2017.json", [annotation(100)])
+    (objects.parent / "images").rename(tmp_path / "o" / "train2017")
+    refusal = refused("data.annotations", CLASSIFY, tmp_path / "o")
+    assert refusal.fix == f"lw train object-detection --data {tmp_path / 'o'}"
+
+
+@pytest.mark.parametrize("name", ["mask_{}", "{}_gtFine_labelIds"])
+def test_masks_have_one_of_several_names(tmp_path, name):
+    for mask in [*(mask_folders(tmp_path) / "masks").iterdir()]:
+        mask.rename(mask.with_stem(name.format(mask.stem)))
+    assert plan_of(SEGMENT, tmp_path).label_names == ("0", "1", "2")
+
+
+@pytest.mark.parametrize(("mode", "reason"), [("RGBA", "alpha channel"), ("F", "decimal numbers")])
+def test_masks_without_ids_are_called_what_they_are(tmp_path, mode, reason):
+    for path in [*(mask_folders(tmp_path) / "masks").iterdir()]:
+        mask = Image.open(path).copy()
+        path.unlink()
+        white = Image.new("L", mask.size, 255)
+        other = (
+            Image.merge("RGBA", [white] * 3 + [mask])
+            if mode == "RGBA"
+            else mask.convert("F").point(lambda value: value * 0.3 + 0)
+        )
+        other.save(path.with_suffix(".png" if mode == "RGBA" else ".tiff"))
+    assert_refused("data.masks", SEGMENT, tmp_path, seen=reason, fix="as PNG")
+
+
+def test_masks_of_floats_that_are_whole_hold_ids(tmp_path):
+    for path in [*(mask_folders(tmp_path) / "masks").iterdir()]:
+        Image.open(path).convert("F").save(path.with_suffix(".tiff"))
+        path.unlink()
+    assert plan_of(SEGMENT, tmp_path).label_names == ("0", "1", "2")
+
+
+def test_colours_of_blurred_masks_are_proposed(tmp_path):
+    for number in range(6):
+        draw(tmp_path / "images" / f"{number}.png", number, (40, 40))
+        colours = np.zeros((40, 40, 3), np.uint8)
+        colours[5:18, 5:18, number % 2] = 128
+        (tmp_path / "masks").mkdir(exist_ok=True)
+        Image.fromarray(colours).save(tmp_path / "masks" / f"{number}.jpg", quality=50)
+    (value,) = flags_of(refused("data.masks", SEGMENT, tmp_path).fix, "mask_values").values()
+    assert len(plan_of(SEGMENT, tmp_path, mask_values=[value]).label_names) == 3
+
+
+def test_boxes_that_may_be_corners_and_a_column_of_splits_are_noted(tmp_path):
+    found = [annotation(100 + number, bbox=[4, 2, 18, 9 - number % 2]) for number in range(6)]
+    plan = plan_of(SCHEMAS["object-detection"], train_file=coco(tmp_path / "train.json", found))
+    assert any("are these corners?" in note for note in plan.warnings)
+    path = table_of(class_folders(tmp_path / "pets"), lambda file: file)
+    head, *rows = path.read_text().split()
+    path.write_text("\n".join([f"{head},split", *(f"{row},train" for row in rows)]))
+    assert any("'split'" in note for note in plan_of(CLASSIFY, path).warnings)
 
 
 def test_a_run_keeps_the_values_of_its_masks(tmp_path, monkeypatch):

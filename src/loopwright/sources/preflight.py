@@ -256,7 +256,7 @@ class _Check:
         if bad.number:
             what = f"{bad.number:,} of {len(table):,} images of {table.name} are missing, truncated or not images"
             error = InputError("data.image", what, saw=bad.first, fix=scan.scenes.bad_fix)
-            note = f"{counted(bad.number, 'image')} of {table.name} cannot be read"
+            note = f"{counted(bad.number, 'image')} of {table.name} cannot be read ({bad.first[0]})"
             self._drop(split, "bad_images", scan.scenes.is_bad, note, error)
 
     def _drop(self, split: str, option: str, is_dropped: Mask, note: str, error: InputError) -> None:

@@ -15,7 +15,8 @@ from loopwright.sources.images.names import names_of_folder
 from loopwright.sources.images.tables import ListedTable
 from loopwright.sources.tables import Row
 
-MASK_ENDINGS = ("", "_mask", "_label", "_seg")  # suffix of the stem of a mask after its image's
+# How the stem of a mask may be made of its image's.
+MASK_NAMES = ("{}", "{}_mask", "{}_label", "{}_seg", "mask_{}", "{}_gtFine_labelIds")
 _MOST_NAMED = 5
 
 
@@ -107,15 +108,15 @@ class ImageFolderTable(ListedTable):
         folders = [entry.name for entry in sorted(Path(self.root).iterdir()) if entry.is_dir()]
         empty = [name for name in folders if name not in classes and not name.startswith((".", "__"))]
         if empty:
-            what = f"{len(empty)} folders of {path.name} hold no image and are not classes: {', '.join(empty[:5])}"
-            self.notes += (what,)
+            what = f"{path.name}: {counted(len(empty), 'folder', 'holds')} no image and makes no class"
+            self.notes += (f"{what}: {', '.join(empty[:5])}",)
 
     def row(self, index: int) -> Row:
         return {"image": self.files[index], "label": self.files[index].partition("/")[0]}
 
 
 class MaskFolderTable(ListedTable):
-    """Images and masks of the same names in two folders; a mask may have another ending, or the suffix `_mask`."""
+    """Images and masks of the same names, or one of `MASK_NAMES`, in two folders; the ending may differ."""
 
     def __init__(self, path: Path, image_dir: str, annotation_dir: str, names_file: str | None) -> None:
         super().__init__(path, "mask-folder", ("image", "mask"))
@@ -136,7 +137,9 @@ class MaskFolderTable(ListedTable):
                 what = f"{self.path}: two masks have the same name"
                 raise InputError("data.masks", what, saw=[first, mask], fix="keep one of them")
         stems = [stem_of(image, self.image_dir) for image in self.files]
-        pairs = [next((by_stem[stem + end] for end in MASK_ENDINGS if stem + end in by_stem), None) for stem in stems]
+        places = [os.path.split(stem) for stem in stems]
+        names = [[os.path.join(head, form.format(tail)) for form in MASK_NAMES] for head, tail in places]
+        pairs = [next((by_stem[name] for name in forms if name in by_stem), None) for forms in names]
         unused = sorted(set(masks) - set(filter(None, pairs)))
         if len(unused) == len(masks):
             saw = [f"images: {', '.join(self.files[:3])}", f"masks:  {', '.join(masks[:3])}"]

@@ -88,6 +88,9 @@ class Layout:
         if is_image_name(path.name) and kind is None:
             return Place(str(path), flag, {"kind": "images"})
         if kind == "coco" or (kind is None and ending_of(path) == ".json" and is_coco(path)):
+            if self.wants == "label":
+                what, saw = f"{path} holds objects, not a class for each image", ["it is in COCO's format"]
+                raise InputError("data.annotations", what, saw=saw, fix=f"lw train object-detection {self.given}")
             extra = {"encoding": self.settings.get("encoding"), "image_dir": image_dir, **self.bad_annotations}
             return Place(str(path), flag, {"kind": "coco"} | {name: value for name, value in extra.items() if value})
         names = self.names_file
@@ -130,6 +133,9 @@ class Layout:
                 "COCO's json into it, or the images into images/ and a text file for each into labels/",
             )
         what, fix = f"{flag} {folder} holds images and no {found}", f"put {expected}"
+        classes = [folder / name for name in _folders_in(folder)]
+        if len(classes) > 1 and all(map(_holds_images, classes)):
+            fix = f"lw train image-classification {self.given}   or   {fix}"
         raise InputError("data.folder", what, saw=folder_listing(folder), fix=fix)
 
     def _not_classes(self, folder: Path, images: str, annotations: str) -> InputError:
@@ -171,7 +177,7 @@ class Layout:
         return self._place(folder, flag, "yolo" if is_text else "mask-folder", images, annotations)
 
     def _splits(self, folder: Path) -> dict[str, Place]:
-        if self.wants == "objects" and (found := self._coco_splits(folder)):
+        if self.wants in ("objects", "label") and (found := self._coco_splits(folder)):
             return found
         if found := self._file_splits(folder):
             return found

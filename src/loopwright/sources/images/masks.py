@@ -128,12 +128,12 @@ def _channels(numbers: Sequence[int] | Ids, are_colors: bool) -> Ids:
 def likely_values(counts: Counter[int], are_colors: bool) -> list[int]:
     """Return the values of classes in blurred masks: those with most pixels near them, apart from each other."""
     numbers, pixels = np.array([*counts], np.int32), np.array([*counts.values()])
-    channels = _channels(numbers, are_colors)
+    channels, apart = _channels(numbers, are_colors), _LEAST_DISTANCE * (2 if are_colors else 1)
     found: list[int] = []
     for place in np.argsort(-pixels)[:_MOST_TRIED].tolist():
         distances = np.abs(channels - channels[place]).sum(1)
-        share = pixels[distances < _LEAST_DISTANCE // 2].sum() / pixels.sum()
-        if share >= _LEAST_SHARE and all(distances[other] >= _LEAST_DISTANCE for other in found):
+        share = pixels[distances < apart // 2].sum() / pixels.sum()
+        if share >= _LEAST_SHARE and all(distances[other] >= apart for other in found):
             found.append(place)
     return sorted(numbers[found].tolist())
 
@@ -162,10 +162,14 @@ def has_same_shape(one: tuple[int, int], other: tuple[int, int]) -> bool:
 
 
 def decode_numbers(source: Source, as_colors: bool | None) -> tuple[Ids, bool, str, str]:
-    """Return `mask_numbers` of a file, and its Pillow mode and format."""
+    """Return `mask_numbers` of a file, its Pillow mode ("A" if only alpha differs, "F" for decimals), and format."""
     with open_image(read_bytes(source)) as image:
         image.load()
-        return *mask_numbers(image, as_colors), image.mode, image.format
+        numbers, are_colors = mask_numbers(image, as_colors)
+        has_alpha = image.mode in ("RGBA", "LA") and not np.ptp(numbers) and np.ptp(np.asarray(image.getchannel("A")))
+        has_decimals = image.mode == "F" and bool((np.asarray(image) % 1).any())
+        mode = "A" if has_alpha else image.mode if has_decimals or image.mode != "F" else "I"
+        return numbers, are_colors, mode, image.format
 
 
 def count_ids(ids: Ids) -> dict[int, int]:

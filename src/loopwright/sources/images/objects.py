@@ -33,6 +33,7 @@ class Objects:
     crowd: list[bool] = field(default_factory=list)  # whether each represents a group
     dropped: list[tuple[str, str]] = field(default_factory=list)  # ("zero_size" or "outside", what) of each
     num_clipped: int = 0  # boxes clipped by more than a pixel
+    are_corners: bool = True  # width and height of all boxes are above x and y, as those of corners are
     problem: str | None = None
 
 
@@ -103,6 +104,7 @@ def read_objects(
         if isinstance(segment, dict) and segment["size"] != [size[1], size[0]]:
             height, width = segment["size"]
             found.problem = f"a mask of {width} x {height}, but the image is {size[0]} x {size[1]}"
+        found.are_corners &= box[2] > 2 * box[0] and box[3] > 2 * box[1]
         clipped = [min(max(edge, 0.0), float(size[place % 2])) for place, edge in enumerate(box)]
         outline = _box_of(segment) if isinstance(segment, list) else []
         if box[2] <= box[0] or box[3] <= box[1]:

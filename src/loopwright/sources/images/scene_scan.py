@@ -30,6 +30,7 @@ MOST_MASKS_SCANNED = 5_000
 MOST_NAMED = 5
 SAY_EVERY = 200
 DROP = "--bad_annotations drop"
+_NO_IDS = {"F": "it holds decimal numbers", "A": "its classes are in the alpha channel"}  # by mode
 _MOST_UNCLEAR = 4_096  # values of a mask that are counted
 _RARE = 0.1  # share of masks without ids that are worth leaving out
 
@@ -99,6 +100,7 @@ class SceneScan:
         self.num_objects: npt.NDArray[np.int32] = np.zeros(len(table), np.int32)  # by row, without dropped boxes
         self.dropped: dict[str, Findings] = {}
         self.clipped = Findings(table)
+        self.are_corners = True  # width and height of all boxes are above x and y
         self.num_masks_scanned = 0
         self.num_pixels = self.num_other_pixels = 0  # of scanned masks; those that are far from all --mask_values
         self.is_unusable = np.zeros(len(table), np.bool_)  # the annotations are for another size, or of another kind
@@ -234,8 +236,9 @@ class SceneScan:
             ids, is_other = masks.classes_of(ids, values, self.options.ignore_index)
             self.num_pixels, self.num_other_pixels = self.num_pixels + ids.size, self.num_other_pixels + is_other.sum()
         is_lossy, is_auto = kind in ("JPEG", "MPO"), tuple(self.options.mask_values) == (AUTO,)
-        if values is None and (is_lossy or (has_colors and not is_auto)):
-            reason = "it is a JPEG, which blurs the ids" if is_lossy else f"it is a colour picture (mode {mode})"
+        reason = _NO_IDS.get(mode) or (f"it is a colour picture (mode {mode})" if has_colors and not is_auto else "")
+        if values is None and (is_lossy or reason):
+            reason = "it is a JPEG, which blurs the ids" if is_lossy else reason
             self._wrong_mask.add(f"{name}: {reason}")
             self.is_unusable[row] = True
             self._is_lossy |= is_lossy
@@ -286,6 +289,7 @@ class SceneScan:
         self._num_turned_annotations += is_turned and stated_size(value) == size[::-1] != size
         for reason, what in found.dropped:
             self.dropped.setdefault(reason, Findings(self.table)).add(what, row)
+        self.are_corners &= found.are_corners
         for _ in range(found.num_clipped):
             self.clipped.add(row=row)
         for _ in range(found.segments.count(None) if role.has_outlines else 0):

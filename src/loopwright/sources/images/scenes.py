@@ -19,7 +19,7 @@ from loopwright.sources.labels import MOST_LABELS, Labels, ordered
 from loopwright.sources.options import DataOptions
 from loopwright.sources.schema import Role
 
-MOST_CLIPPED = 9  # More clipped boxes than this, and than half of all, are suspicious.
+FEW_CLIPPED = 3  # More clipped boxes than this, and than half of all, or a quarter if corners fit, are suspicious.
 _LEAST_GAPS = 10  # classes for each id that occurs
 _MOST_NAMELESS = 1_000
 _SHARP = 0.8  # of the pixels in masks whose edges are blurred
@@ -103,7 +103,7 @@ class Scenes:
                 self.warnings.append(f"{boxes} {what} and are left out: {found.first[0]}")
             number = scan.clipped.number
             if number:
-                is_doubtful = number > max(scan.num_objects.sum() // 2, MOST_CLIPPED)
+                is_doubtful = number > max(scan.num_objects.sum() // (4 if scan.are_corners else 2), FEW_CLIPPED)
                 doubt = ": boxes are x, y, width, height; are these corners?" if is_doubtful else ""
                 boxes = (
                     f"1 box of {scan.table.name} is" if number == 1 else f"{number:,} boxes of {scan.table.name} are"

@@ -67,6 +67,8 @@ class TableOfImages(ImageTable):
 
     def find_images(self, column: str) -> None:
         """Find the base folder of the paths in a column; called once the column is known."""
+        for name in [name for name in self.columns if name.lower() in ("split", "subset")]:
+            self.notes += (f"the column {name!r} of {self.name} is not used: a file for each split is read as such",)
         if self.image_dir:
             return
         rows = (self[index] for index in range(min(len(self), ROWS_TRIED)))
