@@ -270,8 +270,8 @@ class TaskTrainer(Trainer):
         policy = run_of(self).settings.checkpoints
         if policy is None or policy.keep_best is None:
             return False
-        name, direction, *losses = policy.keep_best
-        values, *losses = (list(map(float, self.run_history.get_metric_values(each))) for each in (name, *losses))
+        name, direction, *ties = policy.keep_best
+        values, *losses = ([float(each) for each in self.run_history.get_metric_values(key)] for key in (name, *ties))
         sign = -1 if direction == "max" else 1
         ranks = [(sign * value, *loss) for value, *loss in zip(values, *losses, strict=True)]
         *earlier, latest = ranks or [(math.nan,)]
