@@ -171,9 +171,9 @@ def objects_that_are_none(folder: Path) -> Path:
 
 
 def images_and_masks_as_classes(folder: Path) -> Path:
-    for number in range(4):
-        draw(folder / "train" / "JPEGImages" / f"{number}.jpg", number)
-        draw(folder / "train" / "SegmentationClass" / f"{number}.png", 50 + number)
+    train = masks_of_0_and_255(folder / "train")
+    (train / "images").rename(train / "JPEGImages")
+    (train / "masks").rename(train / "SegmentationClass")
     return folder
 
 
