@@ -159,7 +159,7 @@ def test_an_unknown_setting_and_a_value_that_cannot_be_are_named_as_typed(capsys
     assert "epochs instead of epocs" in refused(capsys, "train", "cfg.yaml")
     start = ["train", "text-classification", "--data", reviews]
     told = refused(capsys, *start, "--lr", "-1")
-    assert told.startswith("error[args.value]: --lr -1: learning_rate must be ") and "fix: --lr " in told
+    assert told.startswith("error[args.value]: --lr -1: learning_rate must be ") and "fix: leave out --lr" in told
     told = refused(capsys, *start, "--batch=0")
     assert told.startswith("error[args.value]: --batch 0: per_device_train_batch_size ") and "fix: --batch " in told
 

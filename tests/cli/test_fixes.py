@@ -131,7 +131,7 @@ NUMBERS = {
     "--lr 1e-3x": "--lr 1e-3",
     "--max_steps 10k": "--max_steps 10000",
     "--weight_decay .01!": "--weight_decay .01",
-    "--lr fast": "--lr 5e-05",
+    "--lr fast": "leave out --lr",
     "--step_mode grap": "--step_mode graph",
     "--step_mode fast": "--step_mode auto",
     "--eval_strategy stepz": "--eval_strategy steps",

@@ -340,7 +340,7 @@ def test_every_image_of_a_folder_has_its_row_and_damaged_ones_an_error(trained, 
     assert not Path("other.csv").exists() and "error[data.image]" in capsys.readouterr().err
     table = write_paths(tmp_path / "some.jsonl", [good[0], tmp_path / "gone.png", "https://host/a.png", "", good[1]])
     codes = [each.get("error", "").partition(":")[0] for each in trained.predict(table)]
-    assert codes == ["", "data.image", "data.value", "data.missing", ""]
+    assert codes == ["", "data.image", "data.image", "data.missing", ""]
 
 
 def test_a_missing_image_is_a_row_but_a_missing_folder_is_refused(trained):

@@ -183,10 +183,9 @@ class TaskParser(HfArgumentParser):
         raise InputError("args.value", f"{lacking[1]} needs a value", fix=fix, flag=lacking[1])
 
     def _without(self, flag: str, name: str) -> str:
-        """Return the fix that gives a flag its default; that of some depends on the model and the data."""
-        default = plain(self.get_default(name))
-        is_settled = name in ("learning_rate", "num_train_epochs")
-        return f"leave out {flag}" if default in (None, []) or is_settled else f"{flag} {default}"
+        """Return the fix that gives a flag its default; some defaults depend on the model and the data."""
+        default = None if name in ("learning_rate", "num_train_epochs") else plain(self.get_default(name))
+        return f"leave out {flag}" if default in (None, []) else f"{flag} {default}"
 
     def fail(self, error: LoopwrightError, action: argparse.Action | None = None) -> NoReturn:
         if isinstance(error, InputError):

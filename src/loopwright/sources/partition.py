@@ -142,8 +142,8 @@ class Partition:
         if split == "test" or self.options.keep_duplicates:
             self.warnings.append(f"{what}: kept, so {split} looks better than it is: {examples('content', is_double)}")
         elif is_double.all():
-            saw = ["nothing would be left to validate on", f"train: {self.tables['train'].path}"]
-            saw.append(f"{split}: {self.tables[split].path}")
+            places = [f"{each}: {self.tables[each].path}" for each in ("train", split)]
+            saw = ["nothing would be left to validate on", *places]
             fix = f"--keep_duplicates   or   give other rows for {split}"
             raise InputError("data.split", f"all {what}", saw=saw, fix=fix)
         else:

@@ -123,7 +123,7 @@ def test_a_truncated_image_is_a_data_error_that_names_it_or_is_skipped_and_the_o
     truncate(rows[5])
     problem = r"image05\.jpg cannot be read as an image"
     with pytest.raises(
-        DataError, match=rf"sample 5 \(position \d+ of epoch 0\) could not be read: .*{problem}: OSError"
+        DataError, match=rf"sample 5 \(position \d+ of epoch 0\) could not be read: .*{problem}: it is truncated"
     ):
         list(adopted(dataset_of(rows), num_workers).windows())
     loader = adopted(dataset_of(rows), num_workers, bad_samples="skip")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from loopwright.data.vision_extra import pillow
 from loopwright.errors import DataError
 from loopwright.sources.files import open_data
-from loopwright.sources.images.image_file import FORMATS
+from loopwright.sources.images.image_file import FORMATS, BadImageError, inspect_image
 from loopwright.sources.images.masks import classes_of, mask_numbers, read_values
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes"
@@ -141,7 +141,10 @@ def _named(source: Source | PillowImage) -> str:
 
 
 def _unreadable(source: Source | PillowImage, error: BaseException) -> DataError:
-    return DataError(
-        f"{_named(source)} cannot be read as an image: {type(error).__name__}: {error}. "
-        "Replace it, or remove it from the data."
-    )
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(source, (str, bytes, os.PathLike)):
+        try:
+            inspect_image(source if isinstance(source, bytes) else os.fspath(source))
+        except BadImageError as found:  # in the words of the preflight
+            reason = f"it {found}"
+    return DataError(f"{_named(source)} cannot be read as an image: {reason}. Replace it, or remove it from the data.")

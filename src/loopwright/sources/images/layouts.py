@@ -45,10 +45,8 @@ class Layout:
 
     def open_all(self, data: str | Path | None, files: Given, say: Say | None) -> dict[str, Table]:
         names = str(self.names_file) if self.names_file is not None else None
-        tables = {
-            split: TableOfImages(table, ".", names) if table.kind == "hub" else table
-            for split, table in locations.open_places(self.locate(data, files), say).items()
-        }
+        tables = locations.open_places(self.locate(data, files), say)
+        tables = {split: TableOfImages(t, ".", names) if t.kind == "hub" else t for split, t in tables.items()}
         for table in [*tables.values()][:1]:
             table.notes += self.notes
         return tables

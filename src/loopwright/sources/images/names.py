@@ -30,8 +30,8 @@ def find_names_file(root: Path, annotation_dir: str = ".") -> Path | None:
     above = [root.parent] if _SPLIT.fullmatch(root.name.lower()) else []
     folders = (root, *above, root / annotation_dir)
     paths = (folder / name for folder in folders for name in (*NAMES_FILES, *NAMES_TEXTS))
-    is_yaml = (".yaml", ".yml")
-    return next((p for p in paths if p.is_file() and (p.suffix not in is_yaml or "names" in read_yaml(p))), None)
+    found = (path for path in paths if path.is_file())
+    return next((each for each in found if each.suffix not in (".yaml", ".yml") or "names" in read_yaml(each)), None)
 
 
 def names_of_folder(root: Path, names_file: str | None, annotation_dir: str = ".") -> tuple[str | None, Names]:
