@@ -68,7 +68,7 @@ def test_a_label_map_is_pairs_or_json_or_a_json_file(words):
         (["--label_names", "a,b,a"], "args.value", "--label_names a,b"),
         (["--label_names", '["a", 1'], "args.value", """--label_names '["one", "two"]'"""),
         (["--label_map", '{"a": ["b"]}'], "args.value", """--label_map '{"old": "new"}'"""),
-        (["--label_map", "pos="], "args.value", "--drop_labels pos   (instead of --label_map)"),
+        (["--label_map", "pos="], "args.value", "--drop_labels pos instead of --label_map pos="),
         (["--label_map", "none.json"], "data.file", "--label_map positive=pos"),
         (["--label_column", "stars", "--label_columns", "stars,x"], "args.value", "leave out --label_column"),
         (["--class_weights", "pso=2"], "data.labels", "--class_weights pos=2"),
