@@ -3,13 +3,14 @@
 import csv
 import io
 import itertools
+import pickle
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from tests.sources.refusing import write
+from tests.sources.refusing import assert_refused, plan_of, write
 
-from loopwright.sources import files, open_table
+from loopwright.sources import SCHEMAS, files, open_table
 from loopwright.sources.delimited import DelimitedSplitter, Dialect, cut_columns, split_fields
 
 FIELD = st.text(st.sampled_from("ab ,;\t\"'\n\u00e9\u2028\U0001f600"), max_size=6)
@@ -174,3 +175,54 @@ def test_quotes_in_a_tsv_file_are_characters_where_they_do_not_close(tmp_path):
 def test_splitting_fields_is_what_the_csv_module_does():
     for text in ["a,b", '"a""b",c', '"a"b,c', '"",""', 'a"b,c"', '"a,b\n",', ",", '"a" ,b']:
         assert split_fields(text, Dialect(",", True)) == next(csv.reader([text]))
+
+
+DIALECTS = {
+    "single": ("text,label\n'good, {n} hotel',a\n", "good, {n} hotel", "single"),
+    "single-everywhere": ("'text','label'\n'it''s \"{n}\"','a'\n", 'it\'s "{n}"', "single"),
+    "backslash": ('text,label\n"he said \\"good\\", room {n}",a\n', 'he said "good", room {n}', "backslash"),
+    "backslash-alone": ('text,label\n"a {n}\\" disk \\n C:\\\\x",a\n', 'a {n}" disk \\n C:\\x', "backslash"),
+    "doubled": ('text,label\n"C:\\dir\\",a\n"a ""{n}""",a\n', 'a "{n}"', "minimal"),
+    "apostrophes": ("text,label\n'tis {n} o'clock,a\n", "'tis {n} o'clock", "minimal"),
+    "not-quoted": ('text,label\nsay \\"{n}\\" loud,a\n', 'say \\"{n}\\" loud', "minimal"),
+}
+
+
+@pytest.mark.parametrize(("content", "expected", "quoting"), DIALECTS.values(), ids=DIALECTS)
+def test_single_and_escaped_quotes_are_recognised(tmp_path, content, expected, quoting):
+    header, rows = content.split("\n", 1)
+    path = write(tmp_path / "rows.csv", header + "\n" + "".join(rows.replace("{n}", str(n)) for n in range(20)))
+    table = pickle.loads(pickle.dumps(open_table(path)))
+    assert table.columns == ("text", "label") and table.settings()["quoting"] == quoting
+    assert bool(table.notes) == (quoting in ("single", "backslash"))
+    assert list(table)[-1] == table[len(table) - 1] == {"text": expected.replace("{n}", "19"), "label": "a"}
+    assert table.place(len(table) - 1) == f"line {len(table) + 1}"
+    assert list(open_table(path, **table.settings())) == list(table)
+
+
+def test_an_apostrophe_inside_single_quotes_is_refused(tmp_path):
+    rows = "".join(f"'good, {n}',a\n" for n in range(20)) + "'it's, bad',a\n"
+    assert_refused("data.quote", write(tmp_path / "rows.csv", "text,label\n" + rows), fix="--quoting minimal")
+
+
+@pytest.mark.parametrize(
+    ("above", "place"),
+    [("# exported, 2024\n# by me\n", 4), ("My report 2024\n\n", 4), ("My report,\n", 3), ("# only\n", 3)],
+)
+@pytest.mark.parametrize("end", ["", ","])
+def test_lines_above_the_header_and_delimiters_at_the_end_are_left_out(tmp_path, above, place, end):
+    rows = "".join(f"good {n},a{end}\n" for n in range(20))
+    table = open_table(write(tmp_path / "rows.csv", f"{above}text,label\n{rows}"))
+    assert (len(table), table.columns[:2], len(table.notes)) == (20, ("text", "label"), 1 + bool(end))
+    assert (table[0]["text"], table[0]["label"], table.place(0)) == ("good 0", "a", f"line {place}")
+    assert next(iter(table)) == table[0]
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_header_in_the_middle_is_a_bad_row(tmp_path, mark):
+    rows = "".join(f"good {n},{'ab'[n % 2]}\n" for n in range(20))
+    path = write(tmp_path / "rows.csv", f"text,label\n{rows}{mark}text,label\r\n{rows}")
+    assert_refused("data.header", SCHEMAS["text-classification"], path, seen="line 22", fix="--bad_rows drop")
+    assert_refused("data.header", lambda: open_table(path)[20])
+    plan = plan_of(SCHEMAS["text-classification"], path, bad_rows="drop")
+    assert plan.labels.names == ("a", "b") and plan.dropped == {"bad_rows": 1}

@@ -11,10 +11,13 @@ module: a quote inside an unquoted field, text after a closing quote, or a wrong
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
@@ -23,7 +26,17 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.errors import InputError
-from loopwright.sources.files import FileBytes, Places, RowSplitter, Say, blank_lines, index_rows
+from loopwright.sources.files import (
+    BOM,
+    MAX_ROW_BYTES,
+    FileBytes,
+    Offsets,
+    Places,
+    RowSplitter,
+    Say,
+    blank_lines,
+    index_rows,
+)
 from loopwright.sources.tables import MOST_COLUMNS, Block, IndexedTable, Row, Table, check_columns
 
 DELIMITERS = {"comma": ",", "tab": "\t", "semicolon": ";", "pipe": "|"}
@@ -32,9 +45,14 @@ HEAD_ROWS = 200
 MOST_ROWS_NAMED = 5
 MOST_HEADER_BYTES = 16 << 20
 _QUOTE = 34
+_BACKSLASH = 92
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+)(,\d+)?")
 _DECIMAL_POINT = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?")
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}([.,]\d{3})+")  # which may also be decimals
+_TIMES_BELOW = 5  # as many lines as above a header, at least
+_ROWS_COMPARED = 20
+_OTHER_QUOTES = {"single": {"quotechar": "'"}, "backslash": {"escapechar": "\\"}}  # what the csv module calls them
+_BACKSLASHES = re.compile(r'\\(["\\])?')
 _SEPARATOR_LINE = re.compile(rb'"?sep=([^"\r\n])"?\r?\n')
 
 GivenDialect = tuple[str | None, str | None, Sequence[str]]  # delimiter, quoting, names of columns
@@ -49,14 +67,20 @@ class Dialect(NamedTuple):
     row_end: str = "\n"
 
 
+class EscapedQuoteError(Exception):
+    """A quoted field holds a quote after a backslash, where csv has two quotes."""
+
+
 class DelimitedSplitter(RowSplitter):
     """Finds the rows of a csv file; blank lines between rows do not count, unless they are kept."""
 
-    def __init__(self, dialect: Dialect, keeps_blank: bool = False) -> None:
+    def __init__(self, dialect: Dialect, keeps_blank: bool = False, finds_escapes: bool = False) -> None:
         self.dialect = dialect
+        self._finds_escapes = finds_escapes
         self._keeps_blank = keeps_blank
         self._delimiter = dialect.delimiter.encode()
         self._row_end = dialect.row_end.encode()
+        self._after_quotes = (b"", b"\r", b"\n", self._delimiter)
 
     def split(self, buffer: bytes, is_last: bool) -> tuple[Places, int]:
         bytes_ = np.frombuffer(buffer, np.uint8)
@@ -112,6 +136,9 @@ class DelimitedSplitter(RowSplitter):
                 opened, start = start, _close_quote(buffer, start)
                 if start < 0 or (start == len(buffer) and not is_last):
                     return -1, opened
+                after = buffer[start : start + 1]
+                if self._finds_escapes and buffer[start - 2] == _BACKSLASH and after not in self._after_quotes:
+                    raise EscapedQuoteError
             if line_end < start:  # the first field, or a quoted one that went on in the next line
                 line_end = buffer.find(self._row_end, start)
                 line_end = len(buffer) if line_end < 0 else line_end
@@ -191,15 +218,26 @@ class DelimitedTable(IndexedTable):
             delimiter = delimiter or stated[1].decode("ascii", "replace")
             head = head[stated.end() :]
         _refuse_json(head, source.path)
-        self.dialect = sniff(head, kind, delimiter, quoting)
+        if above := _lines_above(head, kind, delimiter):
+            source.start, head = source.start + len(above), head[len(above) :]
+            shown = above.decode("utf-8", "replace").strip().splitlines()[0]
+            self.notes += (f"the header of {self.name} is in line {source.line_at(source.start)}, below {shown!r}",)
+        self.dialect, self._quoting = sniff(head, kind, delimiter, quoting)
         if self.dialect.row_end.encode() not in head:
             head = source.read(source.start, MOST_HEADER_BYTES)
         first = head.partition(self.dialect.row_end.encode())[0]
         check_columns(self.path, first.count(self.dialect.delimiter.encode()) + 1 if b'"' not in first else 1)
-        index = index_rows(source, DelimitedSplitter(self.dialect, source.keeps_blank), say)
+        index = self._find_rows(quoting is None, say)
         while not (header := self._decode(source.read_row(int(index[0]), int(index[1])))):
             index = index[1:]
-        self.columns, self.has_header = header_names(split_fields(header, self.dialect), self.path, names)
+        self._header = header.strip("\ufeff").encode()
+        fields = split_fields(header, self.dialect)
+        self.index = index[1:]
+        first = [self._fields(row) for row in range(min(len(self), _ROWS_COMPARED))]
+        if first and all(len(row) == len(fields) + 1 and not row[-1] for row in first):
+            self.notes += (f"a delimiter ends each row of {self.name}, but not its header: that field is left out",)
+            fields.append("")
+        self.columns, self.has_header = header_names(fields, self.path, names)
         self._are_given = bool(names)
         self.index = index[int(self.has_header) :]
         self.sha256 = source.sha256
@@ -208,13 +246,40 @@ class DelimitedTable(IndexedTable):
             fix = f"add rows   or   {names_fix(['text'], len(self.columns))}"
             raise InputError("data.no_rows", f"{self.path} has a header and no rows", saw=saw, fix=fix)
 
+    def _find_rows(self, finds_escapes: bool, say: Say | None) -> Offsets:
+        """Return the index of the rows; a file with other quotes is converted first."""
+        if self._quoting in _OTHER_QUOTES:
+            self.source.rewrite(
+                partial(as_standard, self.source.path, self.source.start, *self.dialect[:1], self._quoting)
+            )
+            self.notes += (f"the quotes of {self.name} are read as --quoting {self._quoting}",)
+        splitter = DelimitedSplitter(self.dialect, self.source.keeps_blank, finds_escapes)
+        try:
+            return index_rows(self.source, splitter, say)
+        except EscapedQuoteError:
+            self._quoting = "backslash"
+            return self._find_rows(False, say)
+
     def settings(self) -> dict[str, Any]:
-        quoting = "minimal" if self.dialect.has_quotes else "none"
         decimals = {"decimals": self.decimals} if self.decimals else {}
         names = {"column_names": self.columns} if self._are_given else {}
-        return super().settings() | {"delimiter": self.dialect.delimiter, "quoting": quoting} | decimals | names
+        return super().settings() | {"delimiter": self.dialect.delimiter, "quoting": self._quoting} | decimals | names
+
+    def _fields(self, index: int) -> list[str]:
+        row = self.source.read_row(int(self.index[index]), int(self.index[index + 1]))
+        return split_fields(self._decode(row), self.dialect)
+
+    def _repeats_header(self, row: bytes) -> bool:
+        """Whether a row is the header again, as in files that were put together."""
+        return self.has_header and len(self.columns) > 1 and row.rstrip(b"\r\n").removeprefix(BOM) == self._header
+
+    def _repeated(self, index: int) -> InputError:
+        what, fix = f"{self.path}: {self.place(index)} repeats the header", f"delete {self.place(index)}"
+        return InputError("data.header", what, saw=[self._header.decode()[:200]], fix=f"--bad_rows drop   or   {fix}")
 
     def parse(self, data: bytes, index: int) -> Row:
+        if self._repeats_header(data):
+            raise self._repeated(index)
         fields = split_fields(self._decode(data), self.dialect)
         fields = fields if fields != [""] else [""] * len(self.columns)  # a blank line
         if len(fields) != len(self.columns):
@@ -243,7 +308,7 @@ class DelimitedTable(IndexedTable):
         delimiter, has_quotes, _ = self.dialect
         for start, data, ends in self.stretches(say):
             cut = cut_columns(data, ends, delimiter, has_quotes, num_columns, list(places.values()))
-            if cut is not None and b"\0" not in data:
+            if cut is not None and b"\0" not in data and self._header not in data:
                 yield Block(start, dict(zip(places, cut, strict=True)))
                 continue
             rows = [row or [""] * num_columns for row in self._split_all(data, ends)]
@@ -253,6 +318,10 @@ class DelimitedTable(IndexedTable):
             damaged = {index: self._ragged([(index, number)]) for index, number in wrong}
             nuls = {k: data.find(b"\0", ends[k], ends[k + 1]) for k in range(len(rows))} if b"\0" in data else {}
             damaged |= {start + k: self.source.nul(int(self.index[start]) + at) for k, at in nuls.items() if at >= 0}
+            again = [k for k in range(len(rows)) if self._repeats_header(data[ends[k] : ends[k + 1]])]
+            if again and not self.source.keeps_damaged:
+                raise self._repeated(start + again[0])
+            damaged |= {start + k: self._repeated(start + k) for k in again}
             rows = [[""] * num_columns if start + k in damaged else row for k, row in enumerate(rows)]
             yield Block(start, {name: [row[place] for row in rows] for name, place in places.items()}, damaged)
 
@@ -362,35 +431,101 @@ def names_fix(names: Sequence[str], number: int) -> str:
     return f"--column_names {quote(','.join(numbered) if is_plain else json.dumps(numbered, ensure_ascii=False))}"
 
 
-def sniff(head: bytes, kind: str, delimiter: str | None, quoting: str | None) -> Dialect:
-    """Return the dialect that fits the first rows of a file best; given settings are not guessed."""
+def as_standard(path: Path, above: int, delimiter: str, quoting: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield a file with other quotes as the csv module writes it, after the bytes above its header."""
+    first = next(chunks)
+    yield first[:above]
+    lines = _lines(chain([first[above:]], chunks))
+    if quoting == "backslash":  # of quotes and backslashes: \\n stays two characters
+        lines = (_BACKSLASHES.sub(lambda found: found[0] if found[1] else r"\\", line) for line in lines)
+    limit = csv.field_size_limit(MAX_ROW_BYTES)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True, **_OTHER_QUOTES[quoting])
+    try:
+        for row in reader:
+            written = io.StringIO(newline="")
+            csv.writer(written, delimiter=delimiter, lineterminator="\n").writerow(row)
+            yield written.getvalue().encode("utf-8", "surrogateescape")
+    except csv.Error as error:
+        what, saw = f"{path}: {error}, {reader.line_num:,} lines below the header", [f"--quoting {quoting}: detected"]
+        raise InputError("data.quote", what, saw=saw, fix="--quoting minimal   or   double the quotes there") from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    rest = b""
+    for chunk in chunks:
+        *found, rest = (rest + chunk).split(b"\n")
+        yield from (line.decode("utf-8", "surrogateescape") + "\n" for line in found)
+    yield rest.decode("utf-8", "surrogateescape")
+
+
+def _first_lines(head: bytes) -> tuple[list[str], str]:
+    """Return the first lines that are not blank, and what ends them."""
     text = head.decode("utf-8", "replace")
     row_end = "\n" if "\n" in text or "\r" not in text else "\r"
     lines = [line for line in text.split(row_end) if line.strip("\r")]
-    if len(head) >= HEAD_BYTES:
-        lines = lines[:-1]  # truncated
-    lines = lines[:HEAD_ROWS]
-    if delimiter is None:
-        delimiter = "\t" if kind == "tsv" else _sniff_delimiter(lines)
-    delimiter = DELIMITERS.get(delimiter, delimiter)
-    if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
-        saw, fix = ["one ASCII character, or one of " + ", ".join(DELIMITERS)], "--delimiter comma"
-        raise InputError("args.value", f"--delimiter {delimiter!r} is not a delimiter", saw=saw, fix=fix)
-    if quoting not in (None, "minimal", "none"):
+    return (lines[:-1] if len(head) >= HEAD_BYTES else lines)[:HEAD_ROWS], row_end
+
+
+def _lines_above(head: bytes, kind: str, delimiter: str | None) -> bytes:
+    """Return the comments and titles above the header, if the lines after them agree on their fields."""
+    lines, row_end = _first_lines(head)
+    for number in range(len(lines) // _TIMES_BELOW + 1):
+        below = lines[number : number + _ROWS_COMPARED]
+        rows = _split(below, _delimiter(below, kind, delimiter)) or [[""]]
+        is_title = not any(rows[0][1:]) and " " in rows[0][0].strip()
+        sizes = {*map(len, rows[1:-1])}  # the last one may be cut
+        if len(sizes) == 1 and 1 < len(rows[0]) in (max(sizes), max(sizes) - 1) and not is_title:
+            return head[: head.find((row_end + lines[number]).encode()) + 1] if number else b""
+        if not is_title and not rows[0][0].startswith("#"):
+            break
+    return b""
+
+
+def sniff(head: bytes, kind: str, delimiter: str | None, quoting: str | None) -> tuple[Dialect, str]:
+    """Return the dialect that fits the first rows of a file best, and its quoting; given settings are not guessed."""
+    lines, row_end = _first_lines(head)
+    delimiter = _delimiter(lines, kind, delimiter)
+    if quoting not in (None, "minimal", "none", *_OTHER_QUOTES):
         fix = "--quoting minimal   or   --quoting none"
         raise InputError("args.value", f"--quoting {quoting!r} is unknown", fix=fix)
-    has_quotes = quoting == "minimal" or (quoting is None and not _quotes_are_text(lines, delimiter))
-    return Dialect(delimiter, has_quotes, row_end)
+    if quoting is None:
+        quoting = "none" if _quotes_are_text(lines, delimiter) else "minimal"
+        quoting = "single" if row_end == "\n" and _in_single_quotes(lines, delimiter) else quoting
+    return Dialect(delimiter, quoting != "none", row_end), quoting
 
 
-def _sniff_delimiter(lines: list[str]) -> str:
-    """Return the delimiter that splits most rows into as many fields as the header; a comma if none does."""
+def _split(lines: list[str], delimiter: str, **quotes: str) -> list[list[str]]:
+    try:
+        return [row for row in csv.reader([line + "\n" for line in lines], delimiter=delimiter, **quotes) if row]
+    except csv.Error:
+        return [line.split(delimiter) for line in lines]
+
+
+def _in_single_quotes(lines: list[str], delimiter: str) -> bool:
+    """Whether only single quotes make the rows agree on their fields, or all fields of a column are in them."""
+    if not any(f"'{delimiter}" in line or line.rstrip().endswith("'") for line in lines):
+        return False
+    rows, plain = _split(lines, delimiter, quotechar="'")[:-1], _split(lines, delimiter)
+    if len(rows) < 2 or len({*map(len, rows)}) > 1:
+        return False
+    columns = zip(*plain[1:], strict=False)
+    are_quoted = ({(each[:1], each[-1:], len(each) > 1) for each in column} for column in columns)
+    return len({*map(len, plain)}) > 1 or {("'", "'", True)} in are_quoted
+
+
+def _delimiter(lines: list[str], kind: str, given: str | None) -> str:
+    """Return the given delimiter, or the one that splits most rows into as many fields as the header; else a comma."""
+    if given is not None or kind == "tsv":
+        delimiter = DELIMITERS.get(given or "tab", given or "")
+        if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
+            saw, fix = ["one ASCII character, or one of " + ", ".join(DELIMITERS)], "--delimiter comma"
+            raise InputError("args.value", f"--delimiter {delimiter!r} is not a delimiter", saw=saw, fix=fix)
+        return delimiter
     best, best_score = ",", (0.0, 0)
     for delimiter in DELIMITERS.values():
-        try:
-            rows = [row for row in csv.reader([line + "\n" for line in lines], delimiter=delimiter) if row]
-        except csv.Error:
-            rows = [line.split(delimiter) for line in lines]
+        rows = _split(lines, delimiter)
         if not rows or len(rows[0]) < 2:
             continue
         share = sum(len(row) == len(rows[0]) for row in rows) / len(rows)

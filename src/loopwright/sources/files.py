@@ -37,7 +37,7 @@ MAX_UNPACKED_BYTES = 256 << 20
 
 PACKINGS = (".gz", ".bz2", ".xz", ".zip")
 
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 # The first bytes of files that are not text, their type, and the fix.
 _PACKED = {
     b"\x1f\x8b": ("a gzip file", "mv {name} {name}.gz && gunzip {name}.gz"),
@@ -107,6 +107,7 @@ class FileBytes:
             raise unreadable(path, error) from error
         self._stamp = (status.st_size, status.st_mtime_ns)
         self._converts_from: tuple[str, ...] = ()
+        self._rewritten: Callable[[Iterator[bytes]], Iterator[bytes]] | None = None
         if encoding is None:
             self.encoding = encoding = encoding_by_mark(self.read(0, 4096))
         if encoding is not None and not is_utf8(names := check_encoding(encoding)):
@@ -121,12 +122,12 @@ class FileBytes:
             raise
         self.sha256 = ""
         head = self.read(0, 4096)
-        self.start = len(_BOM) if head.startswith(_BOM) else 0
+        self.start = len(BOM) if head.startswith(BOM) else 0
         for mark, (kind, fix) in _PACKED.items():
             if head.startswith(mark):
                 what, fix = f"{path} is {kind}, despite its name", fix.format(name=quote(str(path)))
                 raise InputError("data.ending", what, saw=[f"it starts with {head[:8]!r}"], fix=fix)
-        if not head.strip(b" \t\r\n" + _BOM) and self.num_bytes <= len(head):
+        if not head.strip(b" \t\r\n" + BOM) and self.num_bytes <= len(head):
             size = f"{self.num_bytes} bytes, nothing but blanks" if head else "0 bytes"
             raise InputError("data.empty", f"{path} is empty", saw=[size], fix="give a file with rows")
 
@@ -212,7 +213,13 @@ class FileBytes:
 
     @property
     def is_converted(self) -> bool:
-        return bool(self.packing or self._converts_from)
+        return bool(self.packing or self._converts_from or self._rewritten)
+
+    def rewrite(self, convert: Callable[[Iterator[bytes]], Iterator[bytes]]) -> None:
+        """Convert the content in another way, too, and read the result from now on."""
+        self._close()
+        self._rewritten = convert
+        self.num_bytes = os.fstat(self._open()).st_size
 
     def _convert(self, descriptor: int) -> int:
         """Write the content as UTF-8 into a temporary file, and return its descriptor."""
@@ -229,9 +236,9 @@ class FileBytes:
 
     def convert(self, file: BinaryIO) -> Iterator[bytes]:
         chunks = self._unpacked(file) if self.packing else iter(lambda: file.read(CHUNK_BYTES), b"")
-        if not self._converts_from:
-            return chunks
-        return (text.encode("utf-8") for text in decode_chunks(chunks, self._converts_from, str(self.path)))
+        if self._converts_from:
+            chunks = (text.encode("utf-8") for text in decode_chunks(chunks, self._converts_from, str(self.path)))
+        return self._rewritten(chunks) if self._rewritten is not None else chunks
 
     def _unpacked(self, packed: BinaryIO) -> Iterator[bytes]:
         num_bytes = 0
