@@ -360,6 +360,17 @@ case(
 case("a-nul-byte", "data.nul", FILES, {"x.csv": GOOD.replace("text b 3", "te\0xt b 3")})
 case("a-quote", "data.quote", FILES, {"x.csv": GOOD + '"open,a\nlast,b\n'}, edit=rewrite("x.csv", GOOD))
 case("ragged", "data.ragged", FILES, {"x.csv": GOOD + "a,b,c,d\n"}, edit=rewrite("x.csv", GOOD))
+case("a-header-again", "data.header", FILES, {"x.csv": GOOD * 2}, edit=rewrite("x.csv", GOOD))
+for sign in ("~", "::"):
+    hidden = re.sub(",", sign, GOOD)
+    case(f"columns-with-{sign}", "data.column", FILES, {"x.csv": hidden}, contains=sign)
+case(
+    "apostrophes",
+    "data.quote",
+    FILES,
+    {"x.csv": "text,label\n" + "'a, b',a\n'c, d',b\n" * 9 + "'it's',a\n"},
+    edit=rewrite("x.csv", GOOD),
+)
 case(
     "two-columns-of-a-name",
     "data.duplicate_column",
@@ -1009,3 +1020,9 @@ def test_a_fix_that_is_followed_gets_the_command_further(capsys, kit_of, name):
 
 def test_every_code_has_a_case():
     assert {each.code for each in CASES.values()} | LEFT_TO_OTHERS == set(CODES)
+
+
+def test_a_row_without_its_last_fields_is_predicted_if_the_run_does_not_need_them(finished, tmp_path):
+    (tmp_path / "short.csv").write_text("review,id,note\ngreat film,1,\ngreat film,2\ndull\na,b,c,d\n")
+    errors = [(each.get("error") or "").partition(":")[0] for each in finished.predict(tmp_path / "short.csv")]
+    assert errors == ["", "", "data.ragged", "data.ragged"]

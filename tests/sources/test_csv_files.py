@@ -226,3 +226,18 @@ def test_a_header_in_the_middle_is_a_bad_row(tmp_path, mark):
     assert_refused("data.header", lambda: open_table(path)[20])
     plan = plan_of(SCHEMAS["text-classification"], path, bad_rows="drop")
     assert plan.labels.names == ("a", "b") and plan.dropped == {"bad_rows": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "sign", "fix"),
+    [
+        ("rows.csv", "~", "--file_kind csv --delimiter '~'"),
+        ("rows.tsv", "|", "--file_kind csv --delimiter '|'"),
+        ("rows.txt", "\t", "--file_kind tsv --delimiter tab"),
+        ("rows.csv", "::", "then"),
+    ],
+)
+def test_another_delimiter_in_the_only_column_is_offered(tmp_path, name, sign, fix):
+    rows = "".join(f"good film {n}{sign}{'ab'[n % 2]}\n" for n in range(20))
+    path = write(tmp_path / name, f"text{sign}label\n{rows}")
+    assert_refused("data.column", SCHEMAS["text-classification"], path, seen=repr(sign), fix=fix)

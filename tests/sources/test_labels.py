@@ -153,3 +153,19 @@ def test_mixed_tag_schemes_are_noted_with_counts_and_lines(tmp_path, tags, shown
 def test_a_folder_name_of_blanks_is_no_class(tmp_path):
     (class_folders(tmp_path / "photos") / "dog").rename(tmp_path / "photos" / " ")
     assert_refused("data.missing", SCHEMAS["image-classification"], tmp_path / "photos", seen="label")
+
+
+def test_labels_joined_by_a_sign_are_noted_with_the_flag_that_separates_them(table):
+    path = table(dirty.labelled(["a;b", "b", "a;c", "c"] * 10))
+    assert notes(plan_of(CLASSIFY, path), "--label_separator ';'")
+    assert not notes(plan_of(CLASSIFY, table(dirty.labelled(["a/b", "c"] * 20))), "--label_separator")
+
+
+@pytest.mark.parametrize("digits", ["\u0660\u0661", "\uff10\uff11", "01"])
+def test_whole_numbers_in_other_digits_are_classes(table, digits):
+    assert plan_of(CLASSIFY, table(dirty.labelled([*digits] * 20))).labels.names == tuple(digits)
+
+
+def test_rows_that_spell_a_key_differently_are_named(jsonl):
+    path = jsonl([{"text": f"t {k}", "Label" if k % 5 == 0 else "label": "ab"[k % 2]} for k in range(20)])
+    assert_refused("data.missing", CLASSIFY, path, columns={"label": "label"}, seen="'Label'")

@@ -13,9 +13,10 @@ from loopwright.errors import InputError
 from loopwright.runs.data import by_role, plan_of_file
 from loopwright.runs.settings import Settings
 from loopwright.sources import DataPlan, Role
+from loopwright.sources.column_roles import column_names
 from loopwright.sources.labels import has_value
 from loopwright.sources.schema import PICTURE_KINDS
-from loopwright.sources.tables import Row
+from loopwright.sources.tables import DamagedRow, Row
 from loopwright.sources.values import UnusableValueError, as_role, as_text
 from loopwright.tasks.base import Task
 
@@ -102,7 +103,16 @@ def read_inputs(task: Task, settings: Settings, plan: DataPlan, inputs: str | Pa
     if isinstance(inputs, (str, Path)):
         found = plan_of_file(task, task.schema(settings.args).for_prediction(), settings, plan, test_file=inputs)
         rows, table = found.rows("test"), found.tables[0]
-        made = InputRows(table, lambda values: rows.by_role(table, values), schema.roles, table.columns)
+        needed = {name for column in found.columns.values() for name in column_names(column)}
+
+        def complete(values: Row) -> Row:
+            """Make a row of one that lacks only its last fields, if the run does not need them."""
+            is_ragged = isinstance(values, DamagedRow) and values.error.code == "data.ragged"
+            # Its last field may be cut.
+            is_short = is_ragged and len(values) < len(table.columns) and needed <= {*list(values)[:-1]}
+            return rows.by_role(table, dict(values) if is_short else values)
+
+        made = InputRows(table, complete, schema.roles, table.columns)
         other = {role: column for role, column in found.columns.items() if column != plan.columns.get(role)}
         made.notes = [*table.notes, *(f"{role} is read from {column!r}" for role, column in other.items())]
         return made

@@ -25,6 +25,7 @@ _BY_NAME = "guessed by its name"
 _ID = re.compile(r"(^|[._ ])(id|uuid|index|.+_(id|at|by|name|type))$")
 _STOPS = (".", "!", "?", "…", "。", "！", "？", "؟")
 _LANGUAGES = "translation."  # prefix of the entries of a column of languages
+_SIGNS = "|;~^,#:"  # which may separate columns
 _ROWS_SEARCHED = 50  # for entries of nested columns
 _MOST_NESTED = 200
 FEW_LABELS = 50  # A column with more distinct values is not guessed to be labels.
@@ -192,11 +193,29 @@ def choose_columns(schema: Schema, table: Table, given: GivenColumns) -> tuple[C
         fix = f"--{nearest(unknown, roles) or roles[0]}_column instead of --{unknown}_column"
         raise InputError("args.value", what, saw=saw, fix=fix)
     choice = _Choice(schema, table)
+    if len(table.columns) == 1 and sum(role.is_required for role in schema.roles) > 1:
+        _refuse_one_column(table)
     if table.has_header and not any(name in choice.samples for each in given.values() for name in column_names(each)):
         _check_header(schema, table, choice.samples, given)
     choice.take(given)
     choice.guess()
     return {role: choice.columns[role] for role in roles if role in choice.columns}, choice.guesses
+
+
+def _refuse_one_column(table: Table) -> None:
+    """Refuse a file whose only column holds several: the same sign is in each row, equally often."""
+    rows = [str(row.get(table.columns[0], "")) for row in islice(table, ROWS_SAMPLED)]
+    rows += table.columns if table.has_header else ()
+    signs = (sign for sign in ("\t", "::", *_SIGNS) if sign in rows[0] and len({row.count(sign) for row in rows}) == 1)
+    if len(rows) < 3 or (sign := next(signs, None)) is None or table.kind not in ("csv", "tsv", "txt"):
+        return
+    fix = f"--file_kind csv --delimiter {quote(sign)}" if sign != "\t" else "--file_kind tsv --delimiter tab"
+    if len(sign) > 1:
+        path, new = quote(table.path), quote(f"{table.path}.tsv")
+        command = f'python -c \'import sys; sys.stdout.write(sys.stdin.read().replace("{sign}", "\\t"))\''
+        fix = f"{command} < {path} > {new}   then   {new} instead of {path}"
+    saw = [f"each row has {sign!r}, as in {rows[0][:60]!r}"]
+    raise InputError("data.column", f"{table.name} is read as one column", saw=saw, fix=fix)
 
 
 def _check_header(schema: Schema, table: Table, samples: Mapping[str, ColumnSample], given: GivenColumns) -> None:

@@ -51,7 +51,10 @@ _DECIMAL_POINT = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?")
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}([.,]\d{3})+")  # which may also be decimals
 _TIMES_BELOW = 5  # as many lines as above a header, at least
 _ROWS_COMPARED = 20
-_OTHER_QUOTES = {"single": {"quotechar": "'"}, "backslash": {"escapechar": "\\"}}  # what the csv module calls them
+_OTHER_QUOTES: dict[str, dict[str, Any]] = {
+    "single": {"quotechar": "'"},
+    "backslash": {"escapechar": "\\"},
+}  # what the csv module calls them
 _BACKSLASHES = re.compile(r'\\(["\\])?')
 _SEPARATOR_LINE = re.compile(rb'"?sep=([^"\r\n])"?\r?\n')
 
@@ -233,8 +236,8 @@ class DelimitedTable(IndexedTable):
         self._header = header.strip("\ufeff").encode()
         fields = split_fields(header, self.dialect)
         self.index = index[1:]
-        first = [self._fields(row) for row in range(min(len(self), _ROWS_COMPARED))]
-        if first and all(len(row) == len(fields) + 1 and not row[-1] for row in first):
+        rows = [self._fields(row) for row in range(min(len(self), _ROWS_COMPARED))]
+        if rows and all(len(row) == len(fields) + 1 and not row[-1] for row in rows):
             self.notes += (f"a delimiter ends each row of {self.name}, but not its header: that field is left out",)
             fields.append("")
         self.columns, self.has_header = header_names(fields, self.path, names)
@@ -496,7 +499,7 @@ def sniff(head: bytes, kind: str, delimiter: str | None, quoting: str | None) ->
     return Dialect(delimiter, quoting != "none", row_end), quoting
 
 
-def _split(lines: list[str], delimiter: str, **quotes: str) -> list[list[str]]:
+def _split(lines: list[str], delimiter: str, **quotes: Any) -> list[list[str]]:
     try:
         return [row for row in csv.reader([line + "\n" for line in lines], delimiter=delimiter, **quotes) if row]
     except csv.Error:

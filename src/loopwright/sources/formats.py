@@ -91,8 +91,8 @@ def open_table(
         encoding: Of a text file; detected by default. `utf-8,cp1252` decodes each line by the first one that can.
         sheet: Of an xlsx file; the first by default.
         delimiter: Of a csv file; sniffed by default.
-        quoting: "minimal", "single" for single quotes, "backslash" for quotes after backslashes, or "none" for a csv file
-            in which quotes are ordinary characters; sniffed by default.
+        quoting: "minimal", "single" for single quotes, "backslash" for quotes after backslashes, or "none" for quotes
+            that are ordinary characters of a csv file; sniffed by default.
         column_names: Of a csv or xlsx file without a header, whose first line is a row then.
         decimals: The columns of a csv file whose numbers have a "comma" before their decimals, or a "point" and
             commas between thousands.

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -32,6 +33,7 @@ _DIGITS = re.compile(r"\d")
 _WORD_ENDS = re.compile(r"[\s_-]+")
 _ANSWERS = ("no", "n", "false", "f", "0", "0.0"), ("yes", "y", "true", "t", "1", "1.0")
 _FEW_ODD = 3  # rows of numbers among words, or of words among numbers, that are rather mistakes
+_SEPARATORS = ";|,/&+"
 _TRUTH = {"false": "0", "true": "1"}
 _NO_VALUES = ("nan", "na", "n/a", "null", "#n/a")
 _NO_NUMBERS = frozenset((*_NO_VALUES, "none", "inf", "-inf", "infinity", "-infinity", "-", "?", "#div/0!", "unknown"))
@@ -208,6 +210,17 @@ def odd_classes(counts: Mapping[str, int], column: str, has_typos: bool = True) 
         shown = [f"{name!r} ({counts[name]:,}) and {best!r} ({counts[best]:,})" for name, best in pairs[:MOST_NAMED]]
         are = f"{', '.join(shown)} are separate classes: did you mean the same?"
         yield f"{are} {map_flag(pairs)} makes them one"
+
+
+def joined_classes(counts: Mapping[str, int]) -> Iterator[str]:
+    """Yield notes about classes such as a;b, where a and b are classes, too, alone or in others."""
+    for sign in _SEPARATORS:
+        parts = {name: [part.strip() for part in name.split(sign)] for name in counts}
+        total = Counter(part for each in parts.values() for part in each)
+        found = [name for name, each in parts.items() if len(each) > 1 and all(total[part] > 1 for part in each)]
+        if found:
+            several = f"{_quoted(found)} may be several labels of a row"
+            yield f"{several}: --label_separator {shlex.quote(sign)} reads them so"
 
 
 def _is_spelling(name: str, usual: str, counts: Mapping[str, int], has_typos: bool) -> bool:

@@ -97,7 +97,7 @@ def ordered(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_whole(text: str) -> bool:
-    return text.removeprefix("-").isdecimal() and text.isascii()
+    return text.removeprefix("-").isdecimal()
 
 
 def has_value(value: Any) -> bool:

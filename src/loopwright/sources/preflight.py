@@ -238,6 +238,9 @@ class _Check:
             number = int(is_missing.sum())
             what = f"{number:,} of {len(table):,} rows of {table.name} lack a value"
             saw = [_missing_rows(name, found, table) for name, found in scan.missing.items() if found.any()]
+            used = {name for column in columns.values() for name in column_names(column)}
+            others = {name: each for each in table.columns for name in used - {each} if name.lower() == each.lower()}
+            saw += [f"{name!r} and {other!r} are two columns: is it one?" for name, other in others.items()]
             error = InputError("data.missing", what, saw=saw, fix="--missing_values drop   or   fill them in")
             note = f"{counted(number, 'row')} of {table.name} {'lacks' if number == 1 else 'lack'} a value"
             self._drop(split, "missing_values", is_missing, note, error)
@@ -447,6 +450,9 @@ class _Check:
         if is_new and role.kind != "position":
             totals = sum((Counter(each) for each in counts.values()), Counter[str]())
             self.warnings += label_checks.odd_classes(totals, column, has_typos=labels.kind != "tags")
+            self.warnings += (
+                label_checks.joined_classes(totals) if role.kind == "label" and labels.kind == "class" else ()
+            )
 
     def _check_rows_left(self) -> None:
         for split, kept in self.kept.items():
