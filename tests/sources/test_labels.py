@@ -44,8 +44,10 @@ def test_columns_of_0_and_1_are_classes_in_their_order(table):
     misspelt = {"label": ["toxic", "insults", "threat"]}
     assert refused("data.column", CLASSIFY, path, columns=misspelt).fix == "--label_columns toxic,insult,threat"
     assert_refused("args.value", CLASSIFY, path, columns=columns, label_kind="class", fix="--label_kind multi")
-    odd = table(dirty.switches("yes"), SWITCHES)
-    assert_refused("data.value", CLASSIFY, odd, columns=columns, seen=["line 9", "'yes' in 'insult'"], fix="line 9 of")
+    odd = table(dirty.switches("maybe"), SWITCHES)
+    assert_refused(
+        "data.value", CLASSIFY, odd, columns=columns, seen=["line 9", "'maybe' in 'insult'"], fix="line 9 of"
+    )
     blank = table(dirty.switches(""), SWITCHES)
     assert_refused("data.missing", CLASSIFY, blank, columns=columns, seen="line 9")
     assert plan_of(CLASSIFY, blank, columns=columns, missing_values="drop").dropped == {"missing_values": 1}
@@ -169,3 +171,12 @@ def test_whole_numbers_in_other_digits_are_classes(table, digits):
 def test_rows_that_spell_a_key_differently_are_named(jsonl):
     path = jsonl([{"text": f"t {k}", "Label" if k % 5 == 0 else "label": "ab"[k % 2]} for k in range(20)])
     assert_refused("data.missing", CLASSIFY, path, columns={"label": "label"}, seen="'Label'")
+
+
+def test_columns_of_marks_are_classes_and_nothing_means_no(table):
+    path = table(
+        [[f"good film {k}", "x" * (k % 2), "X" * (k % 3 == 0)] for k in range(40)], ["text", "toxic", "insult"]
+    )
+    assert refused("data.column", CLASSIFY, path).fix == "--label_columns toxic,insult"
+    plan = plan_of(CLASSIFY, path, columns={"label": ["toxic", "insult"]}, validation_ratio=0)
+    assert [row["label"] for row in all_rows(plan)][:4] == [[1], [0], [], [0, 1]]

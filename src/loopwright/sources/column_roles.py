@@ -31,7 +31,7 @@ _MOST_NESTED = 200
 FEW_LABELS = 50  # A column with more distinct values is not guessed to be labels.
 
 # The values of columns that are a class each, in lower case.
-IS_SET = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
+IS_SET = dict.fromkeys(("0", "0.0", "false", "no"), False) | dict.fromkeys(("1", "1.0", "true", "yes", "x"), True)
 
 Column = str | tuple[str, ...]
 Columns = dict[str, Column]
@@ -360,7 +360,9 @@ class _Choice:
     def _fix(self, role: Role, fitting: list[str]) -> str:
         """Return the flag with the nearest column, of `fitting` ones or else of unused ones with suitable values."""
         free = self._free()
-        switches = [name for name in free if {str(each).lower() for each in self.samples[name].values} <= IS_SET.keys()]
+        switches = [
+            name for name in free if {str(each).lower() for each in self.samples[name].values} <= IS_SET.keys() | {""}
+        ]
         if role.kind == "label" and len(set(fitting) & set(switches)) > 1:
             return _columns_flag(role, switches)
         if role.kind in ("tokens", "tags") and not fitting:

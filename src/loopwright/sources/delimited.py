@@ -213,7 +213,9 @@ class DelimitedTable(IndexedTable):
     def __init__(self, source: FileBytes, kind: str, given: GivenDialect, say: Say | None) -> None:
         super().__init__(source, kind)
         delimiter, quoting, names = given
-        self.decimals: dict[str, str] = {}  # "comma" or "point", of columns whose numbers are written so
+        self.decimals: dict[
+            str, str
+        ] = {}  # of columns whose numbers are written with a "comma", a "point", or as "marks"
         head = source.read(source.start, HEAD_BYTES)
         stated = _SEPARATOR_LINE.match(head)
         if stated is not None:  # Spreadsheets write and read this line above the header.
@@ -363,7 +365,12 @@ class DelimitedTable(IndexedTable):
 
 
 def with_point(text: str, sign: str) -> str:
-    """Return a number with a decimal point and without separators of thousands; any other text as it is."""
+    """Return a number with a decimal point and without separators of thousands; any other text as it is.
+
+    In a column of marks nothing is 0.
+    """
+    if sign == "marks":
+        return text if text.strip() else "0"
     if sign == "comma" and _DECIMAL_COMMA.fullmatch(text.strip()):
         return text.replace(".", "").replace(",", ".")
     return text.replace(",", "") if sign == "point" and _DECIMAL_POINT.fullmatch(text.strip()) else text

@@ -14,7 +14,15 @@ import numpy as np
 from loopwright.errors import InputError
 from loopwright.quantities import counted
 from loopwright.sources import column_roles, label_checks
-from loopwright.sources.column_roles import Columns, GivenColumns, Guess, choose_columns, column_names, is_number
+from loopwright.sources.column_roles import (
+    Columns,
+    GivenColumns,
+    Guess,
+    choose_columns,
+    column_names,
+    is_number,
+    sample_values,
+)
 from loopwright.sources.delimited import DelimitedTable, decimal_sign
 from loopwright.sources.files import Say, unreadable
 from loopwright.sources.images.layouts import Layout
@@ -291,10 +299,14 @@ class _Check:
                 flag = "--label_columns" if len(names) > 1 else "--label_separator"
                 what = f"{flag} means several labels per row, --label_kind {options.label_kind} means one"
                 raise InputError("args.value", what, fix="--label_kind multi")
+            found = {str(each).strip().lower() for name in names for each in sample_values(self.lead_table, name)}
+            for table in self.tables.values():
+                if isinstance(table, DelimitedTable) and "x" in found <= {"x", ""} and set(names) <= {*table.columns}:
+                    table.decimals = dict.fromkeys(names, "marks")
             return "multi"
         if role.kind in ("label", "float") and options.label_kind in (None, "float"):
             self._read_decimals(column)
-        values = column_roles.sample_values(self.lead_table, column)
+        values = sample_values(self.lead_table, column)
         given = options.label_kind or ("float" if self.options.decimal else None)
         kind = guess_kind(role, given, values)
         numbers = {float(each) for each in values if is_number(each)} if kind == "float" else set()
