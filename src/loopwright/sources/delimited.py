@@ -241,7 +241,9 @@ class DelimitedTable(IndexedTable):
         self.index = index[1:]
         rows = [self._fields(row) for row in range(min(len(self), _ROWS_COMPARED))]
         if rows and all(len(row) == len(fields) + 1 and not row[-1] for row in rows):
-            self.notes += (f"a delimiter ends each row of {self.name}, but not its header: that field is left out",)
+            self.notes += (
+                f"a delimiter ends each row of {self.name}, but not its header: the field after it has no name",
+            )
             fields.append("")
         self.columns, self.has_header = header_names(fields, self.path, names)
         self._are_given = bool(names)
@@ -457,7 +459,7 @@ def as_standard(path: Path, above: int, delimiter: str, quoting: str, chunks: It
             csv.writer(written, delimiter=delimiter, lineterminator="\n").writerow(row)
             yield written.getvalue().encode("utf-8", "surrogateescape")
     except csv.Error as error:
-        what, saw = f"{path}: {error}, {reader.line_num:,} lines below the header", [f"--quoting {quoting}: detected"]
+        what, saw = f"{path}: {error}, {reader.line_num:,} lines below the header", [f"read with --quoting {quoting}"]
         raise InputError("data.quote", what, saw=saw, fix="--quoting minimal   or   double the quotes there") from error
     finally:
         csv.field_size_limit(limit)

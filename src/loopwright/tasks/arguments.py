@@ -188,7 +188,9 @@ class TaskArguments(metaclass=AcceptsOldNames):
     sheet: str | None = flag(None, "Sheet of an xlsx file; the first one if unset.")
     delimiter: str | None = flag(None, "Delimiter of a csv file; detected if unset.")
     quoting: str | None = flag(
-        None, "none if quotes in a csv file are ordinary characters; detected if unset.", choices=("minimal", "none")
+        None,
+        "Quotes of a csv file: none if they are ordinary characters; detected if unset.",
+        choices=("minimal", "none", "single", "backslash"),
     )
     column_names: list[str] = flag_list("Names of the columns of a csv or xlsx file without a header: text,label.")
     allow_changed_data: bool = flag(False, "Resume even if the data has changed since the run began.")
