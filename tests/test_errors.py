@@ -52,7 +52,7 @@ def test_an_argument_that_cannot_be_names_its_field_the_value_and_the_choices():
 @pytest.mark.parametrize(
     ("given", "code", "flag", "fix"),
     [
-        (["--lr", "fast"], "args.value", "--lr", "--lr 5e-05"),
+        (["--lr", "fast"], "args.value", "--lr", "leave out --lr"),
         (["--oom", "splt"], "args.value", "--oom", "--oom split"),
         (["--eval_strategy", "stepz"], "args.value", "--eval_strategy", "--eval_strategy steps"),
         (["--epocs", "1"], "args.unknown", "--epocs", "--epochs instead of --epocs"),

@@ -64,7 +64,7 @@ USES = {
     "lr_finder.py": {"_buffers", "_parameters"},
     "metrics/texts.py": {"_compute_score_from_stats", "_extract_corpus_statistics"},
     "runs/settings.py": {"_actions", "_option_string_actions"},
-    "sources/hub.py": {"_fingerprint"},
+    "sources/arrow.py": {"_fingerprint"},
     "stepping/graphs.py": {"_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"},
     "tasks/adapters.py": {"_DropoutNd", "_modules"},
     "tasks/pretrained.py": {"_attn_implementation", "_model_mapping"},

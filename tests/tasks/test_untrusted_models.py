@@ -4,6 +4,7 @@ import ast
 import json
 import pickle
 import shlex
+import sys
 import time
 from pathlib import Path
 
@@ -142,7 +143,7 @@ def test_pickled_weights_are_refused_with_a_command_that_converts_them(train, fo
     assert code == 2 and "error[model.pickle]" in err
     assert train(folder, "--allow_pickle") == (0, "")
     command = shlex.split(err.partition("fix: ")[2].partition("   or   ")[0])
-    assert command[:2] == ["python", "-c"]
+    assert command[:2] == [sys.executable, "-c"]
     exec(command[2])
     assert train(folder) == (0, "")
     assert all(torch.equal(value, weights[name]) for name, value in load_file(folder / "model.safetensors").items())

@@ -272,6 +272,7 @@ class TaskTrainer(Trainer):
             return False
         name, direction, *ties = policy.keep_best
         values, *losses = ([float(each) for each in self.run_history.get_metric_values(key)] for key in (name, *ties))
+        losses = [each for each in losses if len(each) == len(values)]  # some tasks record it twice
         sign = -1 if direction == "max" else 1
         ranks = [(sign * value, *loss) for value, *loss in zip(values, *losses, strict=True)]
         *earlier, latest = ranks or [(math.nan,)]

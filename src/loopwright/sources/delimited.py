@@ -239,7 +239,7 @@ class DelimitedTable(IndexedTable):
         self._header = header.strip("\ufeff").encode()
         fields = split_fields(header, self.dialect)
         self.index = index[1:]
-        rows = [self._fields(row) for row in range(min(len(self), _ROWS_COMPARED))]
+        rows = [self._split_row(row) for row in range(min(len(self), _ROWS_COMPARED))]
         if rows and all(len(row) == len(fields) + 1 and not row[-1] for row in rows):
             self.notes += (
                 f"a delimiter ends each row of {self.name}, but not its header: the field after it has no name",
@@ -273,7 +273,7 @@ class DelimitedTable(IndexedTable):
         names = {"column_names": self.columns} if self._are_given else {}
         return super().settings() | {"delimiter": self.dialect.delimiter, "quoting": self._quoting} | decimals | names
 
-    def _fields(self, index: int) -> list[str]:
+    def _split_row(self, index: int) -> list[str]:
         row = self.source.read_row(int(self.index[index]), int(self.index[index + 1]))
         return split_fields(self._decode(row), self.dialect)
 

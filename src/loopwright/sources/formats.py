@@ -10,7 +10,7 @@ from pathlib import Path
 from shlex import quote
 
 from loopwright.errors import InputError
-from loopwright.sources.arrow import open_arrow
+from loopwright.sources.arrow import open_arrow, open_hub
 from loopwright.sources.delimited import DelimitedTable, GivenDialect
 from loopwright.sources.files import (
     PACKINGS,
@@ -22,7 +22,6 @@ from loopwright.sources.files import (
     open_text,
     read_data,
 )
-from loopwright.sources.hub import open_hub
 from loopwright.sources.images.coco import CocoTable
 from loopwright.sources.images.folders import ImageFolderTable, ImagesTable, MaskFolderTable
 from loopwright.sources.images.image_file import IMAGE_ENDINGS

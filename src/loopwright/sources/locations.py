@@ -9,9 +9,9 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from loopwright.errors import InputError
+from loopwright.sources.arrow import HUB_ID, open_hub
 from loopwright.sources.files import Say, as_on_disk, folder_listing, near_files
 from loopwright.sources.formats import FROM_ARROW, KINDS_BY_ENDING, ending_of, open_table
-from loopwright.sources.hub import HUB_ID, open_hub
 from loopwright.sources.images.tables import ListedTable
 from loopwright.sources.tables import Table
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from loopwright.errors import InputError
 from loopwright.run_folder.files import DamagedFileError, read_json, sealed
+from loopwright.sources.arrow import open_hub
 from loopwright.sources.column_roles import Columns, Guess, column_names
 from loopwright.sources.files import Say, sha256_of
 from loopwright.sources.formats import open_table
-from loopwright.sources.hub import open_hub
 from loopwright.sources.images.image_file import as_source, upright_size
 from loopwright.sources.images.scene_scan import SceneOptions, hash_files, joined, read_scene
 from loopwright.sources.images.tables import ImageTable
