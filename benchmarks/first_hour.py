@@ -108,7 +108,7 @@ def measure(name: str, kind: newcomers.Kind) -> tuple[bool, str]:
 
 
 def _short(text: str, folder: Path) -> str:
-    return re.sub(r"\s+", " ", text.replace(f"{folder}/", "")).replace("|", "\\|")[:160]
+    return re.sub(r"\s+", " ", text.replace(f"{folder}/", "").replace(str(folder), "DATA")).replace("|", "\\|")[:160]
 
 
 def main() -> None:
