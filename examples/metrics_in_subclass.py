@@ -17,12 +17,9 @@ digits = load_digits()
 dataset = TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target))
 train_set, eval_set = random_split(dataset, [0.8, 0.2])
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-trainer = Trainer(
-    model,
-    nn.CrossEntropyLoss(),
-    torch.optim.AdamW(model.parameters(), lr=3e-3),
-    callbacks=[*CONSOLE_CALLBACKS, EarlyStoppingCallback(3, watch_metric="accuracy")],
-    metrics={"accuracy": "accuracy", "f1": MulticlassF1Score(num_classes=10)},
-)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+callbacks = [*CONSOLE_CALLBACKS, EarlyStoppingCallback(3, watch_metric="accuracy")]
+metrics = {"accuracy": "accuracy", "f1": MulticlassF1Score(num_classes=10)}
+trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=callbacks, metrics=metrics)
 result = trainer.train(train_set, num_epochs=8, eval_dataset=eval_set, per_device_batch_size=32, seed=0)
 print(f"after {result.epochs} epochs: {result.metrics['eval_accuracy']:.4f}, F1 {result.metrics['eval_f1']:.4f}")
