@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.callbacks.base import TrainerCallback, has_new_value, require_counts
-from loopwright.callbacks.metrics import check_watched, set_direction, told_direction, watched_value
+from loopwright.callbacks.metrics import check_watched, direction_text, set_direction, watched_value
 from loopwright.errors import ConfigError, explains_arguments
 from loopwright.protocols import TrainerLike
 
@@ -62,8 +62,8 @@ class SaveBestModelCallback(TrainerCallback):
             return
         best, fields = self.best_metric, {"metric": self.watch_metric, "value": value, "path": self.save_path}
         previous = "" if best is None else f" from {best:.4g}"
-        told = f"{previous} to {value:.4g} ({told_direction(self)})"
-        text = f"\n{self.watch_metric} improved{told}. Saving to {self.save_path}"
+        change = f"{previous} to {value:.4g} ({direction_text(self)})"
+        text = f"\n{self.watch_metric} improved{change}. Saving to {self.save_path}"
         trainer.notify("best.saved", text, best=best, greater_is_better=self.greater_is_better, **fields)
         self.best_metric = value
         self.best_metric_epoch = trainer.run_history.current_epoch

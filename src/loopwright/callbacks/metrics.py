@@ -56,8 +56,8 @@ def set_direction(callback: Any, trainer: TrainerLike | None = None) -> None:
     callback.operator = operator.gt if callback.greater_is_better else operator.lt
 
 
-def told_direction(callback: Any) -> str:
-    """Return in words in which direction a callback's watched metric improves."""
+def direction_text(callback: Any) -> str:
+    """Return the direction in which a callback's watched metric improves, as text."""
     return "higher is better" if callback.greater_is_better else "lower is better"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from loopwright.callbacks.base import TrainerCallback, has_new_value
-from loopwright.callbacks.metrics import check_watched, set_direction, told_direction, watched_value
+from loopwright.callbacks.metrics import check_watched, direction_text, set_direction, watched_value
 from loopwright.errors import StopTrainingError, explains_arguments
 from loopwright.progress import StopKind, StopReason
 from loopwright.protocols import TrainerLike
@@ -61,8 +61,8 @@ class EarlyStoppingCallback(TrainerCallback):
             self.early_stopping_patience_counter = 0
             return
         gain = math.nan if best is None else value - best if self.greater_is_better else best - value
-        told = "nothing" if best is None else f"{best:.4g} by more than {self.early_stopping_threshold:g}"
-        told = f"{self.watch_metric}: {value:.4g}, to beat: {told} ({told_direction(self)})"
+        to_beat = "nothing" if best is None else f"{best:.4g} by more than {self.early_stopping_threshold:g}"
+        state = f"{self.watch_metric}: {value:.4g}, to beat: {to_beat} ({direction_text(self)})"
         fields = {
             "metric": self.watch_metric,
             "value": value,
@@ -71,13 +71,13 @@ class EarlyStoppingCallback(TrainerCallback):
         }
         # A nan compares false with everything, so it is never an improvement.
         if gain > max(self.early_stopping_threshold, 0):
-            text = f"\nImprovement of {gain:.4g} observed, resetting counter. {told}"
+            text = f"\nImprovement of {gain:.4g} observed, resetting counter. {state}"
             trainer.notify("early_stopping", text, gain=gain, **fields)
             self.best_metric = value
             self.early_stopping_patience_counter = 0
         else:
             seen = f"Improvement of {gain:.4g} is too small" if gain > 0 else "No improvement observed"
-            text = f"\n{seen}, incrementing counter. {told}"
+            text = f"\n{seen}, incrementing counter. {state}"
             trainer.notify("early_stopping", text, **fields)
             self.early_stopping_patience_counter += 1
         counter, patience = self.early_stopping_patience_counter, self.early_stopping_patience

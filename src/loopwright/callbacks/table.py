@@ -102,8 +102,8 @@ class EpochTableCallback(TrainerCallback):
 
     def on_evaluation_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         values = trainer.run_history.latest()
-        told = "  ".join(f"{_title(name)} {rounded(value)}" for name, value in values.items() if _is_shown(name, value))
-        text = f"{told}  ({time.monotonic() - self._began:.1f} s)"
+        shown = [f"{_title(name)} {rounded(value)}" for name, value in values.items() if _is_shown(name, value)]
+        text = f"{'  '.join(shown)}  ({time.monotonic() - self._began:.1f} s)"
         trainer.notify("evaluation", text, metrics=values)
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
