@@ -60,6 +60,8 @@ class _Verb(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, by default the process's own, and return its exit code."""
+    if argv is None:
+        start_clock.collect_rarely()
     _replace_closed_streams()
     start_clock.begin(start_clock.process_start() if argv is None else None)
     with redirect_stdout(SafeStream(sys.stdout)), redirect_stderr(SafeStream(sys.stderr)):

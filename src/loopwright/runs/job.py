@@ -17,6 +17,7 @@ import torch
 
 from loopwright.callbacks import EarlyStoppingCallback, ProfileCallback, TrackerCallback
 from loopwright.checkpoint import Checkpointing
+from loopwright.config import start_clock
 from loopwright.config.secrets import is_secret
 from loopwright.data.buckets import LengthGroupedSampler, chosen_lengths, may_be_graphs, sample_lengths, with_buckets
 from loopwright.engine.seeding import seed_generators, use_deterministic_algorithms
@@ -30,6 +31,7 @@ from loopwright.run_folder.parent import SUPERVISED_VARIABLE
 from loopwright.runs.clock import RunLength
 from loopwright.runs.console.screen import Screen
 from loopwright.runs.console.start import print_model, print_notice
+from loopwright.runs.deferred_import import deferred_import
 from loopwright.runs.model_sums import check_sums
 from loopwright.runs.ownership import Ownership
 from loopwright.runs.settings import Settings, settle
@@ -125,9 +127,11 @@ class RunJob:
         self.screen.clock.import_modules("torch._dynamo")  # the optimizers of torch import it
         import_module("accelerate")
         if "transformers" in self.task.needs:
-            self.screen.clock.import_modules("transformers.modeling_utils")
+            with deferred_import("scipy.optimize", "linear_sum_assignment"):  # for losses of detection models alone
+                self.screen.clock.import_modules("transformers.modeling_utils")
             _ = import_module("transformers").PreTrainedTokenizerFast  # imported on first use
             self.screen.clock.lap("import transformers")
+        start_clock.collect_as_usual()
 
     def score_baselines(self) -> None:
         """Score the baselines on the validation rows and, named "test_...", on the test rows if they have labels."""

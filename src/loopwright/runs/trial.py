@@ -47,6 +47,7 @@ from loopwright.training.run import run_of
 _ROWS_LOOKED_AT = 512
 _EVAL_BATCHES = 2
 _UPDATES = 2
+_LARGE = 1_000_000  # parameters; on the CPU such a model is rehearsed with an eighth of its rows
 _NOT_COUNTED = 3  # warm-up updates
 _LEAST_COUNTED = 5
 _MANY = 100  # updates or evaluation batches: enough for a good mean
@@ -207,35 +208,40 @@ def put_back(job: Job, device: torch.device) -> Iterator[None]:
 
 def rehearse(run: RunJob) -> Rehearsal:
     started, job, training = time.monotonic(), run.job, run.training
-    watch = _Stopwatch(_EVAL_BATCHES, num_idle=1)
+    is_slow = training.device.type == "cpu" and sum(each.numel() for each in job.model.parameters()) > _LARGE
+    watch = _Stopwatch(1 if is_slow else _EVAL_BATCHES, num_idle=1)
     with _trial(run, watch) as (trainer, folder):
         device = trainer.device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        num_rows = training.train_batch_size * training.gradient_accumulation_steps * trainer.num_processes
+        train_rows, eval_rows = training.train_batch_size, training.eval_batch_size
+        if is_slow:
+            train_rows, eval_rows = (min(each, max(each // 8, 2)) for each in (train_rows, eval_rows))
+        num_rows = train_rows * training.gradient_accumulation_steps * trainer.num_processes
         options = loader_options(training, has_workers=False)
         result = trainer.train(
             # The same rows twice: the first pass is the warm-up, the second is timed.
             Subset(job.train_dataset, longest_rows(job.train_dataset, num_rows) * _UPDATES),
-            **run.update_arguments(),
+            **{**run.update_arguments(), "per_device_batch_size": train_rows},
             num_epochs=1,
             max_num_train_steps=_UPDATES,
             eval_dataset=job.eval_dataset,
             train_dataloader_kwargs=options,
-            eval_dataloader_kwargs={**options, "batch_size": training.eval_batch_size},
+            eval_dataloader_kwargs={**options, "batch_size": eval_rows},
             step_mode="eager",
             oom=run.args.oom,
             checkpoints=Checkpointing(folder, keep_best=None, asynchronous=False),
         )
         num_bytes = world_process_zero_only(_compare)(job, trainer, folder / f"step-{trainer.progress.update:010d}")
+    num_eval_batches = _num_batches(len(job.eval_dataset), eval_rows * trainer.num_processes)
     found = Rehearsal(
         seconds=time.monotonic() - started,
         loss=float(result.metrics["train_loss_epoch"]),
         memory=_memory(device),
         checkpoint_bytes=int(num_bytes or 0),
         free_bytes=shutil.disk_usage(run.path).free,
-        update_seconds=min(watch.updates),
-        evaluation_seconds=min(watch.batches, default=0.0) * _num_eval_batches(job, trainer) + watch.scoring,
+        update_seconds=min(watch.updates) * training.train_batch_size / train_rows,
+        evaluation_seconds=min(watch.batches, default=0.0) * num_eval_batches + watch.scoring,
     )
     run.update_seconds, run.evaluation_seconds = found.update_seconds, found.evaluation_seconds
     run.save_seconds = run_of(trainer).logbook.stopwatch.read()["save"]
@@ -255,15 +261,14 @@ def _print_rehearsal(run: RunJob, found: Rehearsal, trainer: TaskTrainer) -> Non
         lines.append(f"micro-batches of {run.training.train_batch_size} do not fit: {trainer.num_parts} parts each")
     run.screen.block("memory", *lines)
     text = (
-        f"1 step (loss {found.loss:.4g}), eval {_EVAL_BATCHES} batches, save, load, compare: bit for bit the same · "
-        f"{found.seconds:.1f} s"
+        f"1 step (loss {found.loss:.4g}), evaluate, save, load, compare: bit for bit the same · {found.seconds:.1f} s"
     )
     run.screen.block("check", text)
     run.notes["rehearsal"] = text
 
 
-def _num_eval_batches(job: Job, trainer: TaskTrainer) -> int:
-    return -(-len(job.eval_dataset) // (job.training.eval_batch_size * trainer.num_processes))
+def _num_batches(num_rows: int, batch_size: int) -> int:
+    return -(-num_rows // batch_size)
 
 
 def _compare(job: Job, trainer: TaskTrainer, path: Path) -> int:
@@ -323,7 +328,7 @@ def plan_time(run: RunJob) -> None:
 def time_run(run: RunJob) -> Costs:
     """Return the cost of each part of a run, as measured by rank 0, and restore all state; all processes take part."""
     job, budget = run.job, seconds_of(run.args.time)
-    num_batches = _num_eval_batches(job, run.trainer)
+    num_batches = _num_batches(len(job.eval_dataset), job.training.eval_batch_size * run.trainer.num_processes)
     affordable = 0
     if run.evaluation_seconds:
         affordable = min(int(_timed_seconds(budget) / run.evaluation_seconds * num_batches), _MANY)
