@@ -1,9 +1,10 @@
 """The seconds from the command to the first update, phase by phase: `lw demo TASK --profile start` for every demo.
 
 Each demo runs for one update, in a process of its own and a temporary folder, after one such process has warmed the
-file cache; of three such runs the middle one counts. "data" is making, reading, checking and tokenizing the rows; "beyond" is everything else until the first
-update begins, which should be at most 5 seconds. "CPU" is the CPU time of the process until that update has ended: on
-a busy machine the wall seconds are mostly waiting.
+file cache; of three such runs the middle one counts. "data" is making, reading, checking and tokenizing the rows;
+"beyond" is everything else until the first update begins, which should be at most 5 seconds. "CPU" is the CPU time of
+the process until that update has ended: on a busy machine the wall seconds are mostly waiting. Packages that are
+installed besides loopwright[text,vision] count: rouge-score imports scikit-learn and pandas if they are there.
 
     python benchmarks/start.py --output benchmarks/results/start.md          # all demos, some six minutes
     python benchmarks/start.py --tasks causal-lm image-classification
@@ -63,8 +64,8 @@ def main() -> None:
     start_of(asked.tasks[0])
     lines = [
         "# From the command to the first update\n",
-        f"`python benchmarks/start.py`: the middle one of three runs. Python {platform.python_version()}, {platform.machine()}, "
-        f"{os.cpu_count()} cores, load at start {load:.1f}.\n",
+        f"`python benchmarks/start.py`: the middle one of three runs, with `loopwright[text,vision]` installed. "
+        f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores, load before {load:.1f}.\n",
         "| demo | data, s | beyond, s | in all, s | CPU, s | phases beyond the data, s |",
         "|---|--:|--:|--:|--:|---|",
     ]

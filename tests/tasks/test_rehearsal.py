@@ -57,6 +57,17 @@ def test_weights_generators_and_modes_are_put_back_bit_by_bit(run, job, tmp_path
     assert found.update_seconds > 0 and found.evaluation_seconds > 0
 
 
+@pytest.mark.parametrize("is_check", [False, True])
+def test_a_large_model_is_rehearsed_with_few_rows_on_the_cpu_and_with_all_by_check(run, job, is_check):
+    rows: list[int] = []
+    collate = job.collate_fn
+    job.model.spare = torch.nn.Parameter(torch.zeros(1_000_001), requires_grad=False)
+    job.collate_fn = lambda samples: [rows.append(len(samples)), collate(samples)][1]
+    found = trial.rehearse(run, is_check=is_check)
+    assert rows[:3] == ([16, 16, len(job.eval_dataset)] if is_check else [2, 2, 4])
+    assert found.update_seconds > 0
+
+
 def test_the_way_workers_are_started_does_not_matter_to_a_rehearsal_without_any(run, job):
     job.training.dataloader_num_workers, job.training.dataloader_multiprocessing_context = 1, "spawn"
     assert trial.rehearse(run).loss > 0

@@ -176,7 +176,7 @@ def rehearse_only(run: RunJob) -> None:
     """Do everything up to the first update, then stop; called by `check` with a temporary folder."""
     is_planned = run.settings.is_planned_by_time(is_begun=False)
     _build(run, None, is_planned)
-    found = rehearse(run)
+    found = rehearse(run, is_check=True)
     run.measure()
     if is_planned:
         plan_time(run)

@@ -47,7 +47,7 @@ from loopwright.training.run import run_of
 _ROWS_LOOKED_AT = 512
 _EVAL_BATCHES = 2
 _UPDATES = 2
-_LARGE = 1_000_000  # parameters; on the CPU such a model is rehearsed with an eighth of its rows
+_LARGE = 1_000_000  # parameters; before training such a model on the CPU, an eighth of its rows must do
 _NOT_COUNTED = 3  # warm-up updates
 _LEAST_COUNTED = 5
 _MANY = 100  # updates or evaluation batches: enough for a good mean
@@ -206,9 +206,10 @@ def put_back(job: Job, device: torch.device) -> Iterator[None]:
 # ----------------------------------------------------------------------------------------------------- rehearsal
 
 
-def rehearse(run: RunJob) -> Rehearsal:
+def rehearse(run: RunJob, *, is_check: bool = False) -> Rehearsal:
     started, job, training = time.monotonic(), run.job, run.training
-    is_slow = training.device.type == "cpu" and sum(each.numel() for each in job.model.parameters()) > _LARGE
+    is_large = sum(each.numel() for each in job.model.parameters()) > _LARGE
+    is_slow = is_large and training.device.type == "cpu" and not is_check
     watch = _Stopwatch(1 if is_slow else _EVAL_BATCHES, num_idle=1)
     with _trial(run, watch) as (trainer, folder):
         device = trainer.device
