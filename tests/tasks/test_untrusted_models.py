@@ -4,8 +4,10 @@ import ast
 import json
 import pickle
 import shlex
+import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ import loopwright
 from cli.streams import run
 from loopwright import models
 from loopwright.cli.exit_codes import words_for_resuming
+from loopwright.config import model_limits
 from loopwright.config.model_limits import limited
 from loopwright.errors import CheckpointError, InputError
 from loopwright.runs.settings import settle
@@ -243,3 +246,28 @@ def test_default_configs_are_accepted_and_kernels_are_found_at_any_depth():
     nested.encoder.text_config._attn_implementation = "a/b"
     with pytest.raises(InputError, match="a/b"):
         pretrained.check_config("x", nested)
+
+
+def test_python_is_as_fast_after_a_model_was_built_and_can_be_profiled():
+    script = """
+import cProfile
+from loopwright.config import model_limits
+from loopwright.config.model_limits import limited
+with limited():
+    pass
+assert cProfile.Profile().runcall(sum, map(abs, range(9))) == 36
+print(cProfile.Profile().runcall(lambda: [str(each) for each in range(3)]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "['0', '1', '2']"
+
+
+def test_a_build_that_ends_as_its_time_is_up_raises_nothing_later(monkeypatch):
+    monkeypatch.setattr(model_limits, "_MOST_SECONDS", -1)
+    for _ in range(10):
+        with suppress(model_limits.BuildLimitError), limited():
+            time.sleep(0.1)  # the watcher looks every 0.1 s
+    end = time.monotonic() + 0.2
+    while time.monotonic() < end:
+        pass
+    assert time.monotonic() >= end
