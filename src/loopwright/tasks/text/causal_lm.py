@@ -6,7 +6,8 @@ are exact, so perplexity and bits per byte do not depend on the batch size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ class CausalLanguageModel(language.LanguageTask):
             tokenizer = text.load_tokenizer(origin.path, needs_pad=False)
             loaded = text.load_model(origin, AUTO_CLASS)
             if not origin.is_run:
-                _check_causal(origin.path, loaded.model)
+                check_causal(origin.path, loaded.model)
                 notes += language.match_vocabulary(loaded.model, tokenizer)
                 limit = text.longest_allowed(tokenizer, loaded.model.config)
                 notes += language.choose_block(args, data, _counter(tokenizer), limit, _LARGEST_BLOCK)
@@ -111,13 +112,7 @@ class CausalLanguageModel(language.LanguageTask):
         return BlockDataset(tokenizer, stream, size)
 
     def inputs_of(self, job: Job, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the model inputs; packed rows get positions, and a mask that separates them."""
-        if "sequence_ids" not in batch:
-            return self.model_inputs(batch)
-        from loopwright.data.packing import block_diagonal_mask
-
-        mask = block_diagonal_mask(batch["sequence_ids"], job.model.dtype)
-        return {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"], "attention_mask": mask}
+        return language.packed_inputs(job, batch)
 
     def create_scorer(self, job: Job) -> Scorer:
         return MetricScorer(lambda: load_metric("bits_per_byte"), {"bits_per_byte": False, "perplexity": False})
@@ -134,7 +129,7 @@ class CausalLanguageModel(language.LanguageTask):
         return {**shown, "num_tokens": sample["count"], "num_bytes": size}
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        added = _continued(job, model, batch, job.args.max_new_tokens, job.args.temperature)
+        added = continued(job, model, batch, job.args.max_new_tokens, job.args.temperature)
         return [{"text": given + each, "continuation": each} for given, each in zip(batch["text"], added, strict=True)]
 
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
@@ -146,10 +141,7 @@ class CausalLanguageModel(language.LanguageTask):
         return fields
 
     def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        import torch
-
         from loopwright.engine.nested import to_device
-        from loopwright.engine.seeding import preserved_generators, seed_torch
 
         rows, number = job.data.rows("validation"), job.args.num_samples
         if not number or job.training.fsdp:  # with a sharded model, all processes would have to take part
@@ -162,16 +154,9 @@ class CausalLanguageModel(language.LanguageTask):
         dataset = self.create_dataset(job, [{"text": start} for start in starts], is_labelled=False)
         batch = job.collate_fn([dataset[index] for index in range(len(starts))])
         device = next(job.model.parameters()).device
-        modes = [(module, module.training) for module in job.model.modules()]
-        job.model.eval()
-        try:
-            with preserved_generators(device), torch.no_grad():
-                seed_torch(job.training.seed, device)
-                most = min(_TOKENS_SHOWN, job.args.max_new_tokens)
-                added = _continued(job, job.model, to_device(batch, device), most, _SHOWN_TEMPERATURE)
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        with generating(job, device):
+            most = min(_TOKENS_SHOWN, job.args.max_new_tokens)
+            added = continued(job, job.model, to_device(batch, device), most, _SHOWN_TEMPERATURE)
         return [{"start": start, "written": each} for start, each in zip(starts, added, strict=True)]
 
     def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
@@ -180,19 +165,39 @@ class CausalLanguageModel(language.LanguageTask):
         return drawn
 
 
-def _continued(job: Job, model: Any, batch: Mapping[str, Any], most: int, temperature: float = 0.0) -> list[str]:
+@contextmanager
+def generating(job: Job, device: Any) -> Iterator[None]:
+    """Put the model into evaluation mode with keyed sampling, and restore modes and generators afterwards."""
+    import torch
+
+    from loopwright.engine.seeding import preserved_generators, seed_torch
+
+    modes = [(module, module.training) for module in job.model.modules()]
+    job.model.eval()
+    try:
+        with preserved_generators(device), torch.no_grad():
+            seed_torch(job.training.seed, device)
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def continued(
+    job: Job, model: Any, batch: Mapping[str, Any], most: int, temperature: float = 0.0, **options: Any
+) -> list[str]:
     """Return the model's continuation of each text in a batch, up to `most` tokens or the model's limit."""
     from transformers import GenerationConfig
 
     tokenizer, ids = job.processor, batch["input_ids"]
     limit = text.longest_allowed(tokenizer, job.model.config)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
-    config = GenerationConfig(
-        max_new_tokens=most if limit is None else min(most, limit - ids.shape[1]),
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0,
-        **sampling,
-    )
+    ends = {
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0,
+    }
+    room = most if limit is None else min(most, limit - ids.shape[1])
+    config = GenerationConfig(**{"max_new_tokens": room, **ends, **sampling, **options})
     mask = batch.get("attention_mask", ids.new_ones(ids.shape))
     with text.quiet():
         generated = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
@@ -300,7 +305,7 @@ def small_decoder(tokenizer: Any, num_positions: int) -> text.Loaded:
     return text.Loaded(GPT2LMHeadModel(GPT2Config(**sizes, **dropout, **ends)))
 
 
-def _check_causal(path: str, model: Any) -> None:
+def check_causal(path: str, model: Any) -> None:
     """Refuse a model whose outputs depend on later tokens: it would only copy them."""
     import torch
 

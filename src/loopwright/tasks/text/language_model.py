@@ -75,28 +75,51 @@ class LanguageTask(Task):
         return text.num_targets(batch)
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        """An evaluation scores a few rows at a time, so that logits never exist for a whole batch."""
-        import torch
-        from torch.nn import functional
-
-        inputs, labels = self.inputs_of(job, batch), batch["labels"]
-        num_targets = (labels != text.IGNORED).sum().clamp(min=1)
-        if torch.is_grad_enabled():
-            logits = model(**inputs, **self.forward_options).logits.float().flatten(0, 1)
-            total = functional.cross_entropy(logits, labels.flatten(), ignore_index=text.IGNORED, reduction="sum")
-            return total / num_targets, None
-        num_rows, width = labels.shape
-        step = max(1, _MOST_LOGITS // (width * num_embeddings(job.model)))
-        parts = []
-        for start in range(0, num_rows, step):
-            piece = {name: value[start : start + step] for name, value in inputs.items()}
-            logits = model(**piece, **self.forward_options).logits
-            parts.append(self.score_tokens(logits, labels[start : start + step]))
-        outputs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        return outputs["losses"].double().sum() / num_targets, outputs
+        inputs = self.inputs_of(job, batch)
+        return token_loss(job, model, inputs, batch["labels"], self.score_tokens, self.forward_options)
 
     def score_tokens(self, logits: Any, labels: Any) -> dict[str, Any]:
         return {"losses": text.token_losses(logits, labels)}
+
+
+def token_loss(
+    job: Job,
+    model: Any,
+    inputs: Mapping[str, Any],
+    labels: Any,
+    score: Callable[[Any, Any], dict[str, Any]],
+    options: Mapping[str, Any],
+) -> tuple[Any, Any]:
+    """Return the mean loss over targets and, without gradients, the scores of all tokens.
+
+    An evaluation scores a few rows at a time, so that logits never exist for a whole batch.
+    """
+    import torch
+    from torch.nn import functional
+
+    num_targets = (labels != text.IGNORED).sum().clamp(min=1)
+    if torch.is_grad_enabled():
+        logits = model(**inputs, **options).logits.float().flatten(0, 1)
+        total = functional.cross_entropy(logits, labels.flatten(), ignore_index=text.IGNORED, reduction="sum")
+        return total / num_targets, None
+    num_rows, width = labels.shape
+    step = max(1, _MOST_LOGITS // (width * num_embeddings(job.model)))
+    parts = []
+    for start in range(0, num_rows, step):
+        piece = {name: value[start : start + step] for name, value in inputs.items()}
+        parts.append(score(model(**piece, **options).logits, labels[start : start + step]))
+    outputs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return outputs["losses"].double().sum() / num_targets, outputs
+
+
+def packed_inputs(job: Job, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the model inputs; packed rows get positions, and a mask that separates them."""
+    if "sequence_ids" not in batch:
+        return {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
+    from loopwright.data.packing import block_diagonal_mask
+
+    mask = block_diagonal_mask(batch["sequence_ids"], job.model.dtype)
+    return {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"], "attention_mask": mask}
 
 
 @dataclass(frozen=True)
@@ -302,7 +325,12 @@ def unigram(job: Job, encode: RowEncoder, metrics: Sequence[str], skipped: Seque
         for ids, _ in encode([row["text"] for row in rows]):
             learnt += np.bincount(ids, minlength=vocabulary)
     learnt[list(skipped)] = 0
-    losses, usual = -np.log((learnt + 1) / (learnt.sum() + vocabulary)), int(learnt.argmax())
+    return unigram_scores(job, learnt, metrics)
+
+
+def unigram_scores(job: Job, learnt: Numbers, metrics: Sequence[str]) -> BaselineScores:
+    """Score token frequencies, smoothed by adding one."""
+    losses, usual = -np.log((learnt + 1) / (learnt.sum() + len(learnt))), int(learnt.argmax())
     samples = [job.eval_dataset[place] for place in range(min(len(job.eval_dataset), _MOST_BASELINE))]
     labels = [np.asarray(sample["labels"]) for sample in samples]
     targets = [each[each != text.IGNORED] for each in labels]
