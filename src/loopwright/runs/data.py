@@ -12,6 +12,7 @@ from loopwright.quantities import size
 from loopwright.runs.console.screen import Screen, Waiting
 from loopwright.runs.settings import Settings
 from loopwright.sources import DataOptions, DataPlan, Schema, preflight
+from loopwright.sources.chat_roles import CHAT_KINDS
 from loopwright.sources.column_roles import column_names
 from loopwright.sources.files import is_evident
 from loopwright.sources.formats import KINDS_BY_ENDING, ending_of, open_table
@@ -87,7 +88,18 @@ def describe(plan: DataPlan, args: Any = None) -> list[str]:
             lines.append(f"labels {' · '.join(shown)}{more}")
     if plan.label_range is not None:
         lines.append(f"labels are numbers from {plan.label_range[0]:g} to {plan.label_range[1]:g}")
-    return lines + _lengths(plan)
+    return [*lines, *_chats(plan), *_lengths(plan)]
+
+
+def _chats(plan: DataPlan) -> list[str]:
+    """Describe conversations: their format, and the turns of each role."""
+    if not plan.chats:
+        return []
+    formats = ", ".join(f"{name} ({count:,})" for name, count in plan.chats["format"].items())
+    turns = plan.chats.get("turns", {})
+    tools = plan.chats.get("tools", {}).get("conversations", 0)
+    shown = " · ".join(f"{role} {count:,}" for role, count in turns.items())
+    return [f"format {formats}", f"turns {shown}{f' · {tools:,} conversations with tools' if tools else ''}"]
 
 
 def _encoding(settings: Mapping[str, Any], args: Any) -> str:
@@ -108,9 +120,10 @@ def _columns(plan: DataPlan) -> list[str]:
 
 def _lengths(plan: DataPlan) -> list[str]:
     lines = [
-        f"{role}: words p50 {spread['p50']:,} p95 {spread['p95']:,} max {spread['max']:,}"
+        f"{role}: {unit} p50 {spread['p50']:,} p95 {spread['p95']:,} max {spread['max']:,}"
         for role, units in plan.lengths.items()
-        if (spread := units.get("words")) and spread["max"] > 1
+        for unit in ("turns", "words")
+        if (spread := units.get(unit)) and spread["max"] > 1
     ]
     sizes = plan.images.get("sizes") or {}
     if {"width", "height"} <= sizes.keys():
@@ -167,6 +180,8 @@ def by_role(plan: DataPlan, row: Mapping[str, Any]) -> dict[str, Any]:
         parts = [value_at(dict(row), name) for name in column_names(column)]
         if role not in found and any(part is not None for part in parts):
             found[role] = parts[0] if isinstance(column, str) else without_empty_end(parts)
+        if plan.kinds.get(role) in CHAT_KINDS and role not in row:
+            found = {role: dict(row)}
     return found
 
 

@@ -13,6 +13,7 @@ from loopwright.errors import InputError
 from loopwright.runs.data import by_role, plan_of_file
 from loopwright.runs.settings import Settings
 from loopwright.sources import DataPlan, Role
+from loopwright.sources.chat_roles import CHAT_KINDS, as_chat
 from loopwright.sources.column_roles import column_names
 from loopwright.sources.labels import has_value
 from loopwright.sources.schema import PICTURE_KINDS
@@ -126,7 +127,8 @@ def read_inputs(task: Task, settings: Settings, plan: DataPlan, inputs: str | Pa
 
     def convert(values: Row) -> Row:
         row = named(values)
-        return _checked({name: as_role(kinds[name], row[name]) if name in kinds else row[name] for name in row})
+        chats = {role.name: as_chat(role.kind, row[role.name]) for role in schema.roles if role.kind in CHAT_KINDS}
+        return _checked({name: as_role(kinds[name], row[name]) if name in kinds else row[name] for name in row} | chats)
 
     given = [dict(each) if isinstance(each, Mapping) else {task.roles[0].name: each} for each in inputs]
     for role in schema.roles:

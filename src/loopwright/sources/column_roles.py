@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from loopwright.config.display_width import display_width, pad, truncate
 from loopwright.errors import InputError, nearest
 from loopwright.metrics.words import count_words
+from loopwright.sources.chat_roles import CHAT_KINDS, chat_columns, could_be_chat, with_tools
 from loopwright.sources.delimited import names_fix
 from loopwright.sources.images.image_file import is_image_name
 from loopwright.sources.schema import Role, Schema
@@ -110,6 +111,7 @@ class ColumnSample(NamedTuple):
             **dict.fromkeys(("tokens", "tags", "multi", "texts"), lambda value: isinstance(value, list)),
             **dict.fromkeys(("image", "mask"), _could_be_image),
             "float": is_number,
+            **dict.fromkeys(CHAT_KINDS, could_be_chat),
             "objects": lambda value: isinstance(value, dict) and len(value) > 1,
         }
         return role.kind in tests and bool(self.values) and all(map(tests[role.kind], self.values))
@@ -265,6 +267,7 @@ class _Choice:
             if unknown:
                 absent[role.name] = unknown[0]
             else:
+                names = with_tools(names, self.table.columns) if role.kind in CHAT_KINDS else names
                 self.columns[role.name] = names[0] if len(names) == 1 else tuple(names)
         if absent:
             raise self._no_such_columns(absent)
@@ -284,7 +287,9 @@ class _Choice:
             fitting = self._fitting(role)
             if len(fitting) != 1:
                 raise self._ambiguous(role, fitting)
-            self._add(role, fitting[0], "guessed: no other column is left that fits")
+            found = with_tools(fitting, self.table.columns) if role.kind in CHAT_KINDS else fitting
+            column = found[0] if len(found) == 1 else tuple(found)
+            self._add(role, column, "guessed: no other column is left that fits")
 
     def _add(self, role: Role, column: Column, reason: str) -> None:
         self.columns[role.name] = column
@@ -308,6 +313,9 @@ class _Choice:
 
     def _by_name(self, role: Role, is_nested: bool = False) -> list[Column]:
         """Return the columns that have the role's names: one, or several if none of them is preferred."""
+        if role.kind in CHAT_KINDS:
+            found = chat_columns(role.kind, self.table.columns)
+            return [found if len(found) > 1 else found[0]] if found and not is_nested else []
         if is_nested:
             nested = (name for name in self._free(True) if name.rpartition(".")[2].lower() in role.names)
             return [name for name in nested if self.samples[name].fits(role)]
@@ -371,6 +379,9 @@ class _Choice:
             if self.table.kind in ("csv", "tsv"):
                 return f"write one row per sentence into {self.table.name}, with words and tags separated by blanks"
             return f"add a column named {role.name} to {self.table.name}, with a list in each row"
+        if role.kind in CHAT_KINDS and not fitting:
+            formats = "messages, conversations, prompt and completion, or instruction and output"
+            return f"name the columns of {self.table.name} as one of the formats of conversations: {formats}"
         if role.kind in ("image", "mask") and not fitting:
             return f"add a column named {role.name} to {self.table.name}, with the paths of the images"
         if role.kind == "text" and fitting:  # an id is a text too: prefer the column with the most words

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.errors import InputError
+from loopwright.sources.chat_roles import CHAT_KINDS
 from loopwright.sources.column_roles import IS_SET, is_number
 from loopwright.sources.schema import Role
 from loopwright.sources.tables import Block, Row, Table, value_at
@@ -124,6 +125,8 @@ def set_columns(cells: Sequence[Any], columns: Sequence[str]) -> list[str] | Non
 def cell_of(row: Row, names: Sequence[str], kind: str) -> Any:
     """Return the value of a role of a kind in a row: that of its column, or of its columns together."""
     parts = [value_at(row, name) for name in names]
+    if kind in CHAT_KINDS:
+        return dict(zip(names, parts, strict=True))
     if len(parts) == 1:
         return parts[0]
     return set_columns(parts, names) if kind == "label" else without_empty_end(parts)

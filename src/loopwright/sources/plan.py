@@ -15,6 +15,7 @@ import numpy as np
 from loopwright.errors import InputError
 from loopwright.run_folder.files import DamagedFileError, read_json, sealed
 from loopwright.sources.arrow import open_hub
+from loopwright.sources.chat_roles import CHAT_KINDS, as_chat
 from loopwright.sources.column_roles import Columns, Guess, column_names
 from loopwright.sources.files import Say, sha256_of
 from loopwright.sources.formats import open_table
@@ -102,6 +103,7 @@ class DataPlan:
         warnings: Suspicious findings, in sentences to print.
         images: For image tasks: sizes; bad images; objects, empty scenes, clipped or dropped boxes; "class_ids": the
             number of each label in the file; "ignore_index" and "reduce_labels" of masks.
+        chats: For conversations: rows by format, turns by role, conversations with tools.
         tables: The open files, by their index in `files`; not in data.json.
     """
 
@@ -119,6 +121,7 @@ class DataPlan:
     guessed: tuple[Guess, ...] = ()
     warnings: tuple[str, ...] = ()
     images: Mapping[str, Any] = field(default_factory=dict)
+    chats: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     tables: dict[int, Table] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -161,7 +164,8 @@ class DataPlan:
             "labels": None if self.labels is None else asdict(self.labels),
             "splits": splits,
             **{name: getattr(self, name) for name in _FINDINGS},
-        } | ({"images": self.images} if self.images else {})
+        }
+        content |= {name: getattr(self, name) for name in ("images", "chats") if getattr(self, name)}
         return json.dumps(sealed(content), indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
@@ -194,6 +198,7 @@ class DataPlan:
                 guessed=tuple(Guess(name, _column(value), why) for name, value, why in content.get("guessed", ())),
                 warnings=tuple(content["warnings"]),
                 images=content.get("images", {}),
+                chats=content.get("chats", {}),
                 **{name: content[name] for name in ("task", "kinds", "counts", "lengths", "duplicates", "dropped")},
             )
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError, zlib.error) as error:
@@ -217,7 +222,8 @@ def _no_plan(error: Exception) -> InputError:
 class SplitRows:
     """The rows of a split: `rows[i]` is a dict by role, in the task's format.
 
-    Texts are str, tokens and texts lists of str, answers {"text": [...], "answer_start": [...]}; labels are ids, lists
+    Texts are str, tokens and texts lists of str, answers {"text": [...], "answer_start": [...]}, conversations
+    `Chat`s; labels are ids, lists
     of ids, or numbers. A role that a file lacks (labels of a test file) is left out.
 
     Images and masks are absolute paths, or bytes. Objects are {"boxes": [[x0, y0, x1, y1], ...] in pixels of the
@@ -276,6 +282,8 @@ class SplitRows:
         return self._tables[part], int(self._rows[part][index - start])
 
     def _form(self, kind: str, value: Any, found: Row, table: Table, column: str) -> Any:
+        if kind in CHAT_KINDS:
+            return as_chat(kind, value)
         if kind in ("text", "texts", "tokens", "answers"):
             return as_role(kind, value, found.get("context", ""))
         if kind not in PICTURE_KINDS:

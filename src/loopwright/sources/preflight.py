@@ -14,6 +14,7 @@ import numpy as np
 from loopwright.errors import InputError
 from loopwright.quantities import counted
 from loopwright.sources import column_roles, label_checks
+from loopwright.sources.chat_roles import describe_chats
 from loopwright.sources.column_roles import (
     Columns,
     GivenColumns,
@@ -175,6 +176,7 @@ class _Check:
             dropped=dict(self.dropped),
             guessed=tuple(self.guesses),
             warnings=tuple(self.warnings),
+            chats=describe_chats(sum((scan.chats for scan in self.scans.values()), Counter())),
             images=describe_images(scene_scans, scenes, parts) if scene_scans else {},
             tables=dict(enumerate(self.tables.values())),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from loopwright.errors import InputError
 from loopwright.metrics.words import count_words
+from loopwright.sources.chat_roles import CHAT_KINDS, as_chat, chat_text, count_turns
 from loopwright.sources.column_roles import Columns, column_names
 from loopwright.sources.files import Say
 from loopwright.sources.images.scene_scan import SceneOptions, SceneScan
@@ -21,7 +22,7 @@ from loopwright.sources.labels import SEPARATOR, BadRows, LabelScan, has_value, 
 from loopwright.sources.options import DataOptions
 from loopwright.sources.schema import GROUP, PICTURE_KINDS, Role, Schema
 from loopwright.sources.splits import Hashes, Mask, hash_texts
-from loopwright.sources.tables import Table
+from loopwright.sources.tables import Block, Row, Table
 from loopwright.sources.tag_schemes import TagSchemes
 from loopwright.sources.values import UnusableValueError, as_role, without_empty_end
 
@@ -72,6 +73,7 @@ class Scan:
     scenes: SceneScan | None = None
     notes: Sequence[str] = ()  # about tags
     bad_rows: Mapping[int, InputError] = field(default_factory=dict)
+    chats: Counter[tuple[str, str]] = field(default_factory=Counter)  # formats, turns by role
 
 
 def scan_table(
@@ -98,11 +100,19 @@ def scan_table(
         meaning = options.ignore_index, options.reduce_labels, tuple(options.mask_values)
         scenes = SceneScan(table, SceneOptions(*meaning, options.bad_annotations, has_outlines), say)
     keys: defaultdict[str, list[bytes]] = defaultdict(list)
+    chats: Counter[tuple[str, str]] = Counter()
     for block in table.blocks(list(dict.fromkeys(name for group in names.values() for name in group)), say):
         bad.update(block.damaged)
         values: dict[str, list[Any]] = {}
         for role in roles:
             given = [block.values[name] for name in names[role.name]]
+            if role.kind in CHAT_KINDS:
+                cells = [dict(zip(names[role.name], row, strict=True)) for row in zip(*given, strict=True)]
+                values[role.name] = _convert_chats(role, cells, table, block, bad)
+                chats += count_turns(cells, values[role.name])
+                empty = {"turns": LengthHistogram(), "words": LengthHistogram()}
+                _measure(role, values[role.name], lengths.setdefault(role.name, empty))
+                continue
             raw = given[0] if len(given) == 1 else [without_empty_end(list(row)) for row in zip(*given, strict=True)]
             if role.is_label and labels is not None:
                 raw = labels.cells(block)
@@ -130,7 +140,21 @@ def scan_table(
     if labels is not None and label_kind == "class":
         texts = (_label_key(text, label_kind, options) for text in labels.texts)
         arrays["label"] = np.frombuffer(hash_texts(texts), "<u8")[labels.codes]
-    return Scan(arrays, missing, labels, scenes, list(schemes.notes()), bad)
+    return Scan(arrays, missing, labels, scenes, list(schemes.notes()), bad, chats)
+
+
+def _convert_chats(role: Role, cells: list[Row], table: Table, block: Block, bad: BadRows) -> list[Any]:
+    converted: list[Any] = []
+    for row, values in enumerate(cells, block.start):
+        try:
+            converted.append(
+                [] if row in block.damaged else as_chat(role.kind, values, f"{table.name}, {table.place(row)}")
+            )
+        except InputError as error:
+            error.fix = f"{BadRows.FIX}   or   {error.fix}"
+            bad.add(row, error=error)
+            converted.append([])
+    return converted
 
 
 def _convert(
@@ -172,7 +196,11 @@ def _find_missing(role: Role, values: list[Any], is_multi: bool, is_missing: Mas
 
 
 def _measure(role: Role, values: list[Any], lengths: dict[str, LengthHistogram]) -> None:
-    if role.kind == "tokens":
+    if role.kind in CHAT_KINDS:
+        chats = [chat.messages for chat in values if chat]
+        lengths["turns"].add(map(len, chats))
+        lengths["words"].add(sum(count_words(str(turn["content"] or "")) for turn in chat) for chat in chats)
+    elif role.kind == "tokens":
         lengths["characters"].add([sum(map(len, tokens)) for tokens in values])
         lengths["words"].add([len(tokens) for tokens in values])
     else:
@@ -224,6 +252,7 @@ def _row_keys(
 ) -> dict[str, bytes]:
     """Return the keys of some rows, as in `Scan.keys`; near ones only for texts."""
     kinds = {role.name: role.kind for role in roles}
+    values = values | {name: [*map(chat_text, values[name])] for name, kind in kinds.items() if kind in CHAT_KINDS}
     inputs = [role.name for role in roles if role.is_input]
     found = {}
     for prefix, names in (("", inputs), ("split", schema.split_by)):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 PICTURE_KINDS = ("image", "mask", "objects")
 ROLE_KINDS = (
     *("text", "texts", "tokens", "answers", "label", "class", "multi", "float", "position", "tags"),
+    *("chat", "prompt"),
     *PICTURE_KINDS,
 )
 
@@ -23,10 +24,11 @@ class Role:
     Attributes:
         name: Its name in the task; the option is `--NAME_column`.
         kind: text: a text. texts: a list of texts, or one column for each. tokens: a list of words. answers: SQuAD's
-            answers. label: a class, several classes or a number, depending on the values. class, multi, float: one of
-            these only. position: which of the `texts` is right, from 0. tags: one label per token. image: a file or its
-            bytes. mask: the same, with a class id in each pixel. objects: boxes, classes and outlines, or a mask of
-            class and instance ids.
+            answers. chat: a conversation, in one column or several. prompt: the same without its last answer. label: a
+            class, several classes or a number, depending on the values. class, multi, float: one of these only.
+            position: which of the `texts` is right, from 0. tags: one label per token. image: a file or its bytes.
+            mask: the same, with a class id in each pixel. objects: boxes, classes and outlines, or a mask of class and
+            instance ids.
         names: Usual names of such a column, the most certain first. One that ends in * is a pattern for several columns
             ("ending*" for ending0, ending1, ...), for roles of kind texts.
         is_required: Whether a file without it is refused.
@@ -88,7 +90,8 @@ class Schema:
 
     def for_prediction(self) -> Schema:
         """Return the schema of rows without labels: the model's inputs only."""
-        return replace(self, roles=tuple(role for role in self.roles if role.is_input))
+        inputs = (replace(role, kind="prompt") if role.kind == "chat" else role for role in self.roles if role.is_input)
+        return replace(self, roles=tuple(inputs))
 
     def with_names(self, names: Mapping[str, tuple[str, ...]]) -> Schema:
         """Return the schema with other names to guess from, by role: for a task that knows its columns."""

@@ -1,0 +1,99 @@
+"""Roles whose values are conversations: which columns hold them, and the values of these columns as a `Chat`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from loopwright.sources.chats import Chat, chat_format, read_chat
+
+CHAT_KINDS = ("chat", "prompt")
+# By format: the columns that a row needs, those that a prompt needs, and those that it may have.
+_FORMATS = {
+    "messages": (("messages",), ("messages",), ()),
+    "conversations": (("conversations",), ("conversations",), ()),
+    "prompt/completion": (("prompt", "completion"), ("prompt",), ("completion",)),
+    "instruction/output": (("instruction", "output"), ("instruction",), ("input", "output", "history")),
+}
+_BESIDE = ("system", "tools")  # columns of any format
+_NO_ANSWER = {"role": "assistant", "content": ""}
+
+
+def chat_columns(kind: str, columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns of a file that hold conversations, or without the last answer prompts; empty if none do."""
+    for needed, asked, more in _FORMATS.values():
+        least = needed if kind == "chat" else asked
+        if set(least) <= set(columns):
+            return tuple(name for name in dict.fromkeys((*least, *more, *_BESIDE)) if name in columns)
+    return ()
+
+
+def with_tools(column: Sequence[str], columns: Iterable[str]) -> list[str]:
+    """Return the columns of conversations with those that belong to any format, if the file has them."""
+    return [*column, *(name for name in _BESIDE if name in columns and name not in column)]
+
+
+def as_chat(kind: str, value: Any, where: str = "") -> Chat:
+    """Return the conversation in the cells of a row, by column; an InputError (data.chat) says what is wrong with it.
+
+    A prompt ends before the answer that is asked for: a last turn of the assistant is left out.
+    """
+    if isinstance(value, Chat):
+        return value
+    cells = _as_format(dict(value) if isinstance(value, Mapping) else {"messages": value})
+    if kind == "chat":
+        return read_chat(cells, where=where)
+    if isinstance(listed := cells.get("messages"), str) and not listed.lstrip().startswith("["):
+        cells["messages"] = [{"role": "user", "content": listed}]
+    for column in ("messages", "conversations"):
+        if isinstance(cells.get(column), str) and cells[column].strip():
+            cells[column] = json.loads(cells[column])
+        if isinstance(cells.get(column), list):
+            cells[column] = [*cells[column], _NO_ANSWER]
+    for column, answer in (("prompt", "completion"), ("instruction", "output")):
+        if cells.get(column) is not None and cells.get(answer) is None:
+            cells[answer] = ""
+    chat = read_chat(cells, where=where)
+    messages = list(chat.messages)
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    return Chat(messages, chat.tools)
+
+
+def _as_format(cells: dict[str, Any]) -> dict[str, Any]:
+    """Rename the only column of another name, to messages or conversations by what is in it."""
+    others = [name for name in cells if name not in _BESIDE]
+    if len(others) != 1 or others[0] in _FORMATS or others[0] in ("prompt", "instruction"):
+        return cells
+    value = cells.pop(others[0])
+    return {("conversations" if could_be_chat(value) and "from" in value[0] else "messages"): value, **cells}
+
+
+def could_be_chat(value: Any) -> bool:
+    turns = value if isinstance(value, list) else []
+    return bool(turns) and all(isinstance(each, Mapping) and ("role" in each or "from" in each) for each in turns)
+
+
+def chat_text(chat: Any) -> str:
+    """Return all of a conversation as one text, for hashes; an unusable row has none."""
+    if not isinstance(chat, Chat):
+        return ""
+    return json.dumps([chat.messages, chat.tools], ensure_ascii=False, sort_keys=True, default=str)
+
+
+def count_turns(rows: Iterable[Mapping[str, Any]], chats: Iterable[Any]) -> Counter[tuple[str, str]]:
+    """Count the formats of rows, the turns of each role, and the conversations with tools."""
+    found: Counter[tuple[str, str]] = Counter(("format", chat_format(_as_format(dict(row))) or "") for row in rows)
+    for chat in chats:
+        if isinstance(chat, Chat):
+            found.update(("turns", str(message["role"])) for message in chat.messages)
+            found["tools", "conversations"] += chat.tools is not None
+    return found
+
+
+def describe_chats(found: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    """Return the counts of all files as plain data, by what was counted."""
+    kinds = dict.fromkeys(kind for kind, _ in found)
+    return {kind: {name: count for (each, name), count in found.items() if each == kind and count} for kind in kinds}

@@ -1,0 +1,125 @@
+"""Conversations as a role of a row: found in every kind of file and format, counted, hashed and refused."""
+
+import csv
+import json
+
+import pytest
+
+from loopwright.errors import InputError
+from loopwright.runs.data import describe
+from loopwright.sources import DataOptions, DataPlan, Role, Schema, preflight
+from loopwright.sources.chat_roles import as_chat
+from loopwright.sources.chats import Chat
+from loopwright.sources.preflight import plan_unchecked
+
+SCHEMA = Schema("chat", (Role("chat", "chat"),))
+TURNS = [{"role": "user", "content": "2 + {}?"}, {"role": "assistant", "content": "It is {}."}]
+
+
+def messages(number):
+    return [{**turn, "content": turn["content"].format(number)} for turn in TURNS]
+
+
+ROWS = {
+    "messages": lambda number: {"messages": messages(number), "id": f"row {number}"},
+    "conversations": lambda number: {
+        "conversations": [{"from": "human", "value": f"2 + {number}?"}, {"from": "gpt", "value": f"It is {number}."}]
+    },
+    "prompt/completion": lambda number: {"prompt": f"2 + {number}?", "completion": f"It is {number}."},
+    "instruction/output": lambda number: {"instruction": f"2 + {number}?", "input": "", "output": f"It is {number}."},
+}
+
+
+def write_rows(path, rows):
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            cells = ({k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()} for row in rows)
+            writer.writerows(cells)
+    else:
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "parquet"])
+@pytest.mark.parametrize("name", ROWS)
+def test_each_format_is_found_in_each_kind_of_file(tmp_path, name, ending):
+    path = write_rows(tmp_path / f"chats.{ending}", [ROWS[name](number) for number in range(30)])
+    plan = preflight(SCHEMA, data=path, options=DataOptions(validation_ratio=0.2))
+    assert plan.chats == {"format": {name: 30}, "turns": {"user": 30, "assistant": 30}}
+    assert plan.lengths["chat"]["turns"] == {"p50": 2, "p95": 2, "max": 2}
+    rows = DataPlan.from_json(plan.to_json()).rows("train")
+    assert len(rows) + len(plan.rows("validation")) == 30
+    assert all(
+        row["chat"].messages in [messages(number) for number in range(30)] for row in map(rows.__getitem__, range(9))
+    )
+    told = " | ".join(describe(plan))
+    assert f"format {name} (30)" in told and "turns user 30 · assistant 30" in told
+
+
+def test_tools_and_a_column_of_another_name_are_taken(tmp_path):
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    rows = [{"dialog": messages(number), "tools": tools if number % 2 else None} for number in range(20)]
+    path = write_rows(tmp_path / "chats.jsonl", rows)
+    for columns in ({}, {"chat": "dialog"}):
+        plan = preflight(SCHEMA, data=path, columns=columns)
+        assert plan.chats["tools"] == {"conversations": 10} and plan.columns["chat"] == ("dialog", "tools")
+    assert {row["chat"].tools is None for row in map(plan.rows("train").__getitem__, range(8))} == {True, False}
+
+
+def test_a_bad_row_is_refused_with_its_place_or_dropped(tmp_path):
+    rows = [ROWS["messages"](number) for number in range(20)]
+    rows[4]["messages"][1]["role"] = "asistant"
+    path = write_rows(tmp_path / "chats.jsonl", rows)
+    with pytest.raises(InputError) as caught:
+        preflight(SCHEMA, data=path)
+    assert caught.value.code == "data.chat" and "chats.jsonl, line 5" in caught.value.what
+    assert caught.value.fix.startswith("--bad_rows drop")
+    plan = preflight(SCHEMA, data=path, options=DataOptions(bad_rows="drop"))
+    assert plan.dropped == {"bad_rows": 1} and plan.chats["turns"]["user"] == 19
+
+
+def test_equal_conversations_are_duplicates_and_a_file_without_any_is_refused(tmp_path):
+    train = write_rows(tmp_path / "train.jsonl", [ROWS["messages"](number) for number in range(20)])
+    validation = write_rows(tmp_path / "validation.jsonl", [ROWS["messages"](number) for number in range(15, 30)])
+    plan = preflight(SCHEMA, train_file=train, validation_file=validation)
+    assert plan.duplicates == {"validation": 5} and len(plan.splits["validation"]) == 10
+    other = write_rows(tmp_path / "other.jsonl", [{"title": f"a text {number}", "body": "more"} for number in range(9)])
+    with pytest.raises(InputError) as caught:
+        preflight(SCHEMA, data=other)
+    assert caught.value.code == "data.column" and "prompt and completion" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": messages(3)},
+        {"messages": messages(3)[:1]},
+        {"messages": json.dumps(messages(3)[:1])},
+        {"messages": "2 + 3?"},
+        {"question": "2 + 3?"},
+        {"prompt": "2 + 3?"},
+        {"instruction": "2 + 3?", "output": None},
+        {"conversations": [{"from": "human", "value": "2 + 3?"}]},
+    ],
+)
+def test_a_prompt_needs_no_answer_and_ends_before_it(row):
+    assert as_chat("prompt", row) == Chat(messages(3)[:1])
+
+
+def test_a_file_of_prompts_keeps_all_its_rows(tmp_path):
+    rows = [{"prompt": "2 + 3?"}, {"prompt": "2 + 4?"}, {"prompt": None}]
+    path = write_rows(tmp_path / "prompts.jsonl", rows)
+    plan = plan_unchecked(SCHEMA.for_prediction(), test_file=path, columns={}, options=DataOptions())
+    found = plan.rows("test")
+    assert [found[index]["chat"].messages for index in (0, 1)] == [messages(3)[:1], messages(4)[:1]]
+    with pytest.raises(InputError):
+        found[2]
