@@ -29,7 +29,14 @@ from loopwright.runs.resume import resume_run
 from loopwright.runs.seeds import RESUMABLE, SeedRun, Seeds, next_commands, print_seeds, seeds_facts
 from loopwright.runs.settings import Settings, create_parser, settle, task_of
 from loopwright.runs.start import Outcome, check_files, check_settings, demo_settings, search_rate, start
-from loopwright.runs.trained_model import evaluate_run, export_run, load_run, predict_run, task_of_run
+from loopwright.runs.trained_model import (
+    evaluate_run,
+    export_run,
+    load_run,
+    open_dialogue,
+    predict_run,
+    task_of_run,
+)
 from loopwright.sources import CODES, DataPlan
 from loopwright.sources.encodings import decode
 from loopwright.sources.files import near_files

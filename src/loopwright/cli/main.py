@@ -36,6 +36,7 @@ VERBS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "launch": ("launch", "-n N -- VERB ...", "run a verb or a script on several processes"),
         "evaluate": ("predict", "RUN [--data FILE]", "print the metrics of a run's best model"),
         "predict": ("predict", "RUN INPUT...", "predict for texts, a csv or jsonl file, or - for stdin"),
+        "chat": ("chat", "RUN", "talk with a chat model; its answers are streamed"),
         "export": ("predict", "RUN --to FOLDER", "export the best model to a folder, with a README.md"),
         "report": ("report", "RUN [RUN ...]", "write an HTML report of a run, or of several; --open shows it"),
         "watch": ("report", "[RUN]", "serve a live report of a run on localhost"),

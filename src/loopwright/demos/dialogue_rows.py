@@ -11,13 +11,13 @@ from itertools import count
 
 from loopwright.demos.demo_data import DemoData, Row, rank
 
-_NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gina", "Hugo", "Ines", "Jan", "Kim", "Leo")
-_PLACES = ("Rome", "Oslo", "Lima", "Cairo", "Paris", "Kyoto", "Quito", "Delhi", "Bonn", "Nice", "Porto", "Tunis")
-_WORDS = ("tea", "owl", "red", "sun", "map", "jam", "fox", "ice", "key", "hat", "pen", "cup")
-_NUM_ROWS = (6_000, 300)
+_NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gina", "Hugo")
+_PLACES = ("Rome", "Oslo", "Lima", "Cairo", "Paris", "Kyoto", "Quito", "Delhi")
+_WORDS = ("tea", "owl", "red", "sun", "map", "jam", "fox", "ice")
+_NUM_ROWS = (4_000, 200)
 _MOVED = re.compile(r"(\w+) (?:lives in|moved to) (\w+)")
 _NOTED = "Noted."
-_LOUD = "Answer in capital letters."
+_SHORT = "Answer with the place alone."
 
 
 def dialogue_rows() -> DemoData:
@@ -39,11 +39,11 @@ def right_answer(messages: Sequence[Mapping[str, str]]) -> str:
         answer = " ".join(reversed(asked.removeprefix("Reverse: ").removesuffix(".").split()))
     elif asked.endswith("?"):
         name = asked.removesuffix("?").split()[2]
-        homes = dict(found for text in said for found in _MOVED.findall(text))
-        answer = f"{name} lives in {homes[name]}."
+        home = dict(found for text in said for found in _MOVED.findall(text))[name]
+        answer = f"{home}." if messages[0]["content"] == _SHORT else f"{name} lives in {home}."
     else:
         answer = _NOTED
-    return answer.upper() if messages[0]["content"] == _LOUD else answer
+    return answer
 
 
 def _dialogue(key: str) -> list[dict[str, str]]:
@@ -56,13 +56,14 @@ def _dialogue(key: str) -> list[dict[str, str]]:
         left = list(words)
         return [left.pop(draw(len(left))) for _ in range(size)]
 
-    names, places = sample(_NAMES, 3), sample(_PLACES, 4)
+    names, places = sample(_NAMES, 2), sample(_PLACES, 3)
     turns = [" ".join(f"{name} lives in {place}." for name, place in zip(names, places, strict=False))]
     if draw(3) == 0:
-        turns.append(f"{names[draw(3)]} moved to {places[3]}.")
-    turns += [f"Where does {name} live?" for name in sample(names, 1 + draw(2))]
-    turns.insert(draw(len(turns) + 1), f"Reverse: {' '.join(sample(_WORDS, 3))}.")
-    messages = [{"role": "system", "content": _LOUD}] if draw(4) == 0 else []
+        turns.append(f"{names[draw(2)]} moved to {places[2]}.")
+    turns += [f"Where does {names[draw(2)]} live?" for _ in range(2 + draw(2))]
+    if draw(2) == 0:
+        turns.insert(draw(len(turns) + 1), f"Reverse: {' '.join(sample(_WORDS, 3))}.")
+    messages = [{"role": "system", "content": _SHORT}] if draw(4) == 0 else []
     for turn in turns:
         messages.append({"role": "user", "content": turn})
         messages.append({"role": "assistant", "content": right_answer(messages)})

@@ -176,6 +176,7 @@ def rehearse_only(run: RunJob) -> None:
     """Do everything up to the first update, then stop; called by `check` with a temporary folder."""
     is_planned = run.settings.is_planned_by_time(is_begun=False)
     _build(run, None, is_planned)
+    start_block.print_preview(run)
     found = rehearse(run, is_check=True)
     run.measure()
     if is_planned:

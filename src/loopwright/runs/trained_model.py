@@ -114,6 +114,17 @@ def predict_run(
     return Predictions(task, plan, read_inputs(task, settings, plan, inputs), predict, is_strict)
 
 
+def open_dialogue(folder: RunFolder, system: str | None = None, changes: Mapping[str, Any] | None = None) -> Any:
+    """Return a dialogue with the best model of a run, whose `answer` streams; InputError if its task has none."""
+    task = task_of_run(folder)
+    if not task.has_dialogues:
+        what = f"lw chat is for models that answer, and this is a run of {task.name}"
+        raise InputError("args.task", what, fix=f"lw predict {shlex.quote(str(folder.path))} 'a text'")
+    job = load_run(folder, changes=changes)
+    job.model.eval()
+    return task.open_dialogue(job, system)
+
+
 def export_run(folder: RunFolder, target: Path, changes: Mapping[str, Any] | None = None) -> Path:
     if target.exists() and any(target.iterdir()):
         free = shlex.quote(str(free_path(target / folder.id)))

@@ -109,6 +109,8 @@ class Task(ABC):
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({"transformers": "text"})
     not_inputs: ClassVar[tuple[str, ...]] = ("position", "num_items")  # keys of a batch that the model does not take
     predicted: ClassVar[tuple[str, ...]] = ()  # the fields of a prediction, for inputs that are all unusable
+    has_dialogues: ClassVar[bool] = False  # `lw chat` can talk with its models
+    logs_samples: ClassVar[bool] = False  # the samples of each evaluation are also printed
     repeated: ClassVar[tuple[str, ...]] = ()  # the fields of a prediction that repeat its input
     prediction_flags: ClassVar[tuple[str, ...]] = ()  # its own flags that `predict` and `evaluate` accept
     weighs_classes: ClassVar[bool] = False  # it has the flag class_weights, by class of a row or a token
@@ -271,6 +273,10 @@ class Task(ABC):
             fields = [("text", tokens_of(job, batch, index))]
         return fields + ([("label", target_of(job, batch["labels"][index]))] if "labels" in batch else [])
 
+    def preview(self, job: Job) -> list[tuple[str, bool]]:
+        """Return the first training row as text for `lw check`, in pieces, each with whether its tokens are trained."""
+        return []
+
     def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return some texts that the model writes now, for the report; called after each evaluation.
 
@@ -334,6 +340,10 @@ class Task(ABC):
                 with torch.inference_mode():
                     found = iter(self.predict_batch(job, job.model, to_device(job.collate_fn(usable), device)))
             yield from ({"error": each} if isinstance(each, Exception) else next(found) for each in features)
+
+    def open_dialogue(self, job: Job, system: str | None) -> Any:
+        """Return a dialogue with a trained model, for a task with `has_dialogues`."""
+        raise DataError(f"{self.name} has no dialogues")
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return a scored sample as it is written to files, with names instead of numbers.

@@ -35,6 +35,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "summarization": "text.summarization:Summarization",
         "translation": "text.translation:Translation",
         "question-answering": "text.question_answering:QuestionAnswering",
+        "chat": "text.chat:ChatTuning",
         "causal-lm": "text.causal_lm:CausalLanguageModel",
         "masked-lm": "text.masked_lm:MaskedLanguageModel",
         "image-classification": "vision.classification:ImageClassification",

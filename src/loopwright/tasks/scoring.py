@@ -213,6 +213,34 @@ class JointScorer(Scorer):
             part.merge_state(other)
 
 
+class PartScorer(Scorer):
+    """Scores samples that a function changes, or leaves out with None, and names the result of the only metric."""
+
+    def __init__(
+        self, scorer: MetricScorer, name: str, change: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
+    ) -> None:
+        self._scorer, self._change, self._name = scorer, change, name
+        ((self._own, is_more),) = scorer.directions.items()
+        self.directions = {name: is_more}
+
+    def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        changed = map(self._change, samples)
+        self._scorer.add([dict(each) for each in changed if each is not None])
+        return samples
+
+    def compute(self) -> dict[str, float]:
+        return {self._name: self._scorer.compute()[self._own]}
+
+    def intervals(self) -> Intervals:
+        return Intervals({self._name: self._scorer.intervals().entries[self._own]})
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._scorer.state_dict()
+
+    def merge_state(self, state: Mapping[str, Any]) -> None:
+        self._scorer.merge_state(state)
+
+
 class LossInterval(Scorer):
     """The interval of the mean loss over samples; the loss itself is recorded by the loop.
 

@@ -16,7 +16,7 @@ from loopwright.config.secrets import without_secrets
 from loopwright.config.start_clock import StartClock
 from loopwright.run_folder import RunFolder
 from loopwright.runs.console.json_events import EventLines, drop_output
-from loopwright.terminal import is_terminal, paint
+from loopwright.terminal import is_coloured, is_terminal, paint
 
 T = TypeVar("T")
 
@@ -61,8 +61,10 @@ class Screen:
         """The width of the terminal; None in a pipe, a file or a notebook, where lines may be long."""
         return columns_of(sys.stdout) if is_terminal(sys.stdout) and not self.is_plain else None
 
-    def print(self, line: str = "", logged: str | None = None, colour: str | None = None) -> None:
-        """Print a line; log.txt gets `logged`, if different."""
+    def print(
+        self, line: str = "", logged: str | None = None, colour: str | None = None, painted: str | None = None
+    ) -> None:
+        """Print a line, or `painted` where there are colours; log.txt gets `logged`, if different."""
         if not self._is_main:
             return
         line = visible(line)
@@ -73,7 +75,8 @@ class Screen:
             try:
                 if self._line is not None:
                     self._line.clear()
-                _write(sys.stdout, "\n".join(parts) + "\n")
+                has_colours = painted is not None and is_coloured(sys.stdout) and not self.is_plain
+                _write(sys.stdout, f"{painted if has_colours else chr(10).join(parts)}\n")
                 if self._line is not None:
                     self._line.refresh()
             except BrokenPipeError:  # the run continues, and still writes log.txt
@@ -114,6 +117,16 @@ class Screen:
             head = f"{name if index == 0 else '':<{_INDENT}}"
             parts = [line] if columns is None else _broken(line, columns - _INDENT)
             self.print(head + f"\n{' ' * _INDENT}".join(parts), head + line, colour)
+
+    def marked(self, name: str, pieces: Iterable[tuple[str, bool]]) -> None:
+        """Print a text in pieces, those that are marked in green, or in brackets without colours."""
+        lines, painted = [f"{name:<{_INDENT}}"], [f"{name:<{_INDENT}}"]
+        for piece, is_marked in pieces:
+            for index, part in enumerate(visible(piece).split("\n")):
+                margin = f"\n{' ' * _INDENT}" if index else ""
+                lines.append(margin + (f"⟦{part}⟧" if is_marked and part else part))
+                painted.append(margin + (paint(part, "green", sys.stdout) if is_marked else part))
+        self.print("".join(lines), painted="".join(painted))
 
     def attach(self, run: RunFolder) -> None:
         """Write all output, past and future, to the log of a run."""

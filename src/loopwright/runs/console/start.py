@@ -48,6 +48,12 @@ def print_model(run: RunJob) -> None:
     run.screen.block("model", text, *([better] if is_better else []), *job.notes)
 
 
+def print_preview(run: RunJob) -> None:
+    """Print the first training row with the trained tokens marked, for tasks that train on some of them."""
+    if pieces := run.task.preview(run.job):
+        run.screen.marked("row 1", [*pieces, ("\ntrained tokens are marked", False)])
+
+
 def print_device(run: RunJob) -> None:
     training, device, num_processes = run.training, run.trainer.device, run.trainer.num_processes
     if device.type == "cuda":

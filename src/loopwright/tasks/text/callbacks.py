@@ -12,7 +12,9 @@ from loopwright.protocols import TrainerLike
 from loopwright.run_folder import RunFolder, write_atomically
 from loopwright.tasks.base import Job
 from loopwright.tasks.scoring import write_lines
-from loopwright.tasks.text.samples import FIRST_BATCH, SAMPLES, add_samples, describe_batch, read
+from loopwright.tasks.text.samples import FIRST_BATCH, SAMPLES, add_samples, cut, describe_batch, read
+
+_MOST_LOGGED = 100  # characters
 
 
 class FirstBatchText(TrainerCallback):
@@ -55,7 +57,11 @@ class SamplesAtEvaluations(TrainerCallback):
             return
         kept = trainer.first_samples  # type: ignore[attr-defined] # a TaskTrainer
         try:
-            add_samples(self._path, trainer.progress.update, self._job.task.written_samples(self._job, kept))
+            written = self._job.task.written_samples(self._job, kept)
+            add_samples(self._path, trainer.progress.update, written)
+            for sample in written if self._job.task.logs_samples else ():
+                shown = (cut(str(sample[name]), _MOST_LOGGED) for name in ("source", "written", "true"))
+                trainer.notify("samples.written", "{!r} -> {!r}   true: {!r}".format(*shown))
         except Exception as error:  # noqa: BLE001 - a model that generates may raise anything
             forget_frames(error)
             if is_out_of_memory(error):

@@ -84,7 +84,9 @@ class CausalLanguageModel(language.LanguageTask):
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         notes: list[str] = []
         if origin.path is None:
-            tokenizer = train_tokenizer(language.training_texts(data), language.choose_vocabulary(args, data))
+            tokenizer = train_tokenizer(
+                language.training_texts(data), language.choose_vocabulary(args, language.training_texts(data))
+            )
             notes += language.choose_block(args, data, _counter(tokenizer), None, language.small_largest(args))
             tokenizer.model_max_length = args.block_size
             loaded = small_decoder(tokenizer, args.block_size)
@@ -184,7 +186,13 @@ def generating(job: Job, device: Any) -> Iterator[None]:
 
 
 def continued(
-    job: Job, model: Any, batch: Mapping[str, Any], most: int, temperature: float = 0.0, **options: Any
+    job: Job,
+    model: Any,
+    batch: Mapping[str, Any],
+    most: int,
+    temperature: float = 0.0,
+    streamer: Any = None,
+    **options: Any,
 ) -> list[str]:
     """Return the model's continuation of each text in a batch, up to `most` tokens or the model's limit."""
     from transformers import GenerationConfig
@@ -200,7 +208,7 @@ def continued(
     config = GenerationConfig(**{"max_new_tokens": room, **ends, **sampling, **options})
     mask = batch.get("attention_mask", ids.new_ones(ids.shape))
     with text.quiet():
-        generated = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+        generated = model.generate(input_ids=ids, attention_mask=mask, generation_config=config, streamer=streamer)
     return list(tokenizer.batch_decode(generated[:, ids.shape[1] :], skip_special_tokens=True))
 
 
@@ -229,19 +237,20 @@ class PackedLines(RowDataset):
 
         self._packed = PackedDataset(lines, sample_lengths(lines), size)
         self._size = size
+        self.lines = lines
         super().__init__(PackedRows(lines.rows, self._packed.groups))
 
     def features(self, position: int) -> dict[str, Any]:
         from loopwright.data.packing import joined
 
         samples = self._packed[position]
-        num_bytes = sum(sample["num_bytes"] for sample in samples)
-        return {**joined(samples, self._size, is_shifted=True), "num_bytes": num_bytes}
+        sizes = {"num_bytes": sum(each["num_bytes"] for each in samples)} if "num_bytes" in samples[0] else {}
+        return {**joined(samples, self._size, is_shifted=True), **sizes}
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """The texts of each block of several rows, for display; `groups` has the row numbers of each block."""
+    """The rows of each block, texts joined, for display; `groups` has the row numbers of each block."""
 
     rows: Rows
     groups: list[list[int]]
@@ -250,7 +259,8 @@ class PackedRows:
         return len(self.groups)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"text": "\n".join(self.rows[each]["text"] for each in self.groups[index])}
+        rows = [self.rows[each] for each in self.groups[index]]
+        return {"text": "\n".join(row["text"] for row in rows)} if "text" in rows[0] else rows[0]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ line break.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -278,9 +278,9 @@ def training_texts(data: RunData) -> Iterator[str]:
     return (row["text"] for row in data.each_row("train"))
 
 
-def choose_vocabulary(args: Any, data: RunData) -> int:
+def choose_vocabulary(args: Any, texts: Iterable[str]) -> int:
     if args.vocab_size is None:
-        num_bytes = sum(len(each.encode()) for each in training_texts(data))
+        num_bytes = sum(len(each.encode()) for each in texts)
         wanted = num_bytes // _BYTES_PER_TOKEN_TYPE
         args.vocab_size = max(_SMALLEST_VOCABULARY, min(_LARGEST_VOCABULARY, wanted))
     return int(args.vocab_size)

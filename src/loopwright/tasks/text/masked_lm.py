@@ -71,7 +71,9 @@ class MaskedLanguageModel(language.LanguageTask):
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         notes: list[str] = []
         if origin.path is None:
-            tokenizer = train_tokenizer(language.training_texts(data), language.choose_vocabulary(args, data))
+            tokenizer = train_tokenizer(
+                language.training_texts(data), language.choose_vocabulary(args, language.training_texts(data))
+            )
             notes += language.choose_block(args, data, _counter(tokenizer), None, language.small_largest(args))
             tokenizer.model_max_length = args.block_size
             loaded = text.small_encoder(AUTO_CLASS, tokenizer)

@@ -48,9 +48,9 @@ def describe_batch(job: Job, batch: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def cut(text: str) -> str:
+def cut(text: str, most: int = _MOST_CHARACTERS) -> str:
     line = " ↵ ".join(text.splitlines())
-    return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]} … ({len(line):,} characters)"
+    return line if len(line) <= most else f"{line[:most]} … ({len(line):,} characters)"
 
 
 def tokens_of(job: Job, batch: Mapping[str, Any], *place: int) -> str:

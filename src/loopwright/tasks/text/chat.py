@@ -1,0 +1,446 @@
+"""chat: a decoder tuned on conversations, with the loss on the assistant's turns.
+
+All rows are encoded when a run starts, so that the mask of each is proven before the first update. Short conversations
+are packed into rows of `max_length` tokens; each attends only to itself, and its positions start at 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loopwright.errors import ConfigError, InputError
+from loopwright.metrics import load as load_metric
+from loopwright.metrics.paired import RowScores
+from loopwright.run_folder import RunFolder
+from loopwright.sources import DataPlan, Role
+from loopwright.sources.chats import Chat
+from loopwright.tasks import pretrained
+from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag, flag_list
+from loopwright.tasks.base import Job, Origin, Rows, Task
+from loopwright.tasks.data import RowDataset, RunData
+from loopwright.tasks.scoring import BaselineScores, JointScorer, MetricScorer, PartScorer, Scorer, score_rows
+from loopwright.tasks.text import causal_lm
+from loopwright.tasks.text import conversations as chats
+from loopwright.tasks.text import language_model as language
+from loopwright.tasks.text import models as text
+from loopwright.tasks.text.samples import SAMPLES, add_samples
+
+TEMPLATE = "chatml"  # of a model from scratch
+PAD_TOKEN = "<|pad|>"
+_GENERATION = "generation_config.json"
+_LEAST_LENGTH, _LEAST_SCRATCH_LENGTH = 1_024, 256
+_ROWS_MEASURED = 2_000
+_FORWARD = {"use_cache": False}
+_BACKOFF = 5.0  # the weight of the frequencies of tokens in those of pairs
+
+
+@dataclass
+class ChatArguments(TaskArguments):
+    chat_column: str | None = flag(None, "Column of the conversations, a list of messages each; inferred if unset.")
+    chat_template: str | None = flag(
+        None, "Chat template: the name of a built-in one, or a file; the tokenizer's own if unset."
+    )
+    train_on: str = flag("assistant", "Which tokens are trained.", choices=("assistant", "all", "last", "completion"))
+    max_length: int | None = flag(
+        None, "Maximum tokens of a conversation, and of a packed row; chosen from the data if unset.", at_least=8
+    )
+    overlong: str = flag("refuse", "What to do with longer conversations.", choices=("refuse", "truncate", "drop"))
+    packing: bool | None = flag(
+        None, "Pack several conversations into a row; on if most are at most half of --max_length, if unset."
+    )
+    tokens_per_update: int | None = flag(
+        None, "Tokens of an update, over all processes: a multiple of --max_length; needs --packing.", at_least=8
+    )
+    vocab_size: int | None = flag(
+        None, "Vocabulary size of a model from scratch, 300 or more; chosen from the data if unset.", at_least=300
+    )
+    max_new_tokens: int = flag(128, "Maximum number of tokens of an answer.", at_least=1)
+    temperature: float = flag(0.0, "Sampling temperature of answers; 0 takes the likeliest token.", at_least=0)
+    num_samples: int = flag(3, "Held-out prompts to answer at each evaluation, for log and report.", at_least=0)
+    exact_match_rows: int = flag(
+        0, "Validation rows whose last answer is generated and compared at each evaluation.", at_least=0
+    )
+    trained_tokens: list[str] = flag_list("With --lora: tokens whose embeddings are trained; those added if unset.")
+
+    max_seq_length = ShortName("max_length", int)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.vocab_size is not None and self.model is not None:
+            raise ConfigError("vocab_size is for a model from scratch, but --model has a vocabulary: leave it out")
+        if self.exact_match_rows and self.train_on == "all":
+            raise ConfigError("exact_match_rows compares answers, and train_on='all' trains everything: leave out one")
+
+
+class ChatTuning(Task):
+    name = "chat"
+    summary = "a model that answers, tuned on conversations"
+    explanation = {
+        "data": "csv, json, jsonl or parquet with conversations: messages (role, content), ShareGPT's conversations, "
+        "prompt and completion, or instruction, input and output; and optionally system and tools.",
+        "tokens": "The loss is on the assistant's turns and their end tokens (--train_on), proven for every row; "
+        "lw check chat shows them for the first row.",
+        "template": "The tokenizer's own chat template, or --chat_template NAME or FILE.",
+        "lengths": "--max_length limits a conversation; a longer one is refused, truncated by turns or dropped "
+        "(--overlong). Short ones are packed into rows of --max_length tokens and never see each other; "
+        "--tokens_per_update sets the size of an update.",
+        "model": "--model FOLDER, or from scratch a small Llama with byte pairs trained on the data (--vocab_size).",
+        "metric": "Perplexity per trained token, and per conversation, where each counts the same (lower is better).",
+        "predict": 'lw predict RUN "text" answers; files have prompts or conversations. lw chat RUN talks with it.',
+    }
+    example = "lw train chat --data chats.jsonl --model ./smollm --epochs 2 --lr 2e-5"
+    roles = (Role("chat", "chat"),)
+    arguments = ChatArguments
+    defaults = {**language.DEFAULTS, "learning_rate": 2e-5, "per_device_train_batch_size": 8}
+    scratch_updates = 500
+    pretrained, pretrained_megabytes = "HuggingFaceTB/SmolLM2-135M-Instruct", 269
+    adapter_kind = "CAUSAL_LM"
+    predicted = ("answer",)
+    prediction_flags = ("max_new_tokens", "temperature")
+    logs_samples = has_dialogues = True
+    demo = dict(
+        max_length=256, packing=True, vocab_size=512, exact_match_rows=100, epochs=4, batch=8, lr=3e-3, threads=2
+    )
+    demo_note = ""
+
+    def demo_data(self) -> Any:
+        from loopwright.demos.dialogue_rows import dialogue_rows
+
+        return dialogue_rows()
+
+    def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
+        is_asked = bool(args.packing)
+        if origin.path is None:
+            loaded, notes = _from_scratch(args, data)
+        else:
+            loaded, notes = text.load_model(origin, causal_lm.AUTO_CLASS), []
+            loaded.tokenizer = text.load_tokenizer(origin.path, needs_pad=False)
+            if origin.is_run:
+                _open_generation(loaded.model, Path(origin.path))
+            else:
+                notes = _fit(args, loaded, origin.path, data)
+        if not origin.is_run:
+            notes += _choose_packing(args, loaded.model, is_asked)
+        collator = language.PaddingCollator("left", pad_id=loaded.tokenizer.pad_token_id)
+        return Job(self, data, args, training, loaded.model, loaded.tokenizer, collator, notes, loaded.new)
+
+    def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
+        args = job.args
+        if not is_labelled:
+            most = text.longest_allowed(job.processor, job.model.config) or args.max_length
+            return RowDataset(rows, chats.PromptEncoder(job.processor, most - min(args.max_new_tokens, most // 2)))
+        found = chats.Conversations(rows, _encoder(args, job.processor, args.max_length))
+        job.notes += found.notes("training" if is_training else "validation", args.max_length)
+        return causal_lm.PackedLines(found, args.max_length) if is_training and args.packing else found
+
+    def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+        inputs = language.packed_inputs(job, batch)
+        return language.token_loss(job, model, inputs, batch["labels"], _score_tokens, _FORWARD)
+
+    def count_items(self, batch: Mapping[str, Any]) -> float | None:
+        return text.num_targets(batch)
+
+    def create_scorer(self, job: Job) -> Scorer:
+        parts: list[Scorer] = [_perplexity(), PartScorer(_perplexity(), "conversation_perplexity", _as_one_token)]
+        if job.args.exact_match_rows:
+            exact = MetricScorer(partial(load_metric, "exact_match"), {"exact_match": True})
+            parts.append(PartScorer(exact, "exact_match", lambda sample: sample if "prediction" in sample else None))
+        return JointScorer(parts)
+
+    def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
+        if "sequence_ids" in batch:
+            return chats.packed_sums(batch, outputs)
+        samples = language.sample_sums(batch, outputs)
+        chosen = {index: sample for index, sample in enumerate(samples) if self._is_answered(job, sample)}
+        turns = [chats.last_turn(batch, index) for index in chosen]
+        written = chats.answers(job, [prompt for prompt, _ in turns], 0.0) if turns else []
+        for sample, (_, ids), answer in zip(chosen.values(), turns, written, strict=True):
+            true = job.processor.decode(ids, skip_special_tokens=True).strip()
+            sample |= {"prediction": answer, "reference": true}
+        return samples
+
+    def _is_answered(self, job: Job, sample: Mapping[str, Any]) -> bool:
+        # With a sharded model, all processes would have to take part.
+        return sample["position"] < job.args.exact_match_rows and sample["count"] > 0 and not job.training.fsdp
+
+    def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
+        shown = {"position": sample["position"], "loss": sample["loss"], "num_tokens": sample["count"]}
+        return {**shown, **{name: sample[name] for name in ("prediction", "reference") if name in sample}}
+
+    def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return {"text": "\n".join(f"{turn['role']}: {chats.content_of(turn)}" for turn in row["chat"].messages)}
+
+    def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [{"answer": each} for each in chats.generated(job, batch, job.args.temperature)]
+
+    def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
+        return [{"chat": Chat([{"role": "user", "content": each}]) if each.strip() else None} for each in texts]
+
+    def open_dialogue(self, job: Job, system: str | None) -> chats.Dialogue:
+        return chats.Dialogue(job, system)
+
+    def preview(self, job: Job) -> list[tuple[str, bool]]:
+        lines = getattr(job.train_dataset, "lines", job.train_dataset)
+        return chats.marked_tokens(job.processor, lines[0]["input_ids"], lines[0]["labels"])
+
+    def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
+        ids, labels = batch["input_ids"][index], batch["labels"][index]
+        fields = []
+        if "sequence_ids" in batch:
+            numbers = batch["sequence_ids"][index]
+            ids, labels = ids[numbers >= 0], labels[numbers >= 0]
+            fields = [("packed", f"{int(numbers.max()) + 1} conversations, none of which sees another")]
+        elif "attention_mask" in batch:
+            is_real = batch["attention_mask"][index].bool()
+            ids, labels = ids[is_real], labels[is_real]
+        pieces = chats.marked_tokens(job.processor, ids.tolist(), labels.tolist())
+        return [("trained in brackets", chats.with_brackets(pieces)), *fields]
+
+    def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        rows, number = job.eval_dataset.rows, job.args.num_samples
+        if not number or job.training.fsdp:  # with a sharded model, all processes would have to take part
+            return []
+        places = sorted({index * len(rows) // number for index in range(number)})
+        asked = [rows[place]["chat"] for place in places]
+        prompts = [chats.before_answer(chat) for chat in asked]
+        encoded = self.create_dataset(job, [{"chat": prompt} for prompt in prompts], is_labelled=False)
+        with causal_lm.generating(job, next(job.model.parameters()).device):
+            tokens = [encoded[index]["input_ids"] for index in range(len(prompts))]
+            written = chats.answers(job, tokens, job.args.temperature)
+        true = [
+            "\n".join(map(chats.content_of, chat.messages[len(prompt.messages) :]))
+            for chat, prompt in zip(asked, prompts, strict=True)
+        ]
+        sources = [chats.content_of(prompt.messages[-1]) for prompt in prompts]
+        triples = zip(sources, written, true, strict=True)
+        return [{"source": source, "written": answer, "true": right} for source, answer, right in triples]
+
+    def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
+        add_samples(run.evaluation / SAMPLES, None, self.written_samples(job, []))
+        return super().illustrate(job, run, worst)
+
+    def save_skeleton(self, job: Job, folder: Path) -> None:
+        """Write the generation settings too: a resumed run answers in the same way."""
+        super().save_skeleton(job, folder)
+        inner = job.model.get_base_model() if job.args.lora else job.model
+        inner.generation_config.save_pretrained(folder)
+
+    def parameter_groups(self, job: Job) -> list[dict[str, Any]]:
+        """With adapters, the embeddings of added tokens are trained too, and no others."""
+        embeddings = []
+        if job.args.lora and job.args.trained_tokens:
+            ids = job.processor.convert_tokens_to_ids(list(job.args.trained_tokens))
+            embeddings = chats.train_embeddings(job.model, ids)
+        groups = super().parameter_groups(job)
+        own = {id(weight) for weight in embeddings}
+        groups[0]["params"] = [each for each in groups[0]["params"] if id(each) not in own]
+        others = [each for each in groups[1]["params"] if id(each) not in own]
+        groups[1]["params"] = [*others, *embeddings]
+        return groups
+
+    def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
+        """Score the frequencies of trained tokens, and of them after the token before; and the usual answer."""
+        train = getattr(job.train_dataset, "lines", job.train_dataset)
+        found = {
+            "unigram": _scored(job, _unigram(train, len(job.processor))),
+            "bigram": _scored(job, _bigram(train, len(job.processor))),
+        }
+        if job.args.exact_match_rows:
+            found["usual answer"] = _usual_answer(job)
+        return found
+
+
+def _perplexity() -> MetricScorer:
+    return MetricScorer(partial(load_metric, "perplexity"), {"perplexity": False})
+
+
+def _as_one_token(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Count a conversation once, with its mean loss."""
+    return {**sample, "sum": sample["loss"] or 0.0, "count": min(sample["count"], 1)}
+
+
+def _score_tokens(logits: Any, labels: Any) -> dict[str, Any]:
+    return {"losses": text.token_losses(logits, labels)}
+
+
+def _encoder(args: Any, tokenizer: Any, max_length: int | None) -> Any:
+    from loopwright.data.chats import ChatEncoder
+
+    return ChatEncoder(tokenizer, train_on=args.train_on, max_length=max_length, overlong=args.overlong)
+
+
+def _set_template(tokenizer: Any, given: str | None) -> list[str]:
+    """Give the tokenizer another chat template and the control tokens that it lacks, and return these."""
+    from loopwright.data.chats import resolve_template
+
+    template = resolve_template(tokenizer, given)
+    if given is None:
+        return []
+    known = tokenizer.get_vocab()
+    added = [token for token in template.tokens if token not in known]
+    tokenizer.add_tokens(added, special_tokens=True)
+    tokenizer.chat_template = template.default
+    return added
+
+
+def _from_scratch(args: Any, data: RunData) -> tuple[text.Loaded, list[str]]:
+    """Return a small Llama with byte pairs trained on the data."""
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    def texts() -> Iterator[str]:
+        turns = (turn for row in data.each_row("train") for turn in row["chat"].messages)
+        return (part for turn in turns for part in (turn["role"], chats.content_of(turn)))
+
+    ends = {"eos_token": causal_lm.END_TOKEN, "bos_token": causal_lm.END_TOKEN, "pad_token": PAD_TOKEN}
+    vocabulary = language.choose_vocabulary(args, texts())
+    pairs = text.train_byte_pairs(texts(), vocabulary, [causal_lm.END_TOKEN, PAD_TOKEN], prefix_space=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=pairs, **ends)
+    _set_template(tokenizer, args.chat_template or TEMPLATE)
+    encoder = _encoder(args, tokenizer, args.max_length)
+    notes = _choose_length(args, encoder, data, None)
+    tokenizer.model_max_length = args.max_length
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=384,
+        max_position_embeddings=args.max_length,
+        tie_word_embeddings=True,
+        **{f"{name}_id": getattr(tokenizer, f"{name}_id") for name in ends},
+    )
+    loaded = text.Loaded(LlamaForCausalLM(config), tokenizer=tokenizer)
+    _set_generation(loaded, encoder.end_of_turn)
+    return loaded, notes
+
+
+def _fit(args: Any, loaded: text.Loaded, path: str, data: RunData) -> list[str]:
+    """Prepare a pretrained model for its template: added tokens, padding, the end of a turn, the length."""
+    model, tokenizer = loaded.model, loaded.tokenizer
+    head = model.get_output_embeddings()
+    new = {name for name, weight in model.named_parameters() if head is not None and weight is head.weight}
+    if head is None or new & set(loaded.new):
+        what = f"{path} has no lm_head: the weights that predict tokens are in no file"
+        saw = [f"it was saved as {', '.join(model.config.architectures or ['no known class'])}", *sorted(new)]
+        raise InputError("model.task", what, saw=saw, fix="leave out --model")
+    causal_lm.check_causal(path, model)
+    added = _set_template(tokenizer, args.chat_template)
+    encoder = _encoder(args, tokenizer, args.max_length)
+    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id, encoder.end_of_turn):
+        tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
+    args.trained_tokens = args.trained_tokens or added
+    notes = [f"tokens added to the tokenizer: {' '.join(added)}"] if added else []
+    notes += language.match_vocabulary(model, tokenizer)
+    _set_generation(loaded, encoder.end_of_turn)
+    return notes + _choose_length(args, encoder, data, text.longest_allowed(tokenizer, model.config))
+
+
+def _set_generation(loaded: text.Loaded, end_of_turn: int | None) -> None:
+    """Make the end of a turn end a generation, wherever the model is opened; padding is never an end."""
+    model, tokenizer = loaded.model, loaded.tokenizer
+    settings = model.generation_config
+    known = settings.eos_token_id if settings.eos_token_id is not None else tokenizer.eos_token_id
+    ends = [end_of_turn, *(known if isinstance(known, list) else [known])]
+    settings.eos_token_id = list(dict.fromkeys(end for end in ends if end is not None)) or None
+    settings.pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
+
+
+def _open_generation(model: Any, folder: Path) -> None:
+    from transformers import GenerationConfig
+
+    if (folder / _GENERATION).is_file():
+        model.generation_config = pretrained.open_pretrained(GenerationConfig, str(folder), _GENERATION)
+
+
+def _choose_length(args: Any, encoder: Any, data: RunData, limit: int | None) -> list[str]:
+    """Set `max_length`, and `packing` by the median of some rows."""
+    text.check_length("max_length", args.max_length, limit)
+    if args.max_length is not None and args.packing is not None:
+        return []
+    rows = data.first_rows("train", args.max_train_samples)
+    step = max(1, len(rows) // _ROWS_MEASURED)
+    measure = _encoder(args, encoder.tokenizer, None)
+    lengths = sorted(len(measure(rows[index]["chat"]).input_ids) for index in range(0, len(rows), step))
+    half, longest = lengths[(len(lengths) - 1) // 2], lengths[-1]
+    if args.max_length is None:
+        least = _LEAST_SCRATCH_LENGTH if limit is None else _LEAST_LENGTH
+        args.max_length = max(-(-longest // 8) * 8, least)
+        args.max_length = args.max_length if limit is None else min(args.max_length, limit)
+    if args.packing is None:
+        args.packing = 2 * half <= args.max_length
+    return [f"tokens p50 {half:,} max {longest:,} -> max_length {args.max_length:,}"]
+
+
+def _choose_packing(args: Any, model: Any, is_asked: bool) -> list[str]:
+    """Check that the model separates packed conversations, and translate `tokens_per_update` into rows."""
+    if args.packing and not chats.separates_packed(model):
+        if is_asked or args.tokens_per_update is not None:
+            what = "--packing: this model does not keep packed conversations apart"
+            saw = [f"the logits of a {type(model).__name__} differ from those of each alone"]
+            raise InputError("args.value", what, saw=saw, fix="--no_packing")
+        args.packing = False
+    if args.tokens_per_update is not None:
+        rows, rest = divmod(args.tokens_per_update, args.max_length)
+        if rest or not args.packing or args.effective_batch is not None:
+            what = f"--tokens_per_update {args.tokens_per_update} is for packed rows of {args.max_length} tokens"
+            fix = f"--packing --tokens_per_update {max(rows, 1) * args.max_length}"
+            raise InputError("args.value", what, fix=fix)
+        args.effective_batch = rows
+    return [f"conversations packed into rows of {args.max_length:,} tokens"] if args.packing else []
+
+
+def _unigram(train: chats.Conversations, vocabulary: int) -> Any:
+    """Return the losses of tokens by their frequency, smoothed by adding one."""
+    counts = np.bincount(train.targets[0], minlength=vocabulary) + 1.0
+    losses = -np.log(counts / counts.sum())
+    return lambda tokens, before: losses[tokens]
+
+
+def _bigram(train: chats.Conversations, vocabulary: int) -> Any:
+    """Return the losses of tokens by their frequency after the token before them, mixed with the plain one."""
+    tokens, before = (each.astype(np.int64) for each in train.targets)
+    plain = (np.bincount(tokens, minlength=vocabulary) + 1.0) / (len(tokens) + vocabulary)
+    pairs, counts = np.unique(before * vocabulary + tokens, return_counts=True)
+    firsts = np.bincount(before, minlength=vocabulary)
+
+    def losses(tokens: Any, before: Any) -> Any:
+        wanted = before * vocabulary + tokens
+        place = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
+        seen = np.where(pairs[place] == wanted, counts[place], 0)
+        return -np.log((seen + _BACKOFF * plain[tokens]) / (firsts[before] + _BACKOFF))
+
+    return losses
+
+
+def _scored(job: Job, losses: Any) -> BaselineScores:
+    """Score the losses of trained tokens, given the token before each, on the validation rows."""
+    sums, counts = [], []
+    for place in range(len(job.eval_dataset)):
+        row = job.eval_dataset[place]
+        is_target = row["labels"] != text.IGNORED
+        sums.append(float(losses(row["labels"][is_target], row["input_ids"][is_target]).sum()))
+        counts.append(int(is_target.sum()))
+    create = partial(load_metric, "perplexity")
+    by_token = score_rows(create, [{"sums": sums, "counts": counts}])
+    means = [total / max(count, 1) for total, count in zip(sums, counts, strict=True)]
+    by_row = score_rows(create, [{"sums": means, "counts": [min(count, 1) for count in counts]}])
+    name = "conversation_perplexity"
+    rows: dict[str, RowScores] = {"perplexity": by_token.rows["perplexity"], name: by_row.rows["perplexity"]}
+    return BaselineScores({"perplexity": by_token["perplexity"], name: by_row["perplexity"]}, rows)
+
+
+def _usual_answer(job: Job) -> BaselineScores:
+    """Score the most frequent last answer of the training rows."""
+    most = min(job.args.exact_match_rows, len(job.eval_dataset))
+    answers = Counter(chats.last_answer(row["chat"]) for row in job.data.each_row("train"))
+    usual = min(answers, key=lambda each: (-answers[each], each))
+    true = [chats.last_answer(job.eval_dataset.rows[place]["chat"]) for place in range(most)]
+    create = partial(load_metric, "exact_match")
+    return score_rows(create, [{"predictions": [usual] * most, "references": true}])

@@ -1,0 +1,261 @@
+"""Conversations as features: encoded with their masks, as prompts, as marked text, and as answers of a model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loopwright.errors import InputError
+from loopwright.quantities import counted
+from loopwright.sources.chats import Chat
+from loopwright.tasks.base import Job, Rows
+from loopwright.tasks.data import RowDataset
+from loopwright.tasks.text import causal_lm
+from loopwright.tasks.text import language_model as language
+from loopwright.tasks.text import models as text
+
+Ids = npt.NDArray[np.int32]
+_MOST_SHOWN = 400
+_BRACKETS = ("⟦", "⟧")
+
+
+class Conversations(RowDataset):
+    """Encoded rows, kept in memory; those that the encoder drops are left out. Labels are those of the next token."""
+
+    def __init__(self, rows: Rows, encode: Any) -> None:
+        ids: list[Ids] = []
+        labels: list[Ids] = []
+        kept, self.num_dropped_texts, first = [], 0, ""
+        for index in range(len(rows)):
+            where = rows.place(index) if hasattr(rows, "place") else f"row {index + 1:,}"
+            chat: Chat = rows[index]["chat"]
+            encoded = encode(Chat(chat.messages, chat.tools, chat.completion, where))
+            if encoded is None:
+                continue
+            kept.append(index)
+            first = first or encoded.text
+            ids.append(np.array(encoded.input_ids, np.int32))
+            labels.append(np.array(encoded.labels, np.int32))
+            self.num_dropped_texts += bool(encoded.dropped)
+        if not kept:
+            what = f"none of {counted(len(rows), 'conversation')} is short enough for --max_length {encode.max_length}"
+            raise InputError("model.length", what, fix="--overlong truncate   or   leave out --max_length")
+        super().__init__(KeptRows(rows, kept))
+        self.num_dropped = len(rows) - len(kept)
+        self._ends = np.cumsum([len(each) for each in ids])
+        self._ids, self._labels = np.concatenate(ids), np.concatenate(labels)
+        if encode.train_on != "all" and (self._labels != text.IGNORED).all():
+            what = f"every token of {counted(len(kept), 'conversation')} would be trained"
+            saw = [f"template: {encode.template.name}", f"first conversation: {first[:_MOST_SHOWN]}"]
+            raise InputError("data.chat_mask", what, saw=saw, fix="--train_on all")
+
+    @property
+    def targets(self) -> tuple[Ids, Ids]:
+        """The trained tokens of all rows, and the token before each."""
+        is_target = self._labels != text.IGNORED
+        is_target[np.concatenate([[0], self._ends[:-1]])] = False  # nothing precedes the first token of a row
+        places = np.flatnonzero(is_target)
+        return self._labels[places], self._ids[places - 1]
+
+    def features(self, position: int) -> dict[str, Any]:
+        start, end = (int(self._ends[position - 1]) if position else 0), int(self._ends[position])
+        ids, labels = (each[start:end].astype(np.int64) for each in (self._ids, self._labels))
+        return {"input_ids": ids[:-1], "labels": labels[1:]}
+
+    def notes(self, name: str, max_length: int) -> list[str]:
+        """Describe what the rows lost: whole conversations that are too long, and texts that the template drops."""
+        found = []
+        if self.num_dropped:
+            number = counted(self.num_dropped, f"{name} conversation")
+            found.append(f"{number} dropped: longer than {max_length:,} tokens (--overlong)")
+        if self.num_dropped_texts:
+            number = counted(self.num_dropped_texts, f"{name} conversation")
+            found.append(f"the template drops texts of the assistant in {number}, such as earlier thinking")
+        return found
+
+
+class KeptRows:
+    """Some rows of a split, by number."""
+
+    def __init__(self, rows: Rows, numbers: Sequence[int]) -> None:
+        self._rows = rows
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._rows[self._numbers[index]]
+
+    def place(self, index: int) -> str:
+        return str(self._rows.place(self._numbers[index]))
+
+    def group(self, index: int) -> int | None:
+        found: int | None = self._rows.group(self._numbers[index])
+        return found
+
+
+@dataclass(frozen=True)
+class PromptEncoder:
+    """Encodes a conversation as the prompt of an answer; one of more than `room` tokens is an error."""
+
+    tokenizer: Any
+    room: int
+
+    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        prompt = before_answer(row["chat"])
+        rendered = self.tokenizer.apply_chat_template(
+            prompt.messages, tools=prompt.tools, add_generation_prompt=True, tokenize=False
+        )
+        ids = self.tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]
+        if len(ids) > self.room:
+            what = f"the conversation has {len(ids):,} tokens, and the model has room for {self.room:,} and an answer"
+            raise InputError("model.length", what, fix="give a shorter conversation   or   --max_new_tokens 1")
+        return {"input_ids": ids, "text": rendered}
+
+
+def before_answer(chat: Chat) -> Chat:
+    """Return a conversation up to the last answer of the assistant, or all of it if it ends with another turn."""
+    places = [place for place, turn in enumerate(chat.messages) if turn["role"] == "assistant"]
+    if not places or places[-1] != len(chat.messages) - 1:
+        return chat
+    end = places[-1]
+    while end > 1 and chat.messages[end - 1]["role"] == "assistant":
+        end -= 1
+    return Chat(chat.messages[:end], chat.tools)
+
+
+def last_answer(chat: Chat) -> str:
+    """Return the last turn of the assistant."""
+    return next(content_of(turn).strip() for turn in reversed(chat.messages) if turn["role"] == "assistant")
+
+
+def content_of(turn: Mapping[str, Any]) -> str:
+    calls = turn.get("tool_calls") or ()
+    return "\n".join([*filter(None, [turn.get("content")]), *(str(call["function"]) for call in calls)])
+
+
+def generated(job: Job, batch: Mapping[str, Any], temperature: float, streamer: Any = None) -> list[str]:
+    """Return the model's answer to each prompt of a batch."""
+    settings = job.model.generation_config
+    ends = {"eos_token_id": settings.eos_token_id, "pad_token_id": settings.pad_token_id}
+    found = causal_lm.continued(job, job.model, batch, job.args.max_new_tokens, temperature, streamer, **ends)
+    return [each.strip() for each in found]
+
+
+def answers(job: Job, prompts: Iterable[Any], temperature: float, streamer: Any = None) -> list[str]:
+    """Return the model's answer to each prompt, given as tokens."""
+    from loopwright.engine.nested import to_device
+
+    features = [{"input_ids": ids, "text": "", "position": index} for index, ids in enumerate(prompts)]
+    batch = to_device(job.collate_fn(features), next(job.model.parameters()).device)
+    return generated(job, batch, temperature, streamer)
+
+
+class Dialogue:
+    """A conversation with a model that continues: it keeps the turns so far."""
+
+    def __init__(self, job: Job, system: str | None) -> None:
+        self._job = job
+        self._start: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything but the system message."""
+        self.messages = list(self._start)
+
+    def answer(self, said: str, write: Callable[[str], object]) -> str:
+        """Return the answer to a user's turn, and write it as it is generated; InputError if it is too long."""
+        from transformers import TextStreamer
+
+        class Writer(TextStreamer):  # type: ignore[misc]
+            def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+                write(text)
+
+        job = self._job
+        messages = [*self.messages, {"role": "user", "content": said}]
+        features = job.task.create_dataset(job, [{"chat": Chat(messages)}], is_labelled=False)[0]
+        streamer = Writer(job.processor, skip_prompt=True, skip_special_tokens=True)
+        (found,) = answers(job, [features["input_ids"]], job.args.temperature, streamer=streamer)
+        self.messages = [*messages, {"role": "assistant", "content": found}]
+        return found
+
+
+def last_turn(batch: Mapping[str, Any], index: int) -> tuple[list[int], list[int]]:
+    """Return the tokens before the last trained turn of a row, and those of the turn."""
+    labels = batch["labels"][index].tolist()
+    end = max((place + 1 for place, label in enumerate(labels) if label != text.IGNORED), default=0)
+    start = end
+    while start and labels[start - 1] != text.IGNORED:
+        start -= 1
+    return batch["input_ids"][index, : start + 1].tolist(), labels[start:end]
+
+
+def packed_sums(batch: Mapping[str, Any], outputs: Mapping[str, Any], most: int = 2**20) -> list[dict[str, Any]]:
+    """Return the sums of each conversation of packed rows, numbered by row and place."""
+    samples = []
+    for row, position in enumerate(batch["position"].tolist()):
+        for number in range(int(batch["sequence_ids"][row].max()) + 1):
+            is_own = (batch["sequence_ids"][row] == number)[None]
+            part = {name: batch[name][row][None][is_own][None] for name in ("input_ids", "labels")}
+            own = {"losses": outputs["losses"][row][None][is_own][None]}
+            samples += language.sample_sums({**part, "position": [position * most + number]}, own)
+    return samples
+
+
+def separates_packed(model: Any) -> bool:
+    """Whether a model gives packed conversations the logits of each alone, which a recurrent state would change."""
+    import torch
+
+    from loopwright.data.packing import block_diagonal_mask
+
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return False
+    ids = torch.arange(12, device=model.device).remainder(language.num_embeddings(model))[None]
+    numbers, places = torch.tensor([[0] * 7 + [1] * 5]), torch.tensor([[*range(7), *range(5)]])
+    mask = block_diagonal_mask(numbers.to(model.device), model.dtype)
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        packed = model(ids, position_ids=places.to(model.device), attention_mask=mask, use_cache=False).logits
+        alone = torch.cat([model(ids[:, :7]).logits, model(ids[:, 7:]).logits], 1)
+    model.train(was_training)
+    size = float(alone.float().abs().max()) * (1e-4 if model.dtype == torch.float32 else 5e-2)
+    return float((packed - alone).float().abs().max()) <= size
+
+
+def train_embeddings(model: Any, ids: Sequence[int]) -> list[Any]:
+    """Train some rows of the embeddings beside adapters, and return the weights; gradients of other rows are 0."""
+    import torch
+
+    heads = (model.get_input_embeddings(), model.get_output_embeddings())
+    weights = list({id(each.weight): each.weight for each in heads if each is not None}.values())
+    for weight in weights:
+        if weight.requires_grad:
+            continue
+        is_own = torch.zeros(len(weight), 1, device=weight.device, dtype=weight.dtype)
+        is_own[list(ids)] = 1
+        weight.requires_grad_(True)
+        weight.register_hook(lambda gradient, is_own=is_own: gradient * is_own)
+    return weights
+
+
+def marked_tokens(tokenizer: Any, ids: Sequence[int], labels: Sequence[int]) -> list[tuple[str, bool]]:
+    """Return the text of a conversation in pieces, each with whether it is trained; labels are of the next token."""
+    is_trained = [False, *(label != text.IGNORED for label in labels)]
+    everything = [*ids, *([labels[-1]] if is_trained[-1] else [])]
+    pieces: list[tuple[list[int], bool]] = []
+    for token, is_on in zip(everything, is_trained, strict=False):
+        if not pieces or pieces[-1][1] != is_on:
+            pieces.append(([], is_on))
+        pieces[-1][0].append(int(token))
+    return [(str(tokenizer.decode(part, skip_special_tokens=False)), is_on) for part, is_on in pieces]
+
+
+def with_brackets(pieces: Iterable[tuple[str, bool]]) -> str:
+    return "".join(piece.join(_BRACKETS) if is_on else piece for piece, is_on in pieces)
