@@ -193,6 +193,13 @@ def of_language(lines: Lines, _names: list[str], _settings: dict) -> Numbers:
     return {**found, "token_accuracy": mean([a == b for rows in pairs for a, b in zip(*rows, strict=True)])}
 
 
+def of_chats(lines: Lines, _names: list[str], _settings: dict) -> Numbers:
+    answered = [line["prediction"] == line["reference"] for line in lines if "prediction" in line]
+    each = mean([line["loss"] for line in lines if line["num_tokens"]])
+    exact = {"exact_match": mean(answered)} if answered else {}
+    return {"perplexity": math.exp(loss_of(lines)), "conversation_perplexity": math.exp(each), **exact}
+
+
 def of_summaries(lines: Lines, _names: list[str], settings: dict) -> Numbers:
     kinds = ["rouge1", "rouge2", "rougeL", "rougeLsum"]
     scorer = RougeScorer(kinds, use_stemmer=settings["use_stemmer"])
@@ -297,4 +304,5 @@ FORMULAS = {
     **{"summarization": of_summaries, "translation": of_translations, "semantic-segmentation": of_pixels},
     **dict.fromkeys(("object-detection", "instance-segmentation"), of_objects),
     "masked-image-modeling": of_rebuilt,
+    "chat": of_chats,
 }

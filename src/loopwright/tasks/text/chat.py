@@ -349,7 +349,7 @@ def _set_generation(loaded: text.Loaded, end_of_turn: int | None) -> None:
     known = settings.eos_token_id if settings.eos_token_id is not None else tokenizer.eos_token_id
     ends = [end_of_turn, *(known if isinstance(known, list) else [known])]
     settings.eos_token_id = list(dict.fromkeys(end for end in ends if end is not None)) or None
-    settings.pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
+    settings.pad_token_id = tokenizer.pad_token_id  # in the config it would change how the embeddings are built
 
 
 def _open_generation(model: Any, folder: Path) -> None:

@@ -271,6 +271,9 @@ def match_vocabulary(model: Any, tokenizer: Any) -> list[str]:
         return []
     with text.quiet():
         model.resize_token_embeddings(len(tokenizer))
+    for module in model.modules():  # as a model is built that has the new size from the start
+        if getattr(module, "vocab_size", None) == rows:
+            module.vocab_size = len(tokenizer)
     return [f"embeddings: {rows:,} -> {len(tokenizer):,}, to match the tokenizer"]
 
 

@@ -1,0 +1,296 @@
+"""chat end to end: packing, the right sums, pretrained models, added tokens, predictions, export, bad input."""
+
+import html
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from loopwright import api
+from loopwright.cli import main
+from loopwright.demos.dialogue_rows import dialogue_rows, right_answer
+from loopwright.errors import InputError
+from loopwright.sources.chats import read_chat
+from loopwright.tasks.text import conversations as chats
+from loopwright.tasks.text import models as text_models
+from loopwright.tasks.text.causal_lm import PackedLines
+from loopwright.tasks.text.chat import PAD_TOKEN
+from tasks.dialogues import FLAGS, dialogues, tiny_decoder, write_dialogues
+from tasks.recomputed import assert_recomputed
+from tasks.reviews import read_lines, write_jsonl
+from tasks.runs import check_kill, refusal, train_in
+
+END = "<|im_end|>"
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return tiny_decoder(tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("learnt")
+    data = write_dialogues(folder, 200)
+    flags = {**FLAGS, "max_steps": 40, "vocab_size": 400, "exact_match_rows": 5, "rehearsal": True}
+    return train_in(folder, "chat", data=data, **flags)
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_dialogues(tmp_path)
+
+
+def test_a_small_model_learns_from_scratch_and_beats_the_unigrams(learnt):
+    result = learnt.result
+    assert result["metric"] == "perplexity" and set(result["baselines"]) == {"unigram", "bigram", "usual answer"}
+    for name in ("perplexity", "conversation_perplexity"):
+        assert learnt.metrics[name] < 0.5 * result["baselines"]["unigram"][name]
+    assert set(result["no_intervals"]) | set(result["intervals"]) >= {"perplexity", "conversation_perplexity"}
+    assert_recomputed(learnt)
+    log = (learnt.path / "log.txt").read_text()
+    assert "conversations packed into rows of 128 tokens" in log and "turns user" in log
+    evaluations = read_lines(learnt.path / "eval" / "samples.jsonl")
+    assert evaluations[-1]["update"] is None and all(len(each["samples"]) == 2 for each in evaluations)
+    shown = evaluations[0]["samples"][0]
+    assert set(shown) == {"source", "written", "true"} and f"{shown['source']!r} -> " in log
+    first = (learnt.path / "samples" / "train_batch0.txt").read_text()
+    assert first.count(f".{END}⟧") == first.count("⟦") > 20 and "none of which sees another" in first
+    assert f".{html.escape(END)}⟧" in (learnt.path / "report.html").read_text()
+
+
+def test_the_demo_follows_its_rule_and_holds_out_other_dialogues():
+    demo = dialogue_rows()
+    for row in [*demo.train[:500], *demo.validation]:
+        turns = row["messages"]
+        for place, turn in enumerate(turns):
+            assert turn["role"] != "assistant" or turn["content"] == right_answer(turns[:place])
+    assert len(demo.validation) > 150 and not {str(row) for row in demo.train} & {str(row) for row in demo.validation}
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_packed_conversations_get_the_logits_that_each_has_alone(kind, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    from loopwright.data.chats import ChatEncoder
+    from loopwright.tasks.text import language_model as language
+
+    folder = tiny_decoder(tmp_path / kind, kind)
+    tokenizer = text_models.load_tokenizer(str(folder))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    rows = [{"chat": read_chat(row)} for row in dialogues(12)]
+    lines = chats.Conversations(rows, ChatEncoder(tokenizer))
+    packed = PackedLines(lines, 128)
+    assert chats.separates_packed(model) and len(packed) < len(lines)
+    job = type("Job", (), {"model": model})()
+    seen = 0
+    for place, numbers in enumerate(packed.rows.groups):
+        batch = language.PaddingCollator(pad_id=0)([packed[place]])
+        with torch.no_grad():
+            logits = model(**language.packed_inputs(job, batch)).logits[0]
+        for number, row in enumerate(numbers):
+            alone = torch.from_numpy(lines[row]["input_ids"])[None]
+            with torch.no_grad():
+                own = model(alone).logits[0]
+            mine = batch["sequence_ids"][0] == number
+            assert torch.allclose(logits[mine], own, atol=1e-5, rtol=0)
+            assert batch["labels"][0][mine].tolist() == lines[row]["labels"].tolist()
+            seen += 1
+    assert seen == 12
+
+
+def test_the_loss_is_the_mean_over_trained_tokens_for_every_batch_size(llama, data):
+    flags = {**FLAGS, "data": data, "model": llama, "max_steps": 2}
+    small, large = (api.train("chat", per_device_eval_batch_size=size, **flags) for size in (3, 32))
+    assert large.metrics == pytest.approx(small.metrics, rel=1e-5)
+    total = count = 0.0
+    means = []
+    model, tokenizer = small.model, text_models.load_tokenizer(str(small.folder.model))
+    for row in small.folder and api.DataPlan.read(small.folder.data).rows("validation"):
+        ids, labels = _trained(tokenizer, row["chat"])
+        with torch.no_grad():
+            loss = model(input_ids=ids, labels=labels).loss.item()
+        num = int((labels[0, 1:] != -100).sum())
+        total, count, means = total + loss * num, count + num, [*means, loss]
+    assert small.metrics["loss"] == pytest.approx(total / count, rel=1e-5)
+    assert small.metrics["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
+    assert small.metrics["conversation_perplexity"] == pytest.approx(math.exp(np.mean(means)), rel=1e-5)
+
+
+def _trained(tokenizer, chat):
+    """Return tokens and labels of a conversation in ChatML, written down independently."""
+    ids, labels = [], []
+    for turn in chat.messages:
+        head, body, end = (
+            tokenizer(part, add_special_tokens=False)["input_ids"]
+            for part in (f"<|im_start|>{turn['role']}\n", turn["content"] + END, "\n")
+        )
+        ids += [*head, *body, *end]
+        labels += [*[-100] * len(head), *(body if turn["role"] == "assistant" else [-100] * len(body)), -100]
+    return torch.tensor([ids]), torch.tensor([labels])
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_accumulated_batches_train_as_one_large_batch_does(llama, data, packing):
+    flags = {**FLAGS, "data": data, "model": llama, "max_steps": 3, "optim": "sgd", "packing": packing, "lr": 0.1}
+    whole = api.train("chat", **{**flags, "batch": 4})
+    parts = api.train("chat", gradient_accumulation_steps=4, **{**flags, "batch": 1})
+    for first, second in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        assert torch.allclose(first, second, atol=1e-6)
+
+
+def test_tokens_per_update_are_packed_rows(llama, data):
+    run = api.train("chat", data=data, model=llama, **{**FLAGS, "batch": 2, "max_steps": 1, "tokens_per_update": 1024})
+    assert "2 × accum 4 × 1 device = 8" in (run.path / "log.txt").read_text()
+    text = refusal("chat", {**FLAGS, "data": data, "model": llama}, "args.value", tokens_per_update=1000)
+    assert "--packing --tokens_per_update 896" in text
+
+
+def test_a_pretrained_model_gets_a_pad_token_and_ends_its_turns_and_a_pipeline_answers(llama, data, tmp_path):
+    from transformers import AutoTokenizer, GenerationConfig, pipeline
+
+    run = api.train("chat", data=data, model=llama, **FLAGS)
+    folder = run.export(tmp_path / "exported")
+    tokenizer, settings = AutoTokenizer.from_pretrained(folder), GenerationConfig.from_pretrained(folder)
+    assert tokenizer.pad_token == PAD_TOKEN and tokenizer.pad_token_id != tokenizer.eos_token_id
+    assert settings.eos_token_id[0] == tokenizer.convert_tokens_to_ids(END)
+    assert settings.pad_token_id == tokenizer.pad_token_id
+    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(llama).chat_template
+    asked = [{"role": "user", "content": "Where does Ada live?"}]
+    answer = pipeline("text-generation", str(folder))(asked, max_new_tokens=6, do_sample=False)[0]["generated_text"]
+    assert answer[:-1] == asked and answer[-1]["role"] == "assistant"
+    assert run.predict([asked[0]["content"]]) == [{"answer": answer[-1]["content"].strip()}]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tokens_that_a_template_adds_are_trained_beside_adapters_and_no_others(tied, data, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tiny_decoder(tmp_path / "plain", template=None, tie_word_embeddings=tied)
+    run = api.train("chat", data=data, model=folder, chat_template="chatml", lora=True, weight_decay=0.1, **FLAGS)
+    before, after = (AutoModelForCausalLM.from_pretrained(each) for each in (folder, run.folder.model))
+    tokenizer = AutoTokenizer.from_pretrained(run.folder.model)
+    num_old = before.get_input_embeddings().weight.shape[0]
+    new = tokenizer.convert_tokens_to_ids(["<|im_start|>", END])
+    assert min(new) >= num_old and len(tokenizer) == after.get_input_embeddings().weight.shape[0]
+    for name in ("get_input_embeddings", "get_output_embeddings"):
+        old, now = getattr(before, name)().weight, getattr(after, name)().weight
+        assert torch.equal(old, now[:num_old])
+    started = api.train("chat", data=data, model=folder, chat_template="chatml", lora=True, **{**FLAGS, "lr": 0.0})
+    start = AutoModelForCausalLM.from_pretrained(started.folder.model).get_input_embeddings().weight
+    assert all(not torch.equal(start[token], after.get_input_embeddings().weight[token]) for token in new)
+
+
+def test_predictions_are_one_per_row_whatever_the_format(learnt, tmp_path):
+    prompts = [row["messages"][:1] for row in dialogues(5)]
+    texts = [turns[-1]["content"] for turns in prompts if len(turns) == 1 and turns[0]["role"] == "user"]
+    assert len(texts) >= 3
+    one_by_one = [learnt.predict([each])[0]["answer"] for each in texts]
+    assert [each["answer"] for each in learnt.predict(texts)] == one_by_one
+    rows = [{"messages": [{"role": "user", "content": each}]} for each in texts]
+    rows += [{"messages": [*rows[0]["messages"], {"role": "assistant", "content": "no"}]}, {"messages": "nothing"}]
+    rows.insert(1, {"messages": [{"role": "nobody", "content": "hello"}]})
+    rows.insert(2, {"messages": [{"role": "user", "content": "Ada " * 200}]})
+    path = write_jsonl(tmp_path / "prompts.jsonl", rows)
+    found = learnt.predict(path)
+    assert len(found) == len(rows)
+    assert [each.get("answer") for each in found[:1] + found[3:-2]] == one_by_one
+    assert found[-2]["answer"] == one_by_one[0] and isinstance(found[-1]["answer"], str)
+    assert found[1]["error"].startswith("data.chat") and found[2]["error"].startswith("model.length")
+    named = learnt.predict([{"prompt": each} for each in texts])
+    assert [each["answer"] for each in named] == one_by_one
+    out = tmp_path / "out.jsonl"
+    assert main(["predict", str(learnt.path), str(path), "--out", str(out)]) == 0
+    assert [json.loads(line)["messages"] for line in out.read_text().splitlines()] == [row["messages"] for row in rows]
+
+
+def test_lw_chat_answers_each_line_and_remembers_until_it_is_reset(learnt, monkeypatch, capsys):
+    lines = ["Ben lives in Rome. Ada lives in Oslo.", "Where does Ben live?", "/reset", "Where does Ben live?", "/quit"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*lines, "never asked"])))
+    assert main(["chat", str(learnt.path), "--max_new_tokens", "8"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    turns = [{"role": "user", "content": lines[0]}]
+    expected = [learnt.predict([{"messages": turns}], max_new_tokens=8)[0]["answer"]]
+    turns += [{"role": "assistant", "content": expected[0]}, {"role": "user", "content": lines[1]}]
+    expected.append(learnt.predict([{"messages": turns}], max_new_tokens=8)[0]["answer"])
+    expected.append(learnt.predict([lines[3]], max_new_tokens=8)[0]["answer"])
+    assert [each.strip() for each in told] == [each for answer in expected for each in answer.splitlines()]
+    monkeypatch.setattr("sys.stdin", io.StringIO(" ".join(["Ada"] * 200)))
+    assert main(["chat", str(learnt.path), "--system", "Answer with the place alone."]) == 0
+    assert "/reset starts again" in capsys.readouterr().err
+
+
+def test_lw_chat_is_for_models_that_answer(finished, capsys):
+    assert main(["chat", str(finished.path)]) == 2
+    assert "error[args.task]" in capsys.readouterr().err
+
+
+def test_lw_check_marks_the_trained_tokens(llama, data, capsys, monkeypatch):
+    words = ["check", "chat", "--data", str(data), "--model", str(llama), "--threads", "1"]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    turns = api.check("chat", data=data, model=llama, threads=1, quiet=True).rows("train")[0]["chat"].messages
+    said = [turn["content"] for turn in turns if turn["role"] == "assistant"]
+    assert [f"⟦{each}{END}⟧" in told for each in said] == [True] * len(said)
+    assert told.count("⟦") == len(said) and "row 1   <|im_start|>" in told
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(words) == 0
+    assert f"\x1b[32m{said[0]}{END}\x1b[0m" in capsys.readouterr().out
+
+
+def test_long_conversations_are_refused_truncated_or_dropped_with_counts(llama, data):
+    flags = {**FLAGS, "data": data, "model": llama, "max_steps": 1, "max_length": 64, "num_samples": 0}
+    text = refusal("chat", flags, "model.length")
+    assert "--overlong truncate" in text and "line " in text
+    for overlong in ("truncate", "drop"):
+        run = api.train("chat", overlong=overlong, **flags)
+        log = (run.path / "log.txt").read_text()
+        assert ("training conversations dropped: longer than 64 tokens" in log) == (overlong == "drop")
+    refusal("chat", {**flags, "max_length": 129}, "model.length")
+
+
+@pytest.mark.parametrize("kind", ["headless", "no template", "bidirectional"])
+def test_models_that_cannot_chat_are_refused(kind, data, tmp_path):
+    from tasks.texts import tiny_bert
+
+    if kind == "bidirectional":
+        folder = tiny_bert(tmp_path / "bert")
+        text_models.load_tokenizer(str(folder))
+        flags = {"chat_template": "chatml", "max_length": 64, "overlong": "drop"}
+        refusal("chat", {**FLAGS, "data": data, "model": folder}, "model.task", **flags)
+    elif kind == "headless":
+        folder = tiny_decoder(tmp_path / "headless", "headless")
+        text = refusal("chat", {**FLAGS, "data": data, "model": folder}, "model.task")
+        assert "has no lm_head" in text and "LlamaModel" in text
+    else:
+        folder = tiny_decoder(tmp_path / "plain", template=None)
+        text = refusal("chat", {**FLAGS, "data": data, "model": folder}, "model.chat_template")
+        assert "zephyr" in text and "--chat_template chatml" in text
+        assert api.train("chat", data=data, model=folder, chat_template="plain", **{**FLAGS, "max_steps": 1}).metrics
+
+
+@pytest.mark.parametrize("lora", [(), ("--lora", "--chat_template", "chatml")], ids=["packed", "lora"])
+def test_a_killed_run_resumes_to_the_same_bits(lora, tmp_path):
+    model = tiny_decoder(tmp_path / "model", template=None if lora else "chatml")
+    data = write_dialogues(tmp_path)
+    words = ["train", "chat", "--data", data, "--model", model, "--max_steps", 8, "--batch", 4, "--lr", 1e-2]
+    words += ["--packing", "--max_length", 128, "--save_strategy", "steps", "--save_steps", 2, "--threads", 1]
+    words += ["--eval_strategy", "steps", "--eval_steps", 3, "--temperature", 0.8, "--max_new_tokens", 4]
+    words += ["--exact_match_rows", 3, "--no_rehearsal", *lora]
+    whole = check_kill(tmp_path, words, 5, "eval/samples.jsonl", "baselines.json", "samples/train_batch0.txt")
+    lines = read_lines(whole / "eval" / "samples.jsonl")
+    assert [line["update"] for line in lines] == [3, 6, 8, None]
+
+
+def test_a_model_that_mixes_packed_conversations_is_not_packed(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(chats, "separates_packed", lambda model: False)
+    flags = {**FLAGS, "data": data, "vocab_size": 400, "max_steps": 1}
+    with pytest.raises(InputError) as caught:
+        api.train("chat", **flags)
+    assert caught.value.fix == "--no_packing"
+    assert "packed" not in (api.train("chat", **{**flags, "packing": None}).path / "log.txt").read_text()
