@@ -34,7 +34,7 @@ def copied(finished, tmp_path):
 
 def test_help_names_every_verb(capsys):
     code, out, _ = run(capsys, "--help")
-    assert code == 0 and len(VERBS) == 18
+    assert code == 0 and len(VERBS) == 19
     assert all(f"  {verb} " in out for verb in VERBS)
     assert run(capsys)[:2] == (0, out)
     assert run(capsys, "help", "train")[:2] == run(capsys, "train", "--help")[:2] and "lw version" in " ".join(

@@ -38,6 +38,7 @@ SIZES = {
     "multiple-choice": (range(900, 901), range(200, 201)),
     "summarization": (range(8000, 8001), range(250, 251)),
     "sentence-embedding": (range(2000, 2001), range(500, 501)),
+    "chat": (range(4_000, 4_001), range(150, 201)),
     "translation": (range(20_000, 20_001), range(500, 501)),
 }
 

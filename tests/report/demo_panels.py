@@ -36,6 +36,10 @@ PANELS: dict[str, tuple[list[str], list[str]]] = {
         ["Difficulty of the parts", "Samples", "Generated texts at each evaluation"],
         ["By length, in characters"],
     ),
+    "chat": (
+        ["Difficulty of the parts", "Samples", "Generated texts at each evaluation"],
+        ["By length, in characters"],
+    ),
     "masked-lm": (["Most frequent tokens", "Most confused", "Samples"], ["By length, in characters"]),
     "summarization": (_WRITTEN, ["By length, in characters"]),
     "translation": (_WRITTEN, ["By length, in characters"]),

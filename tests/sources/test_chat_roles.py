@@ -8,8 +8,8 @@ import pytest
 from loopwright.errors import InputError
 from loopwright.runs.data import describe
 from loopwright.sources import DataOptions, DataPlan, Role, Schema, preflight
-from loopwright.sources.chat_roles import as_chat
 from loopwright.sources.chats import Chat
+from loopwright.sources.chats.roles import as_chat
 from loopwright.sources.preflight import plan_unchecked
 
 SCHEMA = Schema("chat", (Role("chat", "chat"),))

@@ -194,7 +194,7 @@ def of_language(lines: Lines, _names: list[str], _settings: dict) -> Numbers:
 
 
 def of_chats(lines: Lines, _names: list[str], _settings: dict) -> Numbers:
-    answered = [line["prediction"] == line["reference"] for line in lines if "prediction" in line]
+    answered = [line["answer"] == line["true"] for line in lines if "answer" in line]
     each = mean([line["loss"] for line in lines if line["num_tokens"]])
     exact = {"exact_match": mean(answered)} if answered else {}
     return {"perplexity": math.exp(loss_of(lines)), "conversation_perplexity": math.exp(each), **exact}

@@ -21,6 +21,7 @@ SHORT = {
     "multiple-choice": (f"--max_train_samples 60 --batch 4 {_ONCE}", 40, "accuracy", 0.38, "chance"),
     "sentence-embedding": ("--max_train_samples 128 --batch 16 --max_length 16", 100, "mrr", 0.6, "word-overlap"),
     "causal-lm": ("--max_steps 60 --batch 8 --max_train_samples 3000", 60, "bits_per_byte", 3.2, "unigram"),
+    "chat": ("--max_steps 60 --max_train_samples 600", 60, "perplexity", 3, "unigram"),
     "masked-lm": ("--max_steps 60 --batch 8 --max_train_samples 1000", 60, "token_accuracy", 0.12, "unigram"),
     "summarization": ("--max_train_samples 1300", 50, "rougeL", 0.35, "lead"),
     "translation": ("--max_train_samples 3800", 60, "chrf", 31, "copy"),
@@ -42,7 +43,7 @@ def test_each_demo_is_listed_with_its_seconds(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
     assert main(["demo"]) == 0
     listed = {line.split()[2]: line for line in capsys.readouterr().out.splitlines()}
-    assert set(SHORT) <= set(listed) and len(SHORT) == 11
+    assert set(SHORT) <= set(listed) and len(SHORT) == 12
     for task in SHORT:
         assert 10 <= int(re.search(r", (\d+) s$", listed[task])[1]) <= 150
 
@@ -60,7 +61,7 @@ def test_a_shortened_demo_is_better_than_its_baseline(task, capsys, few_scenes):
     assert "best " in capsys.readouterr().out
     result = Run.find("last").result
     reached = result["metrics"][metric]
-    sign = -1 if metric == "bits_per_byte" else 1
+    sign = -1 if metric in ("bits_per_byte", "perplexity") else 1
     assert sign * reached > sign * least > sign * result["baselines"][baseline][metric]
     if "untrained" in result["baselines"]:  # a model that is good before it is trained has to become better
         assert reached > result["baselines"]["untrained"][metric]

@@ -12,7 +12,7 @@ from loopwright.quantities import size
 from loopwright.runs.console.screen import Screen, Waiting
 from loopwright.runs.settings import Settings
 from loopwright.sources import DataOptions, DataPlan, Schema, preflight
-from loopwright.sources.chat_roles import CHAT_KINDS
+from loopwright.sources.chats.roles import CHAT_KINDS
 from loopwright.sources.column_roles import column_names
 from loopwright.sources.files import is_evident
 from loopwright.sources.formats import KINDS_BY_ENDING, ending_of, open_table

@@ -13,7 +13,7 @@ from loopwright.errors import InputError
 from loopwright.runs.data import by_role, plan_of_file
 from loopwright.runs.settings import Settings
 from loopwright.sources import DataPlan, Role
-from loopwright.sources.chat_roles import CHAT_KINDS, as_chat
+from loopwright.sources.chats.roles import CHAT_KINDS, as_chat
 from loopwright.sources.column_roles import column_names
 from loopwright.sources.labels import has_value
 from loopwright.sources.schema import PICTURE_KINDS

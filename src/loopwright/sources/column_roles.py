@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from loopwright.config.display_width import display_width, pad, truncate
 from loopwright.errors import InputError, nearest
 from loopwright.metrics.words import count_words
-from loopwright.sources.chat_roles import CHAT_KINDS, chat_columns, could_be_chat, with_tools
+from loopwright.sources.chats.roles import CHAT_KINDS, chat_columns, could_be_chat, with_tools
 from loopwright.sources.delimited import names_fix
 from loopwright.sources.images.image_file import is_image_name
 from loopwright.sources.schema import Role, Schema

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.errors import InputError
-from loopwright.sources.chat_roles import CHAT_KINDS
+from loopwright.sources.chats.roles import CHAT_KINDS
 from loopwright.sources.column_roles import IS_SET, is_number
 from loopwright.sources.schema import Role
 from loopwright.sources.tables import Block, Row, Table, value_at

@@ -15,7 +15,7 @@ import numpy as np
 from loopwright.errors import InputError
 from loopwright.run_folder.files import DamagedFileError, read_json, sealed
 from loopwright.sources.arrow import open_hub
-from loopwright.sources.chat_roles import CHAT_KINDS, as_chat
+from loopwright.sources.chats.roles import CHAT_KINDS, as_chat
 from loopwright.sources.column_roles import Columns, Guess, column_names
 from loopwright.sources.files import Say, sha256_of
 from loopwright.sources.formats import open_table

@@ -14,7 +14,7 @@ import numpy as np
 from loopwright.errors import InputError
 from loopwright.quantities import counted
 from loopwright.sources import column_roles, label_checks
-from loopwright.sources.chat_roles import describe_chats
+from loopwright.sources.chats.roles import describe_chats
 from loopwright.sources.column_roles import (
     Columns,
     GivenColumns,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from loopwright.errors import InputError
 from loopwright.metrics.words import count_words
-from loopwright.sources.chat_roles import CHAT_KINDS, as_chat, chat_text, count_turns
+from loopwright.sources.chats.roles import CHAT_KINDS, as_chat, chat_text, count_turns
 from loopwright.sources.column_roles import Columns, column_names
 from loopwright.sources.files import Say
 from loopwright.sources.images.scene_scan import SceneOptions, SceneScan

@@ -182,7 +182,8 @@ class ChatTuning(Task):
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
         shown = {"position": sample["position"], "loss": sample["loss"], "num_tokens": sample["count"]}
-        return {**shown, **{name: sample[name] for name in ("prediction", "reference") if name in sample}}
+        answers = {"answer": sample["prediction"], "true": sample["reference"]} if "prediction" in sample else {}
+        return {**shown, **answers}
 
     def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return {"text": "\n".join(f"{turn['role']}: {chats.content_of(turn)}" for turn in row["chat"].messages)}

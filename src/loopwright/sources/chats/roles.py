@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from loopwright.sources.chats import Chat, chat_format, read_chat
+from loopwright.sources.chats.formats import Chat, chat_format, read_chat
 
 CHAT_KINDS = ("chat", "prompt")
 # By format: the columns that a row needs, those that a prompt needs, and those that it may have.
