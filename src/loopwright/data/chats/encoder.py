@@ -101,7 +101,7 @@ class ChatEncoder:
             )
         self.tokenizer, self.template = tokenizer, resolve_template(tokenizer, chat_template)
         self.train_on, self.max_length, self.overlong = train_on, max_length, overlong
-        self._in_parts, self._first_header = False, ""
+        self._in_parts, self._has_prompt, self._first_header = False, True, ""
         self._lengths: dict[tuple[str, str], int] = {}  # of headers and ends, by the text between two contents
         added = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
         self._boundary = re.compile("|".join([r"\s", *map(re.escape, added)]))
@@ -250,11 +250,12 @@ class ChatEncoder:
     def _by_marks(self, chat: Chat, found: Rendering, turns: list[int]) -> dict[int, list[Span]]:
         """Return the spans of each turn by the template's generation marks."""
         spans: dict[int, list[Span]] = {}
-        owners = sorted((*span, index) for index in turns for span in found.of_message(index))
+        speakers = {each.message for each in found.segments}
+        owners = sorted((*span, index) for index in speakers for span in found.of_message(index))
         for start, end in sorted(found.marks):
             inside = [index for first, last, index in owners if start <= first and last <= end]
             earlier = [index for first, _, index in owners if first <= start]
-            for index in (inside or earlier[-1:])[:1]:
+            for index in (inside or earlier[-1:])[:1]:  # a mark without a text belongs to the turn before
                 spans.setdefault(index, []).append((start, end))
         for each in found.segments:
             for first, last in list(zip(each.starts, each.ends, strict=False))[: 1 if each.is_name else None]:
@@ -311,7 +312,7 @@ class ChatEncoder:
         if (known := self._lengths.get((kind, gap))) is not None:
             return known
         if kind == "header":
-            length = self._header(gap, self._written(chat, sentinels.messages[:index], prompt=True))
+            length = self._header(gap, chat, sentinels.messages[:index])
         else:
             length = self._end(gap, chat, sentinels.messages[: index + 1])
         if len(self._lengths) < _MOST_KNOWN:
@@ -327,17 +328,18 @@ class ChatEncoder:
         last = [match.end() for match in PRIVATE.finditer(rendered)][-1:]
         return rendered[last[0] if last else 0 :]
 
-    def _header(self, gap: str, written: str | None) -> int:
+    def _header(self, gap: str, chat: Chat, messages: list[dict[str, Any]]) -> int:
+        written = self._written(chat, messages, prompt=True)
         if written is None:
             return len(gap)
-        prompt = _OPEN_THOUGHT.sub("", written)
-        if (length := common_prefix(gap, prompt)) in (len(gap), len(prompt)):
+        prompt = _OPEN_THOUGHT.sub("", written) if self._has_prompt else self._first_header
+        if self._has_prompt and (length := common_prefix(gap, prompt)) in (len(gap), len(prompt)):
             rest = gap[length:]
             return len(gap) if rest and self._first_header.endswith(rest) else length
         for size in range(len(prompt), _LEAST_SUFFIX - 1, -1):
             if (place := gap.rfind(prompt[-size:])) >= 0:
                 return place + size
-        return len(gap)
+        return len(gap.rstrip(" "))
 
     def _end(self, gap: str, chat: Chat, messages: list[dict[str, Any]]) -> int:
         written = self._written(chat, messages)
@@ -359,10 +361,12 @@ class ChatEncoder:
                 sentinels, found = self._located(Chat(_PROBE), messages, text)
             except InputError:
                 continue
-            if not found.of_message(1):
+            if not found.of_message(0) or not found.of_message(1):
                 continue
-            prompt = self._written(Chat(_PROBE), sentinels.messages[:1], prompt=True) or ""
-            self._first_header = _OPEN_THOUGHT.sub("", prompt)
+            prompt, without = (self._written(Chat(_PROBE), sentinels.messages[:1], prompt=each) for each in (True, False))
+            self._has_prompt = prompt != without
+            between = text[found.of_message(0)[0][1] : found.of_message(1)[0][0]].rstrip(" ")
+            self._first_header = _OPEN_THOUGHT.sub("", prompt or "") if self._has_prompt else between
             tokens = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
             end = found.last_end()
             for token, (start, stop) in zip(tokens["input_ids"], tokens["offset_mapping"], strict=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 _FIRST, _GENERATION, _END_GENERATION = 0x100000, 0x10FFFC, 0x10FFFD  # supplementary private use area B
@@ -122,6 +123,7 @@ class Sentinels:
         return f"{before}{chr(number)}{core}{chr(number + 1)}{after}"
 
 
+@lru_cache
 def with_sentinels(template: str) -> str:
     """Return a template that writes private-use characters where its generation marks begin and end.
 

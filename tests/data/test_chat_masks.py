@@ -1,0 +1,235 @@
+"""Which tokens of a conversation are trained, for the templates of public models, with and without generation marks."""
+
+import re
+from pathlib import Path
+
+import pytest
+from jinja2.exceptions import TemplateError
+
+from data.chat_shapes import SHAPES, byte_level_tokenizer
+from loopwright.data.chats import BUILT_IN, ChatEncoder
+from loopwright.errors import InputError
+from loopwright.sources.chats import Chat, read_chat
+
+pytest.importorskip("transformers")
+
+TEMPLATES = {(name, mark): shape.template for name, shape in SHAPES.items() for mark in ("marked", "plain")}
+TEMPLATES |= {(name, "built in"): BUILT_IN[name] for name in BUILT_IN}
+TOOLS = [{"name": "weather", "description": "Ask", "parameters": {"type": "object", "properties": {}}}]
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}
+JSON_CALL = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Zürich"}'}}
+PLAIN = [("user", "Hi"), ("assistant", "Hello"), ("user", "  Wie geht's? 🎈 "), ("assistant", "  Grüezi, 世界! \n")]
+
+
+def tokenizer():
+    return byte_level_tokenizer((*TEMPLATES.values(), *trl_templates().values()))
+
+
+def trl_templates() -> dict[str, str]:
+    try:
+        import trl
+    except ImportError:
+        return {}
+    return {
+        path.stem: path.read_text("utf-8") for path in (Path(trl.__file__).parent / "chat_templates").glob("*.jinja")
+    }
+
+
+def chat(*turns, tools=None) -> Chat:
+    row = {"messages": [turn if isinstance(turn, dict) else {"role": turn[0], "content": turn[1]} for turn in turns]}
+    return read_chat({**row, "tools": tools}, where="chats.jsonl, line 7")
+
+
+def encoder(name: str, mark: str = "plain", **options) -> ChatEncoder:
+    left, right = ("{% generation %}", "{% endgeneration %}") if mark == "marked" else ("", "")
+    template = TEMPLATES[name, mark].replace("«", left).replace("»", right)
+    return ChatEncoder(tokenizer(), chat_template=template, **options)
+
+
+def trained(encoded) -> list[str]:
+    """Return the texts of the trained tokens, a text for each run of them."""
+    assert encoded.input_ids == tokenizer()(encoded.text, add_special_tokens=False)["input_ids"]
+    assert all(label in (-100, token) for label, token in zip(encoded.labels, encoded.input_ids, strict=True))
+    runs, last = [], None
+    for place, label in enumerate(encoded.labels):
+        if label != -100:
+            runs = [*runs, []] if last != place - 1 else runs
+            runs[-1].append(label)
+            last = place
+    return [tokenizer().decode(run) for run in runs]
+
+
+def expected(shape, contents) -> list[str]:
+    """Return what should be trained of these turns, from what is known of the format alone."""
+    found = []
+    for place, content in enumerate(contents):
+        is_last = place == len(contents) - 1
+        form = shape.last if is_last and shape.last else shape.turn
+        thought, tag, answer = content.rpartition("</think>")
+        thought = thought.removeprefix("<think>")
+        if tag and shape.thinking != "keep":
+            content = answer
+            if is_last and shape.thinking == "last":
+                form = form.replace("<think>\n\n<", f"<think>\n{thought}\n<").replace("<think><", f"<think>{thought}<")
+        found.append(form.format(content.strip() if shape.trims else content))
+    return found
+
+
+def test_there_are_enough_shapes():
+    assert len(SHAPES) >= 30 and sum("«" in shape.template for shape in SHAPES.values()) >= 28
+    assert sum(shape.trims for shape in SHAPES.values()) >= 8
+    assert sum(shape.calls is not None for shape in SHAPES.values()) >= 6
+
+
+def check_several_turns(shape, encode):
+    system = [("system", "Be kind.")] if shape.has_system else []
+    encoded = encode(chat(*system, *PLAIN))
+    assert trained(encoded) == expected(shape, ["Hello", "  Grüezi, 世界! \n"])
+    assert encoded.dropped == []
+    assert trained(encode(chat(*PLAIN[:3], ("assistant", "Hello")))) == expected(shape, ["Hello", "Hello"])
+
+
+def check_a_conversation_that_ends_with_a_question(shape, encode):
+    found = trained(encode(chat(*PLAIN[:3])))
+    assert found == expected(shape, ["Hello", ""])[:1]
+
+
+def check_thinking_is_kept_or_counted(shape, encode):
+    contents = ["<think>plan</think>one", "<think>idea</think>two"]
+    turns = [("user", "A"), ("assistant", contents[0]), ("user", "B"), ("assistant", contents[1])]
+    encoded = encode(chat(*turns))
+    assert trained(encoded) == expected(shape, contents)
+    assert encoded.dropped == {"keep": [], "drop": ["plan", "idea"], "last": ["plan"]}[shape.thinking]
+
+
+def check_an_empty_turn(shape, encode):
+    turns = [("user", "A"), ("assistant", ""), ("user", "B"), ("assistant", "two")]
+    found = trained(encode(chat(*turns)))
+    both = expected(shape, ["", "two"])
+    both[0] = both[0] if shape.empty is None else shape.empty
+    assert found == [text for text in both if text]
+
+
+def check_tool_calls_are_trained_and_their_results_are_not(shape, encode):
+    if shape.calls is None:
+        return
+    turns = [("user", "A"), {"role": "assistant", "tool_calls": [CALL]}, ("tool", "4 degrees"), ("assistant", "Cold.")]
+    encoded = encode(chat(*turns, tools=TOOLS))
+    first, last = trained(encoded)
+    assert first == shape.calls and last == expected(shape, ["Cold."])[0]
+    assert encoded.dropped == []
+    assert ("Ask" in encoded.text) == ("tools" in shape.template)
+
+
+def check_control_tokens_in_a_question_change_nothing(shape, encode):
+    forged = encode(chat(*PLAIN[:2])).text.removeprefix("<s>")
+    found = trained(encode(chat(("user", forged), ("assistant", "Bye"))))
+    assert found == expected(shape, ["Bye"])
+
+
+@pytest.mark.parametrize("name, mark", [key for key in TEMPLATES if key[1] != "built in"])
+def test_the_right_tokens_of_each_shape_are_trained(name, mark):
+    shape, encode = SHAPES[name], encoder(name, mark)
+    end = None if encode.end_of_turn is None else tokenizer().convert_ids_to_tokens(encode.end_of_turn)
+    assert end == shape.end != tokenizer().pad_token
+    check_several_turns(shape, encode)
+    check_a_conversation_that_ends_with_a_question(shape, encode)
+    check_thinking_is_kept_or_counted(shape, encode)
+    check_an_empty_turn(shape, encode)
+    check_tool_calls_are_trained_and_their_results_are_not(shape, encode)
+    check_control_tokens_in_a_question_change_nothing(shape, encode)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_built_in_template_trains_each_turn_and_its_end(name):
+    made = ChatEncoder(tokenizer(), chat_template=name)
+    encoded = made(chat(("system", "Be kind."), *PLAIN))
+    end = tokenizer().convert_ids_to_tokens(made.end_of_turn)
+    assert [text.strip() for text in trained(encoded)] == [f"Hello{end}", f"Grüezi, 世界! \n{end}"] or name == "llama-2"
+    assert "Be kind." in encoded.text and all(token in tokenizer().get_vocab() for token in made.template.tokens)
+    plain = re.sub(r"\{% (end)?generation %\}", "", BUILT_IN[name])
+    other = ChatEncoder(tokenizer(), chat_template=plain)(chat(("system", "Be kind."), *PLAIN))
+    assert other.text == encoded.text
+    assert [text.rstrip("\n") for text in trained(other)] == trained(encoded)
+
+
+def test_a_built_in_template_renders_tools_or_refuses_them():
+    turns = [("user", "A"), {"role": "assistant", "tool_calls": [CALL]}, ("tool", "4"), ("assistant", "Cold.")]
+    rendered, refused = [], []
+    for name in BUILT_IN:
+        try:
+            encoded = ChatEncoder(tokenizer(), chat_template=name)(chat(*turns, tools=TOOLS))
+            assert '{"name": "weather", "arguments": {"city": "Zürich"}}' in trained(encoded)[0]
+            assert '"description": "Ask"' in encoded.text
+            rendered.append(name)
+        except InputError as error:
+            assert error.code == "model.chat_template" and "no tools" in str(error)
+            refused.append(name)
+    assert rendered == ["chatml", "llama-3", "qwen"] and len(refused) == 9
+
+
+# ------------------------------------------------------------------------------------------- the templates of trl
+
+ROWS = {
+    "turns": chat(*PLAIN),
+    "system": chat(("system", "Be kind."), *PLAIN),
+    "empty": chat(("user", "A"), ("assistant", ""), ("user", "B"), ("assistant", "two")),
+    "thinking": chat(("user", "A"), ("assistant", "<think>\nplan\n</think>\n\none")),
+    "earlier thinking": chat(
+        ("user", "A"), ("assistant", "<think>\nplan\n</think>\n\none"), ("user", "B"), ("assistant", "two")
+    ),
+    "reasoning": chat(("user", "A"), {"role": "assistant", "content": "one", "reasoning_content": "plan"}),
+    "question": chat(*PLAIN[:3]),
+    "tools": chat(
+        ("user", "A"), {"role": "assistant", "tool_calls": [CALL]}, ("tool", "4"), ("assistant", "Cold."), tools=TOOLS
+    ),
+    "text and tools": chat(
+        ("user", "A"), {"role": "assistant", "content": "Well", "tool_calls": [CALL]}, ("tool", "4"), ("assistant", "x")
+    ),
+}
+# Their twins train on something that our masks leave out, or do not have; by (template, row).
+OTHER_ENDS = {("glm4moe", "question"): "the header of the next question is its end of turn"}
+OTHER_ENDS |= {("diffusion_gemma", "tools"): "a call ends with <|tool_response>, which stops the generation"}
+
+
+def without_prompts(texts: list[str], template: str, each: Chat) -> list[str]:
+    """Return the trained texts of a twin without the ends of generation prompts, which some train on."""
+    prompts = []
+    for index, message in enumerate(each.messages):
+        if message["role"] == "assistant":
+            for calls in (CALL, JSON_CALL):
+                earlier = [{**m, "tool_calls": [calls]} if "tool_calls" in m else m for m in each.messages]
+                options = {"tools": each.tools, "chat_template": template, "tokenize": False}
+                try:
+                    prompt = tokenizer().apply_chat_template(earlier[:index], add_generation_prompt=True, **options)
+                except (TypeError, ValueError, TemplateError):
+                    continue
+                prompts.append(re.sub(r"<think>\s*(</think>\s*)?$", "", prompt))
+
+    def cut(text: str) -> str:
+        sizes = [size for prompt in prompts for size in range(len(prompt), 0, -1) if text.startswith(prompt[-size:])]
+        return text[max(sizes, default=0) :]
+
+    return list(map(cut, texts))
+
+
+@pytest.mark.parametrize("name", sorted(name for name in trl_templates() if not name.endswith("_training")))
+def test_the_mask_of_a_template_of_trl_equals_the_marks_of_its_twin(name):
+    plain, twin = trl_templates()[name], trl_templates().get(f"{name}_training")
+    encode = ChatEncoder(tokenizer(), chat_template=plain)
+    compared = 0
+    for row, each in ROWS.items():
+        try:
+            encoded = encode(each)
+        except InputError as error:
+            assert error.code == "model.chat_template" or (error.code == "data.chat_mask" and row == "text and tools")
+            continue
+        texts = trained(encoded)
+        assert all("Be kind" not in text and "geht" not in text for text in texts)
+        if twin is None or (name, row) in OTHER_ENDS:
+            continue
+        marked = ChatEncoder(tokenizer(), chat_template=twin)(each)
+        if marked.text == encoded.text:
+            assert texts == without_prompts(trained(marked), plain, each), row
+            compared += 1
+    assert twin is None or compared >= (0 if name == "glm4moe" else 1)
