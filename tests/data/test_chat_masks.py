@@ -7,7 +7,8 @@ import pytest
 from jinja2.exceptions import TemplateError
 
 from data.chat_shapes import SHAPES, byte_level_tokenizer
-from loopwright.data.chats import BUILT_IN, ChatEncoder
+from loopwright.data.chats import BUILT_IN, ChatEncoder, resolve_template
+from loopwright.data.chats.encoder import trained_tokens
 from loopwright.errors import InputError
 from loopwright.sources.chats import Chat, read_chat
 
@@ -233,3 +234,134 @@ def test_the_mask_of_a_template_of_trl_equals_the_marks_of_its_twin(name):
             assert texts == without_prompts(trained(marked), plain, each), row
             compared += 1
     assert twin is None or compared >= (0 if name == "glm4moe" else 1)
+
+
+# ------------------------------------------------------------------------------------------ choices and bad input
+
+
+def test_the_trained_turns_can_be_chosen():
+    turns = [("user", "A"), ("assistant", "one"), ("user", "B"), ("assistant", "two"), ("assistant", "three")]
+    found = {
+        train_on: trained(encoder("chatml", train_on=train_on)(chat(*turns)))
+        for train_on in ("assistant", "last", "completion")
+    }
+    ends = [f"{word}<|im_end|>\n" for word in ("one", "two", "three")]
+    assert found == {"assistant": ends, "last": ends[2:], "completion": ends[1:]}
+    everything = encoder("chatml", train_on="all")(chat(*turns))
+    assert everything.labels == everything.input_ids
+
+
+def test_a_prompt_is_never_trained():
+    prompt = [
+        {"role": "user", "content": "A"},
+        {"role": "assistant", "content": "one"},
+        {"role": "user", "content": "B"},
+    ]
+    row = read_chat({"prompt": prompt, "completion": "two"})
+    for train_on in ("assistant", "completion", "last"):
+        assert trained(encoder("chatml", train_on=train_on)(row)) == ["two<|im_end|>\n"]
+
+
+def test_a_long_conversation_is_truncated_by_turns_and_a_long_turn_within():
+    lengths = [len(encoder("chatml")(chat(*PLAIN[:size])).input_ids) for size in (2, 4)]
+    found = [encoder("chatml", max_length=most, overlong="truncate")(chat(*PLAIN)) for most in lengths]
+    assert trained(found[0]) == ["Hello<|im_end|>\n"] and len(found[0].input_ids) == lengths[0]
+    assert trained(found[1]) == ["Hello<|im_end|>\n", "  Grüezi, 世界! \n<|im_end|>\n"]
+    whole = encoder("chatml")(chat(("user", "Hi"), ("assistant", "one two three")))
+    most = len(whole.input_ids) - 6
+    cut = encoder("chatml", max_length=most, overlong="truncate")(chat(("user", "Hi"), ("assistant", "one two three")))
+    assert (cut.input_ids, cut.labels) == (whole.input_ids[:most], whole.labels[:most])
+    text = tokenizer().decode([label for label in cut.labels if label != -100])
+    assert text and "one two three".startswith(text)
+    assert encoder("chatml", max_length=4, overlong="truncate")(chat(*PLAIN)) is None
+    assert encoder("chatml", max_length=4, overlong="drop")(chat(*PLAIN)) is None
+    with pytest.raises(InputError, match="chats.jsonl, line 7 has [0-9]+ tokens, more than 4") as raised:
+        encoder("chatml", max_length=4)(chat(*PLAIN))
+    assert raised.value.code == "model.length" and "--overlong truncate" in raised.value.fix
+
+
+def refused(template: str, *turns, code: str = "data.chat_mask") -> str:
+    with pytest.raises(InputError) as raised:
+        ChatEncoder(tokenizer(), chat_template=template)(chat(*turns))
+    assert raised.value.code == code and raised.value.what.startswith("chats.jsonl, line 7")
+    return str(raised.value)
+
+
+LOOP = "{%% for m in messages %%}<|im_start|>{{ m.role }} %s<|im_end|>{%% endfor %%}"
+
+
+@pytest.mark.parametrize(
+    "written, what, text",
+    [
+        ("{{ m.content | upper }}", "the template changes the assistant's text", "HELLO THERE"),
+        ("{{ m.content[:9] }}", "cannot be located", "Hello th"),
+        ("{{ m.content + ' ' + m.content }}", "a text is cut or repeated", "Hello there Hello there"),
+        ("{{ m.content | length }}{{ m.content }}", "cannot be located", "11Hello there"),
+        ("{{ m.content if m.role == 'user' }}", "no token would be trained", "Hi"),
+    ],
+)
+def test_a_text_that_the_template_changes_is_refused_with_both_texts(written, what, text):
+    message = refused(LOOP % written, ("user", "Hi"), ("assistant", "Hello there"))
+    assert what in message and "the assistant's text: Hello there" in message and text in message
+    assert "template: '{% for m in messages %}" in message
+
+
+def test_generation_marks_are_not_trusted():
+    turns = [("user", "Hi"), ("assistant", "Hello"), ("user", "Ho"), ("assistant", "Bye")]
+    body = "{% generation %}{{ m.content }}{% endgeneration %}"
+    assert "generation marks cover 'Hi'" in refused(LOOP % body, *turns)
+    last = "{% if loop.last %}" + body + "{% else %}{{ m.content }}{% endif %}"
+    message = refused(LOOP % last, *turns)
+    assert "generation marks leave out 'Hello'" in message and "in the rendering: Bye" in message
+
+
+def test_the_end_of_a_turn_is_trained_where_marks_leave_it_out_and_marks_may_stand_in_a_macro():
+    body = "{% if m.role == 'assistant' %}{{ say(m) }}{% else %}{{ m.content }}{% endif %}"
+    macro = "{% macro say(m) %}{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}"
+    made = ChatEncoder(tokenizer(), chat_template=macro + LOOP % body)
+    assert trained(made(chat(*PLAIN))) == ["Hello<|im_end|>", "  Grüezi, 世界! \n<|im_end|>"]
+
+
+def test_a_template_that_refuses_a_conversation_is_an_error_with_its_words():
+    turns = [("user", "Hi"), ("user", "Ho"), ("assistant", "Hello")]
+    message = refused(SHAPES["llama 2"].template.replace("«", "").replace("»", ""), *turns, code="model.chat_template")
+    assert "roles must alternate" in message and "roles: user, user, assistant" in message
+    assert "fix: --chat_template chatml" in message
+    assert trained(ChatEncoder(tokenizer(), chat_template="chatml")(chat(*turns))) == ["Hello<|im_end|>"]
+
+
+def test_private_use_characters_are_refused():
+    with pytest.raises(InputError, match="private use") as raised:
+        encoder("chatml")(chat(("user", "\U00100001"), ("assistant", "Hello")))
+    assert raised.value.code == "data.chat"
+
+
+def test_templates_are_found_by_name_file_and_tokenizer(tmp_path):
+    from copy import copy
+
+    own = copy(tokenizer())
+    with pytest.raises(InputError, match="the tokenizer has no chat template") as raised:
+        resolve_template(own)
+    assert ", ".join(BUILT_IN) in str(raised.value) and "--chat_template template.jinja" in raised.value.fix
+    (tmp_path / "template.jinja").write_text(LOOP % "{{ m.content }}", encoding="utf-8")
+    assert resolve_template(own, str(tmp_path / "template.jinja")).default.startswith("{% for")
+    with pytest.raises(InputError, match="there is no chat template 'chatlm'") as raised:
+        resolve_template(own, "chatlm")
+    assert raised.value.fix == "--chat_template chatml" and raised.value.code == "model.chat_template"
+    own.chat_template = {"default": LOOP % "{{ m.content }}", "tool_use": BUILT_IN["chatml"]}
+    assert resolve_template(own).text(has_tools=True) == BUILT_IN["chatml"] != resolve_template(own).text()
+
+
+def test_a_tokenizer_without_offsets_is_refused():
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(InputError, match="no offsets") as raised:
+        ChatEncoder(Slow(), chat_template="chatml")
+    assert raised.value.code == "model.tokenizer"
+
+
+def test_a_token_that_leaves_a_turn_is_trained_only_if_it_has_a_part_of_the_text():
+    offsets = [(0, 2), (2, 5), (5, 8), (8, 11), (11, 12)]
+    assert trained_tokens(offsets, [(3, 10)], [(4, 6)]).tolist() == [False, True, True, False, False]
+    assert trained_tokens(offsets, [(3, 10)], [(4, 9)]).tolist() == [False, True, True, True, False]

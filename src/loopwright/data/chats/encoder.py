@@ -30,13 +30,8 @@ from loopwright.sources.chats import Chat
 TRAIN_ON = ("assistant", "all", "last", "completion")
 OVERLONG = ("refuse", "truncate", "drop")
 
-# The sentinels to try in turn: everyone's texts, then fewer for templates that look into them.
-_ATTEMPTS: list[dict[str, Any]] = [
-    {"roles": None, "names": True, "empty": True},
-    {"roles": {"assistant"}, "names": True, "empty": True},
-    {"roles": None, "names": True, "empty": False},
-    {"roles": {"assistant"}, "names": False, "empty": False},
-]
+# Whose texts get sentinels, and whether empty ones do; fewer for templates that look into their texts.
+_ATTEMPTS = [(roles, empty) for empty in (True, False) for roles in (None, {"assistant"})]
 # The shapes of tool calls that templates take: arguments as an object or as JSON, no content as null or as "".
 _SHAPES = [{"is_json": is_json, "is_empty": is_empty} for is_empty in (False, True) for is_json in (False, True)]
 _PROBE = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
@@ -209,8 +204,8 @@ class ChatEncoder:
     def _located(self, chat: Chat, messages: list[dict[str, Any]], text: str) -> tuple[Sentinels, Rendering]:
         """Return the rendering with the positions of all texts, proven to equal the plain one."""
         nearest_text = ""
-        for options in _ATTEMPTS:
-            sentinels = Sentinels(messages, **options)
+        for roles, empty in _ATTEMPTS:
+            sentinels = Sentinels(messages, roles=roles, empty=empty)
             try:
                 found = sentinels.found_in(self._render(sentinels.messages, chat.tools, marked=True))
             except Exception:  # noqa: BLE001 (a template that looks into its texts; the next attempt has fewer)
@@ -335,7 +330,7 @@ class ChatEncoder:
         prompt = _OPEN_THOUGHT.sub("", written) if self._has_prompt else self._first_header
         if self._has_prompt and (length := common_prefix(gap, prompt)) in (len(gap), len(prompt)):
             rest = gap[length:]
-            return len(gap) if rest and self._first_header.endswith(rest) else length
+            return len(gap) if len(rest) >= _LEAST_SUFFIX and self._first_header.endswith(rest) else length
         for size in range(len(prompt), _LEAST_SUFFIX - 1, -1):
             if (place := gap.rfind(prompt[-size:])) >= 0:
                 return place + size
@@ -363,7 +358,9 @@ class ChatEncoder:
                 continue
             if not found.of_message(0) or not found.of_message(1):
                 continue
-            prompt, without = (self._written(Chat(_PROBE), sentinels.messages[:1], prompt=each) for each in (True, False))
+            prompt, without = (
+                self._written(Chat(_PROBE), sentinels.messages[:1], prompt=each) for each in (True, False)
+            )
             self._has_prompt = prompt != without
             between = text[found.of_message(0)[0][1] : found.of_message(1)[0][0]].rstrip(" ")
             self._first_header = _OPEN_THOUGHT.sub("", prompt or "") if self._has_prompt else between

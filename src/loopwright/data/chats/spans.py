@@ -65,11 +65,10 @@ class Sentinels:
 
     Args:
         roles: whose content is wrapped; None for everyone's.
-        names: whether the names of called tools are wrapped too.
         empty: whether an empty content gets its characters as well.
     """
 
-    def __init__(self, messages: list[dict[str, Any]], *, roles: set[str] | None, names: bool, empty: bool) -> None:
+    def __init__(self, messages: list[dict[str, Any]], *, roles: set[str] | None, empty: bool) -> None:
         self.segments: list[Segment] = []
         self.messages: list[dict[str, Any]] = []
         for index, message in enumerate(messages):
@@ -77,7 +76,7 @@ class Sentinels:
             if roles is None or message["role"] in roles:
                 for name in ("content", *_THOUGHT_FIELDS):
                     wrapped |= {name: self._content(index, message[name], empty)} if name in message else {}
-            if names and message.get("tool_calls"):
+            if message.get("tool_calls"):
                 wrapped["tool_calls"] = [self._call(index, each) for each in message["tool_calls"]]
             self.messages.append(wrapped)
 
