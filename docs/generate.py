@@ -62,7 +62,7 @@ API_PAGES: Mapping[str, tuple[str, str, Mapping[str, tuple[str, ...] | None]]] =
     "data": (
         "loopwright.data",
         "Order, loaders and collators; [more](../../concepts/data_order.md).",
-        {"loopwright.data": None, "loopwright.data.collators": None},
+        {"loopwright.data": None, "loopwright.data.collators": None, "loopwright.data.chats": None},
     ),
     "more": (
         "Other modules",
