@@ -242,7 +242,7 @@ SHAPES = {
         r"{{ '### Instruction:\n' + m.content + '\n\n' }}{% else %}{{ '### Response:\n' }}«{{ m.content + '\n\n' }}»{% endif %}"
         r"{% endfor %}{% if add_generation_prompt %}{{ '### Response:\n' }}{% endif %}",
         "{}\n\n",
-        empty="\n\n\n",  # one token, together with the newline of the header
+        empty="\n",  # the first newline is one token together with the last one of the header
     ),
     "command-r": Shape(
         r"{{ bos_token }}{% for m in messages %}<|START_OF_TURN_TOKEN|>{% if m.role == 'assistant' %}<|CHATBOT_TOKEN|>"

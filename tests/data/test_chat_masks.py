@@ -1,5 +1,6 @@
 """Which tokens of a conversation are trained, for the templates of public models, with and without generation marks."""
 
+import copy
 import re
 from pathlib import Path
 
@@ -337,9 +338,7 @@ def test_private_use_characters_are_refused():
 
 
 def test_templates_are_found_by_name_file_and_tokenizer(tmp_path):
-    from copy import copy
-
-    own = copy(tokenizer())
+    own = copy.copy(tokenizer())
     with pytest.raises(InputError, match="the tokenizer has no chat template") as raised:
         resolve_template(own)
     assert ", ".join(BUILT_IN) in str(raised.value) and "--chat_template template.jinja" in raised.value.fix
@@ -361,7 +360,39 @@ def test_a_tokenizer_without_offsets_is_refused():
     assert raised.value.code == "model.tokenizer"
 
 
-def test_a_token_that_leaves_a_turn_is_trained_only_if_it_has_a_part_of_the_text():
-    offsets = [(0, 2), (2, 5), (5, 8), (8, 11), (11, 12)]
-    assert trained_tokens(offsets, [(3, 10)], [(4, 6)]).tolist() == [False, True, True, False, False]
-    assert trained_tokens(offsets, [(3, 10)], [(4, 9)]).tolist() == [False, True, True, True, False]
+def test_a_token_across_the_borders_of_a_turn_is_trained_only_if_it_has_a_part_of_the_text():
+    offsets, text = [(0, 2), (2, 5), (5, 8), (8, 11), (11, 12)], "abcdefghijkl"
+    assert trained_tokens(text, offsets, [(3, 10)], [(6, 7)]).tolist() == [False, False, True, False, False]
+    assert trained_tokens(text, offsets, [(3, 10)], [(4, 9)]).tolist() == [False, True, True, True, False]
+    assert trained_tokens("abcdefghij  ", offsets, [(3, 10)], [(6, 7)]).tolist() == [False, False, True, True, False]
+
+
+def test_control_tokens_that_take_whitespace_along():
+    from tokenizers import AddedToken
+
+    made = copy.deepcopy(tokenizer())
+    tokens = [
+        AddedToken(f"<|{name}|>", rstrip=True, normalized=False) for name in ("system", "user", "assistant", "end")
+    ]
+    made.add_special_tokens({"additional_special_tokens": tokens})
+    for template in ("phi-3", SHAPES["phi 3"].template.replace("«", "").replace("»", "")):
+        encoded = ChatEncoder(made, chat_template=template)(chat(("user", "Hi"), ("assistant", "  Hello\n")))
+        found = [label for label in encoded.labels if label != -100]
+        assert made.decode(found).removesuffix("</s>") == "Hello\n<|end|>"
+        assert made.convert_tokens_to_ids("<|end|>") in found
+        assert made.convert_tokens_to_ids("<|assistant|>") not in found
+
+
+def test_a_tokenizer_that_marks_words_instead_of_bytes():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.BPE(unk_token="<unk>"))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.Metaspace(prepend_scheme="first"), decoders.Metaspace()
+    trainer = trainers.BpeTrainer(special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
+    words.train_from_iterator(["[INST] Hi [/INST] Hello there you USER: ASSISTANT:"] * 9, trainer)
+    made = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    for name in ("llama-2", "mistral", "vicuna"):
+        encoded = ChatEncoder(made, chat_template=name)(chat(("user", "Hi you"), ("assistant", "Hello there")))
+        found = made.convert_ids_to_tokens([label for label in encoded.labels if label != -100])
+        assert [token for token in found if token != "▁"] == ["▁Hello", "▁there", "</s>"]

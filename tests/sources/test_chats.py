@@ -96,8 +96,11 @@ def test_an_empty_answer_is_a_turn():
         ({"messages": [HI]}, ["no turn of the assistant", "roles: user"]),
         ({"prompt": PAIR, "completion": [HI]}, ["completion has no turn"]),
         ({"messages": [HI, "Hello"]}, ["message 2", "not an object"]),
-        ({"messages": [HI, {"role": "asistant", "content": "x"}]}, ["'asistant'", "nearest role: assistant"]),
-        ({"messages": [HI, {"content": "x"}]}, ["message 2", "no role"]),
+        (
+            {"messages": [HI, {"role": "asistant", "content": "x"}]},
+            ["'asistant'", "in this conversation: user, asistant", "nearest role: assistant"],
+        ),
+        ({"messages": [HI, {"content": "x"}]}, ["message 2", "no role", "known roles: system, developer, user"]),
         ({"messages": [HI, {"role": "assistant"}]}, ["message 2 (assistant)", "neither content nor tool calls"]),
         ({"messages": [HI, {"role": "assistant", "content": [{"type": "image", "url": "x"}]}]}, ["not text", "image"]),
         ({"messages": [HI, {"role": "assistant", "content": None, "tool_calls": [{"x": 1}]}]}, ["has no name"]),

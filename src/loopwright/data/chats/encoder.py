@@ -138,7 +138,7 @@ class ChatEncoder:
             spans, segments, dropped = self._trained(chat, messages, text)
         tokens = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids = np.asarray(tokens["input_ids"], np.int64)
-        is_trained = trained_tokens(tokens["offset_mapping"], spans, segments)
+        is_trained = trained_tokens(text, tokens["offset_mapping"], spans, segments)
         if not is_trained.any():
             raise self._unproven(chat, "no token would be trained", text[-_MOST_SHOWN:], chat.messages)
         return EncodedChat(ids.tolist(), np.where(is_trained, ids, IGNORED).tolist(), text, spans, dropped)
@@ -374,19 +374,19 @@ class ChatEncoder:
         return None, ""
 
 
-def trained_tokens(offsets: Any, spans: list[Span], segments: list[Span]) -> npt.NDArray[np.bool_]:
-    """Return which tokens are trained: those that touch a span, except ones that leave it after the end of a turn."""
+def trained_tokens(text: str, offsets: Any, spans: list[Span], segments: list[Span]) -> npt.NDArray[np.bool_]:
+    """Return which tokens are trained: those inside a span, and any that has a part of the assistant's own text.
+
+    A token may take whitespace after a span along, as control tokens of some tokenizers do.
+    """
     places = np.asarray(offsets, np.int64).reshape(-1, 2)
     first, last = places[:, 0], places[:, 1]
-
-    def touching(start: int, end: int) -> npt.NDArray[np.bool_]:
-        return np.asarray((first < end) & (last > start), np.bool_)
-
     found = np.zeros(len(places), np.bool_)
     for start, end in spans:
-        found |= touching(start, end) & (last <= end)
+        reach = len(text) - len(text[end:].lstrip())
+        found |= (first >= start) & (first < end) & (last > first) & (last <= reach)
     for start, end in segments:
-        found |= touching(start, end)
+        found |= (first < end) & (last > start) & (start < end)
     return found
 
 

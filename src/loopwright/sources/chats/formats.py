@@ -80,7 +80,7 @@ def read_chat(row: Mapping[str, Any], *, where: str = "") -> Chat:
         listed = _instruction(row, place)
     else:
         listed = _items(row[kind], kind, place)
-    messages = [_message(each, number, place) for number, each in enumerate(listed, 1)]
+    messages = [_message(listed, index, place) for index in range(len(listed))]
     system = row.get("system")
     if isinstance(system, str) and system.strip() and messages and messages[0]["role"] not in ("system", "developer"):
         messages.insert(0, {"role": "system", "content": system})
@@ -143,8 +143,8 @@ def _instruction(row: Mapping[str, Any], place: str) -> list[Any]:
     return [*messages, {"role": "user", "content": asked}, {"role": "assistant", "content": row["output"]}]
 
 
-def _message(given: Any, number: int, place: str) -> Message:
-    place = f"{place}, message {number}"
+def _message(listed: list[Any], index: int, place: str) -> Message:
+    given, place = listed[index], f"{place}, message {index + 1}"
     if not isinstance(given, Mapping):
         what = f"{place} is not an object with role and content"
         raise InputError("data.chat", what, saw=[f"message: {_shown(given)}"], fix=_FIX)
@@ -153,11 +153,15 @@ def _message(given: Any, number: int, place: str) -> Message:
     role = str(named).strip().lower().replace("-", "_")
     if role not in _ROLES:
         near = nearest(role, _ROLES)
-        hint = [] if near is None else [f"nearest role: {near}"]
+        seen = [str(each.get("role", each.get("from"))) for each in listed if isinstance(each, Mapping)]
         raise InputError(
             "data.chat",
             f"{place} has {'no role' if named is None else f'the unknown role {named!r}'}",
-            saw=[f"message: {_shown(given)}", *hint, f"roles: {', '.join(_ROLES)}"],
+            saw=[
+                f"message: {_shown(given)}",
+                f"roles in this conversation: {', '.join(dict.fromkeys(seen))}",
+                f"known roles: {', '.join(_ROLES)}" if near is None else f"nearest role: {near}",
+            ],
             fix=_FIX,
         )
     content = given.pop("content", given.pop("value", None))
