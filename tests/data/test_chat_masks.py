@@ -331,6 +331,30 @@ def test_a_template_that_refuses_a_conversation_is_an_error_with_its_words():
     assert trained(ChatEncoder(tokenizer(), chat_template="chatml")(chat(*turns))) == ["Hello<|im_end|>"]
 
 
+def test_texts_of_others_are_never_trained_however_odd_they_are():
+    looks = LOOP % "{{ m.content }}{% if m.role == 'user' %}{{ m.content | length }}{% endif %}"
+    encoded = ChatEncoder(tokenizer(), chat_template=looks)(chat(*PLAIN[:3]))  # its questions cannot be wrapped
+    assert trained(encoded) == ["Hello<|im_end|>"]
+    for odd in ("</think>", " ", "", "<think></think>\n"):
+        turns = [("user", odd), ("assistant", "one"), ("user", odd), ("assistant", "<think> "), ("user", odd)]
+        assert trained(encoder("chatml")(chat(*turns))) == ["one<|im_end|>\n", "<think> <|im_end|>\n"]
+        assert trained(encoder("human and assistant")(chat(*turns))) == [" one", " <think> "]
+
+
+def test_a_turn_of_which_nothing_is_left_is_not_trained_but_counted():
+    turns = [("user", "A"), {"role": "assistant", "tool_calls": [CALL]}, ("tool", "4"), ("assistant", "Cold.")]
+    encoded = encoder("chatml")(chat(*turns))
+    assert trained(encoded) == ["Cold.<|im_end|>\n"] and encoded.dropped == ["weather"]
+
+
+def test_a_message_inside_a_turn_is_refused():
+    body = "{% for c in m.tool_calls or [] %}{{ c.function.name + messages[loop.index0 + 2].content }}{% endfor %}"
+    said = "{% if m.role != 'tool' %}" + body + "{{ m.content }}{% endif %}"
+    call = {"role": "assistant", "content": "Well", "tool_calls": [CALL]}
+    message = refused(LOOP % said, ("user", "A"), call, ("tool", "4 degrees"), ("assistant", "Cold."))
+    assert "another message stands inside a turn" in message and "weather4 degreesWell" in message
+
+
 def test_private_use_characters_are_refused():
     with pytest.raises(InputError, match="private use") as raised:
         encoder("chatml")(chat(("user", "\U00100001"), ("assistant", "Hello")))

@@ -98,8 +98,8 @@ class ChatEncoder:
         self.train_on, self.max_length, self.overlong = train_on, max_length, overlong
         self._in_parts, self._has_prompt, self._first_header = False, True, ""
         self._lengths: dict[tuple[str, str], int] = {}  # of headers and ends, by the text between two contents
-        added = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
-        self._boundary = re.compile("|".join([r"\s", *map(re.escape, added)]))
+        self._control = tuple(sorted(tokenizer.get_added_vocab(), key=len, reverse=True))
+        self._boundary = re.compile("|".join([r"\s", *map(re.escape, self._control)]))
         self._added = set(tokenizer.get_added_vocab().values()) | set(tokenizer.all_special_ids)
         self.end_of_turn, self._end_text = self._probed()
 
@@ -290,10 +290,12 @@ class ChatEncoder:
             if any(first < p < last for p in others):
                 what = "another message stands inside a turn of the assistant"
                 raise self._unproven(chat, what, text[first:last], [chat.messages[index]])
-            is_last = last + len(after) == len(text)
             header = self._length("header", before, chat, sentinels, index)
-            end = len(after) if is_last else self._length("end", after, chat, sentinels, index)
-            spans[index] = [(first - len(before) + header, last + len(after[:end].rstrip(" ")))]
+            is_last = index == len(chat.messages) - 1
+            tail = after if is_last else after[: self._length("end", after, chat, sentinels, index)]
+            if tail.rstrip(" ").endswith(self._control):
+                tail = tail.rstrip(" ")  # spaces after the end of a turn belong to the next one
+            spans[index] = [(first - len(before) + header, last + len(tail))]
         return spans
 
     def _last_name(self, chat: Chat, sentinels: Sentinels, found: Rendering, index: int) -> int:
@@ -356,13 +358,14 @@ class ChatEncoder:
                 sentinels, found = self._located(Chat(_PROBE), messages, text)
             except InputError:
                 continue
-            if not found.of_message(0) or not found.of_message(1):
+            if not found.of_message(1):
                 continue
             prompt, without = (
                 self._written(Chat(_PROBE), sentinels.messages[:1], prompt=each) for each in (True, False)
             )
             self._has_prompt = prompt != without
-            between = text[found.of_message(0)[0][1] : found.of_message(1)[0][0]].rstrip(" ")
+            asked = found.of_message(0)[0][1] if found.of_message(0) else common_prefix(text, without or "")
+            between = text[asked : found.of_message(1)[0][0]].rstrip(" ")
             self._first_header = _OPEN_THOUGHT.sub("", prompt or "") if self._has_prompt else between
             tokens = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
             end = found.last_end()

@@ -75,7 +75,9 @@ class Sentinels:
             wrapped = dict(message)
             if roles is None or message["role"] in roles:
                 for name in ("content", *_THOUGHT_FIELDS):
-                    wrapped |= {name: self._content(index, message[name], empty)} if name in message else {}
+                    if name not in message:
+                        continue
+                    wrapped[name] = self._content(index, message[name], empty, message["role"] == "assistant")
             if message.get("tool_calls"):
                 wrapped["tool_calls"] = [self._call(index, each) for each in message["tool_calls"]]
             self.messages.append(wrapped)
@@ -97,14 +99,14 @@ class Sentinels:
                 (segment.ends if number % 2 else segment.starts).append(position)
         return Rendering(PRIVATE.sub("", rendered), self.segments, marks)
 
-    def _content(self, index: int, content: Any, empty: bool) -> Any:
+    def _content(self, index: int, content: Any, empty: bool, may_think: bool) -> Any:
         if isinstance(content, list):
-            return [{**each, "text": self._content(index, each["text"], empty)} for each in content]
-        if not isinstance(content, str):
+            return [{**each, "text": self._content(index, each["text"], empty, may_think)} for each in content]
+        if not isinstance(content, str) or not (content.strip() or empty):
             return content
-        if not content.strip():
-            return self._wrap(index, content) if empty else content
-        pieces = _THINKING.split(content)  # every second one is a tag
+        pieces = _THINKING.split(content) if may_think else [content]  # every second one is a tag
+        if not any(piece.strip() for piece in pieces[::2]):
+            return self._wrap(index, content)
         return "".join(
             piece if place % 2 or not piece.strip() else self._wrap(index, piece) for place, piece in enumerate(pieces)
         )
