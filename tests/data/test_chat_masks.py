@@ -334,7 +334,7 @@ def test_a_template_that_refuses_a_conversation_is_an_error_with_its_words():
 def test_texts_of_others_are_never_trained_however_odd_they_are():
     looks = LOOP % "{{ m.content }}{% if m.role == 'user' %}{{ m.content | length }}{% endif %}"
     encoded = ChatEncoder(tokenizer(), chat_template=looks)(chat(*PLAIN[:3]))  # its questions cannot be wrapped
-    assert trained(encoded) == ["Hello<|im_end|>"]
+    assert trained(encoded) == [" Hello<|im_end|>"]
     for odd in ("</think>", " ", "", "<think></think>\n"):
         turns = [("user", odd), ("assistant", "one"), ("user", odd), ("assistant", "<think> "), ("user", odd)]
         assert trained(encoder("chatml")(chat(*turns))) == ["one<|im_end|>\n", "<think> <|im_end|>\n"]

@@ -73,11 +73,12 @@ class Sentinels:
         self.messages: list[dict[str, Any]] = []
         for index, message in enumerate(messages):
             wrapped = dict(message)
+            is_marked = empty and not message.get("tool_calls")
             if roles is None or message["role"] in roles:
                 for name in ("content", *_THOUGHT_FIELDS):
                     if name not in message:
                         continue
-                    wrapped[name] = self._content(index, message[name], empty, message["role"] == "assistant")
+                    wrapped[name] = self._content(index, message[name], is_marked, message["role"] == "assistant")
             if message.get("tool_calls"):
                 wrapped["tool_calls"] = [self._call(index, each) for each in message["tool_calls"]]
             self.messages.append(wrapped)
