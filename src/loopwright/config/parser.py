@@ -33,7 +33,7 @@ from loopwright.errors import ConfigError, LoopwrightError, nearest
 CONFIG_FLAG = "--config"
 
 # Metadata of a field that is passed to argparse.
-_ARGPARSE_KEYS = ("help", "metavar", "nargs")
+_ARGPARSE_KEYS = ("help", "metavar", "nargs", "const")
 
 # Words that are values, not flags; argparse before Python 3.14 does not know -1e-3.
 _NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)

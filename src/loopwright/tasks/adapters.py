@@ -4,10 +4,83 @@ from __future__ import annotations
 
 import copy
 import re
+import shlex
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from loopwright.errors import InputError
+from loopwright.errors import InputError, near_names, nearest
+
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True)
+class LoraOptions:
+    """The options of `--lora`; `targets` are module names or patterns, every linear layer if empty."""
+
+    r: int = 8
+    alpha: float = 16
+    dropout: float = 0.0
+    targets: list[str] = field(default_factory=list)
+    dora: bool = False
+    rslora: bool = False
+
+
+_OTHER_NAMES = {"rank": "r", "target": "targets", "modules": "targets"}  # without lora_, use_ and target_
+_FLAGS = {"r": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target"}
+_EXPECTED = {
+    **{"r": "a whole number from 1", "alpha": "a number above 0", "dropout": "a number from 0 to below 1"},
+    **dict.fromkeys(("dora", "rslora"), "true or false"),
+}
+
+
+def lora_options(args: Any) -> LoraOptions:
+    """Return the options of `--lora r=16,alpha=32,...`; the flags --lora_rank, ... stand for those it leaves out."""
+    by_flag = LoraOptions(args.lora_rank, args.lora_alpha, args.lora_dropout, list(args.lora_target))
+    text = getattr(args, "lora", True)
+    if isinstance(text, bool):
+        return by_flag
+    given: dict[str, Any] = {}
+    items = [f"r={text}"] if text.isdigit() else [item.strip() for item in text.split(",")]
+    for place, item in enumerate(items):
+        name, sign, value = (part.strip() for part in item.partition("="))
+        name = name.removeprefix("lora_").removeprefix("use_").removeprefix("target_")
+        name = _OTHER_NAMES.get(name, name)
+        if not sign and next(reversed(given), None) == "targets":
+            given["targets"].append(item)
+            continue
+        rest = items[:place] + items[place + 1 :]
+        if not sign or name not in LoraOptions.__dataclass_fields__:
+            known = [*LoraOptions.__dataclass_fields__]
+            near = nearest(name, known)
+            fixed = [*items[:place], f"{near}={value}", *items[place + 1 :]] if near and sign else rest
+            what = f"--lora has no option {name!r}" if sign else f"--lora {item}: expected name=value"
+            raise _wrong(what, [f"its options are {', '.join(known)}"], fixed)
+        given[name] = [value] if name == "targets" else _converted(name, value, rest)
+    for name, value in given.items():
+        flag, default = _FLAGS.get(name, ""), getattr(LoraOptions(), name)
+        if flag and value != getattr(by_flag, name) != default:
+            what = f"--lora {name}={value} and --{flag} {getattr(by_flag, name)} contradict each other"
+            raise InputError("args.value", what, fix=f"leave out --{flag}", flag="--lora")
+    targets = given.get("targets", by_flag.targets)
+    return replace(by_flag, **{**given, "targets": [] if targets == [ALL_LINEAR] else targets})
+
+
+def _converted(name: str, value: str, rest: list[str]) -> Any:
+    kind = type(getattr(LoraOptions(), name))
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    try:
+        number = words[value.lower()] if kind is bool else int(value) if value.isdigit() else float(value)
+        if kind is bool or {"r": value.isdigit() and number >= 1, "alpha": 0 < number < 1e6}.get(name, 0 <= number < 1):
+            return number
+    except (KeyError, ValueError):
+        pass
+    raise _wrong(f"--lora {name}={value}: expected {_EXPECTED[name]}", [], rest)
+
+
+def _wrong(what: str, saw: list[str], items: list[str]) -> InputError:
+    fix = f"--lora {shlex.quote(','.join(items))}" if items else "--lora"
+    return InputError("args.value", what, saw=saw, fix=fix, flag="--lora")
 
 
 def freeze(model: Any, what: str) -> int:
@@ -150,30 +223,58 @@ def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise InputError("install.extra", "--lora needs peft", fix="pip install 'loopwright[lora]'") from error
-    heads = _HEADS.get(kind or "") if kind is not None else _heads_of(model)
+    options, heads = lora_options(args), _HEADS.get(kind or "") if kind is not None else _heads_of(model)
     config = LoraConfig(
-        r=args.lora_rank,
-        lora_alpha=args.lora_alpha,
-        lora_dropout=args.lora_dropout,
-        target_modules=list(args.lora_target) or "all-linear",
+        r=options.r,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        target_modules=_matching(model, options.targets, args) or ALL_LINEAR,
         # The head is trained fully, and peft cannot do both with one layer.
-        exclude_modules=None if args.lora_target else heads,
+        exclude_modules=None if options.targets else heads,
         modules_to_save=None if kind is not None else heads,
         task_type=kind,
+        use_dora=options.dora,
+        use_rslora=options.rslora,
     )
     try:
         return get_peft_model(model, config)
     except ValueError as error:
-        layers = sorted({re.sub(r"\d+", "N", name) for name, _ in model.named_modules() if name})
-        targets = " ".join(args.lora_target)
-        raise InputError(
-            "args.value",
-            f"--lora_target {targets} matches no layer of the model"
-            if targets
-            else "--lora matches no layer of the model",
-            saw=[str(error)[:200], f"its layers are {', '.join(layers[:12])}, ..."],
-            fix=("leave out --lora_target" if targets else "leave out --lora"),
-        ) from error
+        what = f"--lora: peft has no adapters for {', '.join(options.targets) or 'the linear layers of this model'}"
+        fix = _with_targets(args, [ALL_LINEAR]) if options.targets else "leave out --lora"
+        raise InputError("args.value", what, saw=[str(error)[:200], _layers(model)], fix=fix) from error
+
+
+def _matching(model: Any, targets: list[str], args: Any) -> list[str]:
+    """Return the targets, patterns replaced by the names of the linear layers that they match; each must match one."""
+    names = [name for name, module in model.named_modules() if name and not [*module.children()]]
+    own = [name for name in names if getattr(model.get_submodule(name), "weight", None) is not None]
+    found: list[str] = []
+    for place, target in enumerate(targets):
+        is_pattern = any(sign in target for sign in "*?[")
+        hits = [name for name in own if fnmatchcase(name, target) or fnmatchcase(name, f"*.{target}")]
+        if not hits:
+            near = near_names(target, [*dict.fromkeys(name.rpartition(".")[2] for name in own), *own])
+            better = [*targets[:place], *near[:1], *targets[place + 1 :]] or [ALL_LINEAR]
+            saw = [*([f"nearest: {', '.join(near)}"] if near else []), _layers(model)]
+            what = f"--lora: the target {target} matches no layer of the model"
+            raise InputError("args.value", what, saw=saw, fix=_with_targets(args, better), flag="--lora")
+        linear = [name for name in hits if model.get_submodule(name).weight.dim() > 1]
+        found += linear if is_pattern else [target]
+    return list(dict.fromkeys(found))
+
+
+def _with_targets(args: Any, targets: list[str]) -> str:
+    """Return the flags that give the adapters other targets."""
+    text = getattr(args, "lora", True)
+    if args.lora_target:
+        return "leave out --lora_target" if targets == [ALL_LINEAR] else f"--lora_target {' '.join(targets)}"
+    kept, chosen = "" if text is True else str(text).partition("target")[0].strip(","), ",".join(targets)
+    return f"--lora {shlex.quote(','.join([*filter(None, [kept]), f'targets={chosen}']))}"
+
+
+def _layers(model: Any) -> str:
+    layers = sorted({re.sub(r"\d+", "N", name) for name, module in model.named_modules() if not [*module.children()]})
+    return f"its layers are {', '.join(layers[:12])}{', ...' if len(layers) > 12 else ''}"
 
 
 def _heads_of(model: Any) -> list[str] | None:

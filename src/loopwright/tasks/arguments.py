@@ -16,6 +16,7 @@ from loopwright.config.choices import must_be
 from loopwright.config.durations import seconds_of
 from loopwright.config.old_names import AcceptsOldNames, OldName
 from loopwright.errors import ConfigError, nearest
+from loopwright.tasks.adapters import lora_options
 
 START: Final = "start"  # of --profile
 T = TypeVar("T")
@@ -205,7 +206,13 @@ class TaskArguments(metaclass=AcceptsOldNames):
     dropout: float | None = flag(
         None, "Dropout everywhere in the model while it trains; the model's own if unset.", at_least=0, below=1
     )
-    lora: bool = flag(False, "Train low-rank adapters instead of all weights (extra: lora).")
+    lora: bool | str = flag(
+        False,
+        "Train low-rank adapters instead of all weights (extra: lora): alone, a rank, or "
+        "r=16,alpha=32,dropout=0.05,targets=all-linear,dora=true,rslora=true.",
+        nargs="?",
+        const=True,
+    )
     lora_rank: int = flag(8, "Rank of the adapters.", at_least=1)
     lora_alpha: int = flag(16, "Scale of the adapters.")
     lora_dropout: float = flag(0.0, "Dropout of the adapters.")
@@ -247,6 +254,8 @@ class TaskArguments(metaclass=AcceptsOldNames):
             bounds = {name: each.metadata[name] for name in _BOUNDS if name in each.metadata}
             if value is not None and not all(_BOUNDS[name](value, bound) for name, bound in bounds.items()):
                 raise must_be(each.name, _expected(bounds), value)
+        if self.lora:
+            lora_options(self)
         if self.time is not None:
             seconds_of(self.time)
         if self.profile not in (None, START) and not (str(self.profile).isdecimal() and int(str(self.profile))):

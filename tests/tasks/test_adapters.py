@@ -1,0 +1,92 @@
+"""Low-rank adapters: the options of --lora, their errors, what is saved, and how they are merged."""
+
+import pytest
+import torch
+
+from loopwright.errors import InputError
+from loopwright.runs.settings import settle
+from loopwright.tasks.adapters import LoraOptions, add_adapters, lora_options
+from loopwright.tasks.registry import get_task
+
+
+def options(*words: str) -> LoraOptions:
+    return lora_options(settle(get_task("causal-lm"), ["--data", "x.txt", *words]).args)
+
+
+def small_llama(**changes):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, **changes))
+
+
+def adapted(*words: str):
+    return add_adapters(small_llama(), settle(get_task("causal-lm"), ["--data", "x.txt", *words]).args, "CAUSAL_LM")
+
+
+def test_the_options_of_lora_are_read_beside_its_flags():
+    assert options("--lora") == options("--lora", "true") == LoraOptions()
+    assert options("--lora", "16").r == 16
+    assert options("--lora", "--lora_rank", "4", "--lora_target", "q_proj") == LoraOptions(4, targets=["q_proj"])
+    text = "r=16,alpha=32,dropout=0.05,targets=q_proj,v_proj,dora=true,rslora=yes"
+    assert options("--lora", text) == LoraOptions(16, 32, 0.05, ["q_proj", "v_proj"], True, True)
+    assert options("--lora", "rank=2,target_modules=all-linear", "--lora_alpha", "4") == LoraOptions(2, 4)
+    assert not settle(get_task("causal-lm"), ["--data", "x.txt", "--lora", "false"]).args.lora
+
+
+@pytest.mark.parametrize(
+    ("text", "saw", "fix"),
+    [
+        ("r=16,alhpa=32", "no option 'alhpa'", "--lora r=16,alpha=32"),
+        ("r=0", "a whole number from 1", "--lora"),
+        ("r=4,dropout=1.5", "from 0 to below 1", "--lora r=4"),
+        ("r=4,dora=maybe", "true or false", "--lora r=4"),
+        ("alpha=nan,r=4", "a number above 0", "--lora r=4"),
+        ("fast", "expected name=value", "--lora"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_a_fix_that_works(text, saw, fix):
+    with pytest.raises(InputError, match=saw) as caught:
+        options("--lora", text)
+    assert caught.value.fix == fix
+    assert options(*fix.split())
+
+
+def test_an_option_and_a_flag_that_contradict_each_other_are_refused():
+    with pytest.raises(InputError, match="contradict") as caught:
+        options("--lora", "r=16", "--lora_rank", "4")
+    assert caught.value.fix == "leave out --lora_rank"
+
+
+def test_targets_are_all_linear_layers_names_or_patterns():
+    def targets(*words: str) -> set[str]:
+        names = (name for name, parameter in adapted(*words).named_parameters() if parameter.requires_grad)
+        return {name.partition(".lora")[0].removeprefix("base_model.model.model.") for name in names}
+
+    assert len(targets("--lora", "r=2,targets=all-linear")) == 14
+    assert targets("--lora", "r=2,targets=q_proj,o_proj") == {
+        f"layers.{layer}.self_attn.{name}_proj" for layer in (0, 1) for name in "qo"
+    }
+    assert targets("--lora", "r=2,targets=*layers.1.self_attn.*") == {
+        f"layers.1.self_attn.{name}_proj" for name in "qkvo"
+    }
+
+
+def test_a_target_that_matches_no_layer_names_the_nearest_ones():
+    for words, fix in (
+        (["--lora", "r=2,targets=q_prj,v_proj"], "--lora r=2,targets=q_proj,v_proj"),
+        (["--lora", "--lora_target", "q_prj"], "--lora_target q_proj"),
+        (["--lora", "targets=query"], "--lora targets=all-linear"),
+        (["--lora", "r=2,targets=*.attention.*"], "--lora r=2,targets=all-linear"),
+    ):
+        with pytest.raises(InputError, match="matches no layer of the model") as caught:
+            adapted(*words)
+        assert caught.value.fix == fix and "model.layers.N.self_attn.q_proj" in str(caught.value)
+        assert adapted("--lora", *fix.split()[-2:] if "_target" in fix else fix.split()[1:])
+
+
+def test_dora_and_rank_stabilised_scales_come_from_peft():
+    model = adapted("--lora", "r=4,alpha=8,dora=true,rslora=true")
+    layer = model.get_submodule("base_model.model.model.layers.0.self_attn.q_proj")
+    assert layer.scaling["default"] == 8 / 4**0.5 and "default" in layer.lora_magnitude_vector
