@@ -1,12 +1,20 @@
 """Low-rank adapters: the options of --lora, their errors, what is saved, and how they are merged."""
 
+import json
+from hashlib import sha256
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from loopwright.checkpoint import read
 from loopwright.errors import InputError
 from loopwright.runs.settings import settle
 from loopwright.tasks.adapters import LoraOptions, add_adapters, lora_options
 from loopwright.tasks.registry import get_task
+from tasks.forked import run_lines
+from tasks.runs import check_kill
+from tasks.texts import lines, tiny_gpt2, write_text
 
 
 def options(*words: str) -> LoraOptions:
@@ -90,3 +98,59 @@ def test_dora_and_rank_stabilised_scales_come_from_peft():
     model = adapted("--lora", "r=4,alpha=8,dora=true,rslora=true")
     layer = model.get_submodule("base_model.model.model.layers.0.self_attn.q_proj")
     assert layer.scaling["default"] == 8 / 4**0.5 and "default" in layer.lora_magnitude_vector
+
+
+# ------------------------------------------------------------------------------------------------- checkpoints
+
+LORA_RUN = "--block_size 32 --batch 4 --max_steps 4 --save_strategy steps --save_steps 1 --lr 1e-2 --threads 1"
+
+
+def lora_words(tmp_path, *more):
+    data = write_text(tmp_path / "lines.txt", lines(120))
+    words = ["train", "causal-lm", "--data", data, "--model", tiny_gpt2(tmp_path / "gpt2"), "--no_rehearsal"]
+    return [*words, *LORA_RUN.split(), "--lora", "r=4,alpha=8,dropout=0.1,dora=true", *more]
+
+
+def test_a_killed_run_with_adapters_resumes_bit_for_bit_from_checkpoints_without_the_base(tmp_path):
+    words = lora_words(tmp_path, "--dropout", 0.1)
+    whole = check_kill(tmp_path, words, 3)
+    (*_, newest) = sorted((whole / "checkpoints").glob("step-*"))
+    saved = read(newest).model
+    assert {name.partition(".lora_")[1] for name in saved} == {".lora_"}
+    base = sum(tensor.nbytes for tensor in load_file(tmp_path / "gpt2" / "model.safetensors").values())
+    assert sum(tensor.nbytes for tensor in saved.values()) < base / 2
+    kept = json.loads((whole / "model/skeleton/base.json").read_text())
+    assert kept["model"] == str(tmp_path / "gpt2")
+    assert kept["sha256"] == {
+        "model.safetensors": sha256((tmp_path / "gpt2/model.safetensors").read_bytes()).hexdigest()
+    }
+
+
+def test_a_changed_base_is_refused_on_resume_and_a_moved_one_is_found(tmp_path):
+    words = lora_words(tmp_path, "--out", "run")
+    run_lines(words, folder=tmp_path, failpoint="after_optimizer_step:3:kill")
+    base = (tmp_path / "gpt2").rename(tmp_path / "elsewhere")
+    code, said = run_lines(["resume", "run"], folder=tmp_path)
+    assert code != 0 and "gpt2 does not exist" in said and "give the folder it is in now as --model" in said, said
+    weights = load_file(base / "model.safetensors")
+    changed = {**weights, "transformer.wpe.weight": weights["transformer.wpe.weight"].clone()}
+    changed["transformer.wpe.weight"][0, 0] += 1
+    save_file(changed, base / "model.safetensors", {"format": "pt"})
+    code, said = run_lines(["resume", "run", "--model", base], folder=tmp_path)
+    assert code != 0 and "error[resume.model]" in said and "model.safetensors: sha256" in said, said
+    save_file(weights, base / "model.safetensors", {"format": "pt"})
+    code, said = run_lines(["resume", "run", "--model", base], folder=tmp_path)
+    assert code == 0, said
+
+
+def test_embeddings_that_were_resized_and_new_heads_are_in_the_checkpoints(tmp_path):
+    from transformers import AutoTokenizer
+
+    words = lora_words(tmp_path, "--out", "run")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "gpt2")
+    tokenizer.add_tokens([f"<new{number}>" for number in range(1200)])
+    tokenizer.save_pretrained(tmp_path / "gpt2")
+    whole = check_kill(tmp_path, words[:-2], 3)
+    (*_, newest) = sorted((whole / "checkpoints").glob("step-*"))
+    kept = {name.removeprefix("base_model.model.") for name in read(newest).model if ".lora_" not in name}
+    assert kept == {"transformer.wte.weight", "lm_head.weight"}

@@ -26,25 +26,26 @@ from loopwright.errors import ConfigError, InputError
 from loopwright.lr_finder import print_nothing
 from loopwright.metrics.paired import RowScores
 from loopwright.optimizers import create_optimizer
-from loopwright.run_folder import RunFolder
+from loopwright.run_folder import RunFolder, read_json
 from loopwright.run_folder.parent import SUPERVISED_VARIABLE
 from loopwright.runs.clock import RunLength
 from loopwright.runs.console.screen import Screen
 from loopwright.runs.console.start import print_model, print_notice
 from loopwright.runs.deferred_import import deferred_import
-from loopwright.runs.model_sums import check_sums
+from loopwright.runs.model_sums import BASE, check_sums, find_base, identify_base
 from loopwright.runs.ownership import Ownership
 from loopwright.runs.settings import Settings, settle
 from loopwright.runs.trainer import LENGTH_FLAGS, HeedStop, TaskTrainer, loader_options
 from loopwright.schedulers import get_scheduler
 from loopwright.stepping.graphs import check_graphs
-from loopwright.tasks.adapters import add_adapters, freeze, set_dropout
+from loopwright.tasks.adapters import add_adapters, freeze, leave_out_base, set_dropout
 from loopwright.tasks.arguments import MODEL_FLAGS, NOT_FOLLOWED, START
 from loopwright.tasks.base import Job, Origin, Task
 from loopwright.tasks.consent import check_foreign
 from loopwright.tasks.data import RunData
 from loopwright.tasks.pretrained import consenting
 from loopwright.tasks.scoring import finite
+from loopwright.tasks.text.models import load_config
 from loopwright.training.resume import stored_window
 
 _LENGTHS = "lengths.bin"
@@ -377,6 +378,9 @@ def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> 
     before = dict(vars(args))
     if origin.path is not None and origin.module is None:
         check_sums(Path(origin.path))
+    base = _kept_base(origin) if args.lora else None
+    if base is not None:
+        origin = replace(origin, base=find_base(_base_path(task, settings), base))
     with consenting(args):
         job = task.build(data, args, training, origin)
     for name, value in vars(args).items():
@@ -388,11 +392,45 @@ def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> 
         num_frozen = freeze(job.model, args.freeze)
         job.notes.append(f"frozen: {num_frozen:,} parameters (--freeze {args.freeze})")
     if args.lora:
+        if not origin.is_run and origin.path and hasattr(job.model, "config_class") and not training.fsdp:
+            base = identify_base(origin.path)
+        job.base, new = (
+            base,
+            job.new_weights if base is None else [*job.new_weights, *_resized(job, origin.base or origin.path)],
+        )
         job.model = add_adapters(job.model, args, job.adapter_kind or task.adapter_kind)
+        if base is not None:
+            leave_out_base(job.model, new)
     if training.gradient_checkpointing:
         options: Any = training.gradient_checkpointing_kwargs or {}
         job.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False, **options})
     return job
+
+
+def _kept_base(origin: Origin) -> dict[str, Any] | None:
+    """Return the base model that a run with adapters began with, if its checkpoints leave it out."""
+    found: dict[str, Any] = read_json(Path(str(origin.path)) / BASE, {}) if origin.is_run else {}
+    return found or None
+
+
+def _base_path(task: Task, settings: Settings) -> str:
+    try:
+        return str(given_origin(task, settings).path)
+    except InputError as error:
+        name = settings.args.model
+        what, saw = f"the base model of this run cannot be opened: {name}", "its checkpoints hold the adapters alone"
+        fix = f"put the model back: {name}   or   give the folder it is in now as --model"
+        raise InputError(str(error.code), what, saw=[error.what, saw], fix=fix) from error
+
+
+def _resized(job: Job, path: Any) -> list[str]:
+    """Return the names of the embeddings if they have another number of rows than in the files of the model."""
+    with consenting(job.args):
+        configs = [load_config(path), job.model.config]
+    sizes = {getattr(config.get_text_config(), "vocab_size", None) for config in configs}
+    modules = [job.model.get_input_embeddings(), job.model.get_output_embeddings()] if len(sizes) > 1 else []
+    weights = {id(weight) for module in modules if module is not None for weight in module.parameters()}
+    return [name for name, each in job.model.named_parameters(remove_duplicate=False) if id(each) in weights]
 
 
 def load_data(job: Job) -> None:

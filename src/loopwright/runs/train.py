@@ -25,7 +25,7 @@ from loopwright.runs.console import start as start_block
 from loopwright.runs.console.progress import ReportProgress
 from loopwright.runs.finish import finish, model_source, replace_folder
 from loopwright.runs.job import RunJob
-from loopwright.runs.model_sums import write_sums
+from loopwright.runs.model_sums import BASE, write_sums
 from loopwright.runs.ownership import StopAskedError
 from loopwright.runs.provenance import place_facts, run_facts
 from loopwright.runs.start import Outcome
@@ -169,6 +169,8 @@ def _write_skeleton(run: RunJob, folder: Path) -> None:
     except ValueError as error:  # of transformers: a name of a chat template that is a path, say
         what, fix = f"the files of {run.args.model} cannot be saved", "leave out --model"
         raise InputError("model.folder", what, saw=[str(error)[:200]], fix=fix) from error
+    if run.job.base is not None:
+        write_json(folder / BASE, run.job.base)
     write_sums(folder)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from loopwright.errors import InputError, near_names, nearest
@@ -288,6 +290,35 @@ def _heads_of(model: Any) -> list[str] | None:
 
 def _is_head(name: str) -> bool:
     return any(word in name for word in ("head", "classifier"))
+
+
+def leave_out_base(model: Any, new_weights: Iterable[str]) -> None:
+    """Make the `state_dict` of a model that of its adapters: without frozen weights, unless they are in no file."""
+    is_new, trained = set(new_weights), {id(each) for each in model.parameters() if each.requires_grad}
+    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    left_out = {
+        name
+        for name in model.state_dict()
+        if name not in buffers and id(parameters.get(name)) not in trained and _base_name(name) not in is_new
+    }
+    model.register_state_dict_post_hook(partial(_drop, left_out))
+    model.register_load_state_dict_post_hook(partial(_excuse, left_out))
+
+
+def _base_name(name: str) -> str:
+    """Return the name of a weight in the model that the adapters were added to."""
+    name = re.sub(r"\.(base_layer|original_module|modules_to_save\.default)(?=\.)", "", name)
+    return name.removeprefix("base_model.model.")
+
+
+def _drop(names: set[str], model: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    for name in names:
+        state.pop(prefix + name, None)
+
+
+def _excuse(names: set[str], model: Any, keys: Any) -> None:
+    keys.missing_keys[:] = [name for name in keys.missing_keys if name not in names]
 
 
 def merged(model: Any) -> Any:

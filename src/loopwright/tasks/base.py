@@ -51,6 +51,7 @@ class Origin:
     path: str | None  # a folder or a Hub id; None builds a small model for the data
     is_run: bool = False  # the `model` folder of a run, whose weights come from a checkpoint unless they are there
     module: Any = None  # passed in Python, for a task with `takes_modules`; it overrides the path
+    base: str | None = None  # a folder with the weights of a run whose checkpoints hold adapters alone
 
     def load_weights(self, module: Any) -> Any:
         """Return a plain module, with the weights of a finished run that `Task.save` wrote, if there are any."""
@@ -76,6 +77,7 @@ class Job:
     notes: list[str] = field(default_factory=list)  # lines for the start block
     new_weights: list[str] = field(default_factory=list)  # the names of weights that are in no file
     adapter_kind: str | None = None  # peft's name of this job, if it differs from the task's
+    base: dict[str, Any] | None = None  # the base model that its checkpoints leave out: see `identify_base`
     train_dataset: Any = None
     eval_dataset: Any = None
 

@@ -248,10 +248,11 @@ def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
             saw = [f"this task needs a {suffix.removeprefix('For')} head, whose weights have the same names"]
             raise InputError("model.task", what, saw=saw, fix="leave out --model")
     with quiet():
-        if origin.is_run and not any((Path(path) / name).is_file() for name in pretrained.WEIGHTS):
+        has_weights = any((Path(path) / name).is_file() for name in pretrained.WEIGHTS)
+        if origin.is_run and origin.base is None and not has_weights:
             return Loaded(pretrained.build(kind, path, config))
         model, info = pretrained.open_weights(
-            kind, path, config, output_loading_info=True, ignore_mismatched_sizes=True
+            kind, origin.base or path, config, output_loading_info=True, ignore_mismatched_sizes=True
         )
     mismatched = [entry[0] if isinstance(entry, tuple) else entry for entry in info.get("mismatched_keys", ())]
     return Loaded(model, sorted({*info["missing_keys"], *mismatched}))
