@@ -311,10 +311,22 @@ class Run:
 
         return verify_all(self.folder.checkpoints, say) if self.folder.checkpoints.is_dir() else []
 
-    def export(self, folder: str | Path, **consents: bool) -> Path:
-        """Export the best model to a folder with a README.md on how to open it, and return the folder."""
+    def export(
+        self,
+        folder: str | Path,
+        *,
+        merge: bool = False,
+        adapters: bool = False,
+        say: Callable[[str], None] | None = None,
+        **consents: bool,
+    ) -> Path:
+        """Export the best model to a folder with a README.md on how to open it, and return the folder.
+
+        `merge` merges the adapters of a run with --lora anew, and checks that the outputs stay the same; `adapters`
+        exports them alone, as peft reads them. `say` is called with the result of the check.
+        """
         _check_changes(consents, CONSENTS)
-        return export_run(self.folder, Path(folder), consents)
+        return export_run(self.folder, Path(folder), consents, merge, adapters, say)
 
     def _repr_html_(self) -> str:
         from loopwright.report import result_html

@@ -7,13 +7,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from loopwright import api
 from loopwright.checkpoint import read
+from loopwright.cli import main
 from loopwright.errors import InputError
 from loopwright.runs.settings import settle
 from loopwright.tasks.adapters import LoraOptions, add_adapters, lora_options
 from loopwright.tasks.registry import get_task
 from tasks.forked import run_lines
-from tasks.runs import check_kill
+from tasks.runs import assert_same_files, check_kill
 from tasks.texts import lines, tiny_gpt2, write_text
 
 
@@ -154,3 +156,58 @@ def test_embeddings_that_were_resized_and_new_heads_are_in_the_checkpoints(tmp_p
     (*_, newest) = sorted((whole / "checkpoints").glob("step-*"))
     kept = {name.removeprefix("base_model.model.") for name in read(newest).model if ".lora_" not in name}
     assert kept == {"transformer.wte.weight", "lm_head.weight"}
+
+
+# ----------------------------------------------------------------------------------------------------- merging
+
+
+@pytest.fixture(scope="module")
+def lora_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lora")
+    code, said = run_lines(lora_words(folder, "--out", "run"), folder=folder)
+    assert code == 0, said
+    return api.Run.find(folder / "run")
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(input_ids=torch.arange(20)[None]).logits
+
+
+def test_merged_and_alone_the_exported_adapters_compute_the_same(lora_run, tmp_path, capsys):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    assert main(["export", str(lora_run.path), "--to", str(tmp_path / "merged"), "--merge"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{tmp_path / 'merged'}\n" and "(tolerance 0.0001, fp32)" in printed.err
+    assert main(["export", str(lora_run.path), "--to", str(tmp_path / "alone"), "--adapters"]) == 0
+    assert not (tmp_path / "alone/model.safetensors").exists()
+    base = AutoModelForCausalLM.from_pretrained(lora_run.path.parent / "gpt2")
+    before = logits(base)
+    with_adapters = logits(PeftModel.from_pretrained(base, tmp_path / "alone"))
+    whole = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
+    assert (whole - with_adapters).abs().max() < 1e-4 * whole.abs().max()
+    assert (whole - before).abs().max() > 1e-2 * whole.abs().max()
+    config = json.loads((tmp_path / "alone/adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(lora_run.path.parent / "gpt2")
+    assert_same_files(tmp_path / "merged", lora_run.path / "model", "model.safetensors")
+
+
+def test_a_merge_that_changes_the_outputs_is_refused_with_figures(lora_run, tmp_path, monkeypatch):
+    from peft.tuners.lora.layer import Linear
+
+    monkeypatch.setattr(Linear, "merge", lambda layer, **options: None)  # as if merging forgot the adapters
+    with pytest.raises(InputError, match=r"differ by \d\.\de[-+]\d\d of the largest \(tolerance 0.0001") as caught:
+        lora_run.export(tmp_path / "merged", merge=True)
+    assert caught.value.code == "model.merge" and not (tmp_path / "merged").exists()
+
+
+def test_a_run_without_adapters_has_nothing_to_merge(tmp_path):
+    data = write_text(tmp_path / "lines.txt", lines(60))
+    flags = {"block_size": 32, "vocab_size": 300, "max_steps": 1, "rehearsal": False, "quiet": True}
+    run = api.train("causal-lm", data=data, output_dir=tmp_path / "run", **flags)
+    for flag in ("merge", "adapters"):
+        with pytest.raises(InputError, match=f"--{flag}: .* has no adapters") as caught:
+            run.export(tmp_path / "to", **{flag: True})
+        assert caught.value.fix == f"leave out --{flag}"

@@ -111,10 +111,18 @@ def export(argv: list[str]) -> int:
     parser = VerbParser("export", "Write the best model of a run into a folder of its own.", "last --to my-model")
     add_run(parser)
     parser.add_argument("--to", required=True, help="a new folder; its README.md says how to open it")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--merge", action="store_true", help="merge the adapters of --lora anew, and check the outputs")
+    kind.add_argument("--adapters", action="store_true", help="the adapters of --lora alone, as peft reads them")
     asked, consents = parse_for_run(parser, argv, lambda task: api.CONSENTS)
-    target = api.Run(find_run(asked.run)).export(asked.to, **consents)
+    run = api.Run(find_run(asked.run))
+    target = run.export(asked.to, merge=asked.merge, adapters=asked.adapters, say=_remark, **consents)
     sys.stdout.write(f"{target}\n")
     return DONE
+
+
+def _remark(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 def _inputs(folder: RunFolder, inputs: list[str], changes: dict[str, str]) -> str | list[str]:

@@ -68,7 +68,9 @@ def finish(run: RunJob, trained: TrainResult, spent: TimeSpent) -> None:
     job.model = whole_model(job.model)
     if os.environ.get("RANK", "0") in ("", "0"):
         run.owner.check_folder()
-        job.model = merged(job.model)
+        job.model, check = merged(job.model)
+        if check is not None and not check.is_passed:
+            screen.remark("warning", f"{check}: prefer lw export with --adapters to the model folder")
         drawn = _illustrate(job, folder, examples, screen)
         replace_folder(folder.model, lambda aside: _write_model(job, aside, folder, result))
         folder.write_result(result)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +32,16 @@ def task_of_run(folder: RunFolder) -> Task:
 
 
 def load_run(
-    folder: RunFolder, plan: DataPlan | None = None, changes: Mapping[str, Any] | None = None, module: Any = None
+    folder: RunFolder,
+    plan: DataPlan | None = None,
+    changes: Mapping[str, Any] | None = None,
+    module: Any = None,
+    has_adapters: bool = False,
 ) -> Job:
-    """Return a job with the best weights of a run, on its device; its data, or that of `plan`, is not opened."""
+    """Return a job with the best weights of a run, on its device; its data, or that of `plan`, is not opened.
+
+    The model of a finished run has its adapters merged, unless it is to have adapters.
+    """
     from loopwright.runs.finish import model_source
     from loopwright.runs.job import build_job, prepare_torch
     from loopwright.runs.weights import load_weights
@@ -44,7 +51,7 @@ def load_run(
     check_foreign(settings, links=True)
     prepare_torch(settings)
     model_source(folder)  # before the look whether it is finished: a killed process may have moved it
-    is_finished = folder.is_finished
+    is_finished = folder.is_finished and not has_adapters
     if is_finished:
         settings.args.lora, settings.args.freeze = False, None  # the adapters are in the weights
     data = RunData(DataPlan.read(folder.data) if plan is None else plan)
@@ -125,15 +132,36 @@ def open_dialogue(folder: RunFolder, system: str | None = None, changes: Mapping
     return task.open_dialogue(job, system)
 
 
-def export_run(folder: RunFolder, target: Path, changes: Mapping[str, Any] | None = None) -> Path:
+def export_run(
+    folder: RunFolder,
+    target: Path,
+    changes: Mapping[str, Any] | None = None,
+    merge: bool = False,
+    adapters: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> Path:
+    """Export the best model; with `merge` the adapters are merged anew and checked, with `adapters` they stay alone."""
+    if (merge or adapters) and not (args := settle(task_of_run(folder), changes or {}, config_of(folder)).args).lora:
+        flag = "--merge" if merge else "--adapters"
+        saw = [f"it trained {'all weights' if args.freeze is None else 'what --freeze left'}, without --lora"]
+        raise InputError("args.value", f"{flag}: {folder.path} has no adapters", saw=saw, fix=f"leave out {flag}")
     if target.exists() and any(target.iterdir()):
         free = shlex.quote(str(free_path(target / folder.id)))
         raise InputError("args.value", f"--to {target} is not empty", fix=f"--to {free}")
-    job = load_run(folder, changes=changes)
+    job = load_run(folder, changes=changes, has_adapters=merge or adapters)
     from loopwright.runs.model_card import card_so_far
     from loopwright.tasks.adapters import merged
 
-    job.model = merged(job.model)
+    if adapters:
+        job.model.peft_config["default"].base_model_name_or_path = job.args.model
+    else:
+        job.model, check = merged(job.model)
+        if merge and (check is None or not check.is_passed):
+            what = "the adapters cannot be merged: the merged model computes something else"
+            saw = [str(check) if check is not None else "its outputs cannot be compared: it takes unusual inputs"]
+            raise InputError("model.merge", what, saw=saw, fix="--adapters instead of --merge")
+        if merge and say is not None:
+            say(str(check))
     target.mkdir(parents=True, exist_ok=True)
     job.task.save(job, target)
     card, is_kept = folder.model / "README.md", folder.is_finished and (folder.model / "README.md").is_file()

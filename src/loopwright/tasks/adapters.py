@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 import shlex
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -239,7 +241,9 @@ def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
         use_rslora=options.rslora,
     )
     try:
-        return get_peft_model(model, config)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set")  # for GPT-2's layers; peft sets it itself
+            return get_peft_model(model, config)
     except ValueError as error:
         what = f"--lora: peft has no adapters for {', '.join(options.targets) or 'the linear layers of this model'}"
         fix = _with_targets(args, [ALL_LINEAR]) if options.targets else "leave out --lora"
@@ -321,6 +325,76 @@ def _excuse(names: set[str], model: Any, keys: Any) -> None:
     keys.missing_keys[:] = [name for name in keys.missing_keys if name not in names]
 
 
-def merged(model: Any) -> Any:
-    """Return a model with its adapters merged into its weights; unchanged without adapters."""
-    return model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
+@dataclass(frozen=True)
+class MergeCheck:
+    """How much the outputs of a merged model differ from those with adapters, relative to the largest of them."""
+
+    difference: float
+    tolerance: float
+    kind: str
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether the difference, which is nan for outputs that are not finite, is within the tolerance."""
+        return self.difference <= self.tolerance
+
+    def __str__(self) -> str:
+        return (
+            f"merged outputs differ by {self.difference:.1e} of the largest (tolerance {self.tolerance:g}, {self.kind})"
+        )
+
+
+def merged(model: Any) -> tuple[Any, MergeCheck | None]:
+    """Return a model with its adapters merged into its weights, and a check; unchanged without adapters."""
+    if not hasattr(model, "merge_and_unload"):
+        return model, None
+    is_quantized, modes = bool(getattr(model, "is_loaded_in_4bit", False)), model.training
+    model.eval()
+    before = _outputs(model)
+    whole = (_dequantized(model) if is_quantized else model).merge_and_unload()
+    after = _outputs(whole)
+    whole.train(modes)
+    is_coarse = min(weight.itemsize for weight in whole.parameters() if weight.is_floating_point()) < 4
+    kind = "16-bit weights" if is_coarse else "from 4-bit weights" if is_quantized else "fp32"
+    tolerance = 5e-2 if is_coarse else 1e-2 if is_quantized else 1e-4
+    largest = max((each.abs().max().item() for each in before), default=0.0) or 1.0
+    differences = [(one - other).abs().max().item() / largest for one, other in zip(before, after, strict=True)]
+    return whole, MergeCheck(max(differences), tolerance, kind) if differences else None
+
+
+def _outputs(model: Any) -> list[Any]:
+    """Return the outputs of a model for a made-up input, as 32-bit tensors; none for a model that takes others."""
+    import torch
+
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config, device = getattr(inner, "config", None), next(model.parameters()).device
+    if getattr(inner, "main_input_name", "") == "pixel_values":
+        side = getattr(config, "image_size", 224)
+        shape = (1, getattr(config, "num_channels", 3), *([side, side] if isinstance(side, int) else side))
+        inputs = {"pixel_values": torch.linspace(-1, 1, math.prod(shape), device=device).reshape(shape)}
+    else:
+        try:
+            rows = int(inner.get_input_embeddings().weight.shape[0])
+        except (AttributeError, NotImplementedError):
+            return []
+        ids = (torch.arange(24, device=device) * 7919 % rows).reshape(2, 12)
+        ids = ids[:, None] if type(inner).__name__.endswith("MultipleChoice") else ids
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        inputs |= {"decoder_input_ids": ids} if getattr(config, "is_encoder_decoder", False) else {}
+    try:
+        with torch.no_grad():
+            found = inner(**inputs)
+    except Exception:  # noqa: BLE001 - it takes other inputs, and raises whatever it likes
+        return []
+    values = found.values() if hasattr(found, "values") else [found]
+    return [each.float() for each in values if isinstance(each, torch.Tensor) and each.is_floating_point()]
+
+
+def _dequantized(model: Any) -> Any:
+    """Return a model with adapters whose 4-bit base weights have become ordinary ones of the same values."""
+    from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+
+    config, state = model.peft_config["default"], get_peft_model_state_dict(model)
+    found = get_peft_model(model.unload().dequantize(), config)
+    set_peft_model_state_dict(found, state)
+    return found.eval()
