@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from loopwright.errors import ConfigError, InputError
+from loopwright.config.choices import must_be
+from loopwright.errors import ConfigError, InputError, nearest
 from loopwright.metrics import load as load_metric
 from loopwright.sources import Role
 from loopwright.tasks.arguments import ShortName, TaskArguments, flag
@@ -49,11 +50,18 @@ class LanguageArguments(TaskArguments):
         None, "Vocabulary size of a model from scratch, 300 or more; chosen from the data if unset.", at_least=300
     )
 
+    loss_chunk: str = flag(
+        "auto", "Tokens whose logits exist at a time in training: a number, off, or auto: in chunks if they are large."
+    )
+
     max_length = ShortName("block_size", int)
     max_seq_length = ShortName("block_size", int)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.loss_chunk not in ("auto", "off") and not (self.loss_chunk.isdecimal() and int(self.loss_chunk)):
+            near = nearest(self.loss_chunk, ["auto", "off"])
+            raise must_be("loss_chunk", "a number of tokens, 'auto' or 'off'", self.loss_chunk, nearest=near)
         if self.vocab_size is not None and self.model is not None:
             raise ConfigError("vocab_size is for a model from scratch, but --model has a vocabulary: leave it out")
 
@@ -95,13 +103,10 @@ def token_loss(
     An evaluation scores a few rows at a time, so that logits never exist for a whole batch.
     """
     import torch
-    from torch.nn import functional
 
     num_targets = (labels != text.IGNORED).sum().clamp(min=1)
     if torch.is_grad_enabled():
-        logits = model(**inputs, **options).logits.float().flatten(0, 1)
-        total = functional.cross_entropy(logits, labels.flatten(), ignore_index=text.IGNORED, reduction="sum")
-        return total / num_targets, None
+        return training_loss(job, model, inputs, labels, **options) / num_targets, None
     num_rows, width = labels.shape
     step = max(1, _MOST_LOGITS // (width * num_embeddings(job.model)))
     parts = []
@@ -120,6 +125,16 @@ def packed_inputs(job: Job, batch: Mapping[str, Any]) -> dict[str, Any]:
 
     mask = block_diagonal_mask(batch["sequence_ids"], job.model.dtype)
     return {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"], "attention_mask": mask}
+
+
+def training_loss(job: Job, model: Any, inputs: Mapping[str, Any], labels: Any, **options: Any) -> Any:
+    """Return the summed loss of a training batch, in chunks of tokens as `--loss_chunk` says."""
+    from loopwright.tasks.text.chunked_loss import token_loss_sum
+
+    training, chunk = job.training, job.args.loss_chunk
+    if training.fsdp or training.torch_compile or training.step_mode == "compile":
+        chunk = "off"  # the output layer is replaced for the time of a forward pass
+    return token_loss_sum(model, job.model, inputs, labels, chunk=chunk, ignored=text.IGNORED, **options)
 
 
 @dataclass(frozen=True)

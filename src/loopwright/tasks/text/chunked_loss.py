@@ -1,0 +1,153 @@
+"""The loss of a language model in training, without the logits of a whole batch.
+
+A linear output layer and the cross-entropy are computed together, some tokens at a time, with their gradients, so that
+only the logits of these tokens exist. What comes after the layer, such as soft-capping, would be left out: a model is
+compared with its layer alone first.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from loopwright.engine.seeding import preserved_generators
+
+_MOST_LOGITS = 2**26  # of a micro-batch, or of the tokens computed at a time
+_PROBED = 8  # tokens of the comparison
+_reasons: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # by model: why its loss cannot be chunked
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """The summed cross-entropy of a linear layer's outputs, `chunk` tokens at a time; gradients come with the loss."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, chunk: int, ignored: int
+    ) -> Tensor:
+        """Return the sum over all labels but the ignored ones, in 32 bits; `hidden` is (tokens, features)."""
+        device = hidden.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        ctx.dtypes = [None if each is None else each.dtype for each in (hidden, weight, bias)]
+        with torch.autocast(device, enabled=False):
+            inputs, matrix = hidden.to(dtype), weight.to(dtype)
+            needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+            total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+            of_hidden = torch.empty_like(inputs) if needs_hidden else None
+            of_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
+            of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs_bias else None
+            for start in range(0, len(labels), chunk):
+                part, targets = inputs[start : start + chunk], labels[start : start + chunk, None]
+                logits = functional.linear(part, matrix, None if bias is None else bias.to(dtype)).float()
+                is_asked, targets = targets != ignored, targets.clamp(min=0)
+                sums = logits.logsumexp(-1, keepdim=True)
+                total += ((sums - logits.gather(-1, targets)) * is_asked).sum()
+                if not any(ctx.needs_input_grad):
+                    continue
+                # The gradient of the logits: their softmax, less one where the target is.
+                slope = logits.sub_(sums).exp_().scatter_add_(-1, targets, torch.full_like(sums, -1.0)).mul_(is_asked)
+                if of_bias is not None:
+                    of_bias += slope.sum(0)
+                slope = slope.to(dtype)
+                if of_hidden is not None:
+                    of_hidden[start : start + chunk] = slope @ matrix
+                if of_weight is not None:
+                    of_weight += slope.T @ part
+        ctx.gradients = [of_hidden, of_weight, of_bias]
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """Scale the gradients in place: they are as large as the weights."""
+        if ctx.gradients is None:
+            raise RuntimeError("the gradients of a chunked loss are gone after one backward pass: --loss_chunk off")
+        gradients, ctx.gradients = ctx.gradients, None
+        scaled = [None if each is None else each.mul_(outputs[0]) for each in gradients]
+        fitted = [None if each is None else each.to(dtype) for each, dtype in zip(scaled, ctx.dtypes, strict=True)]
+        return (*fitted, None, None, None)
+
+
+def token_loss_sum(
+    model: Any, inner: Any, inputs: Mapping[str, Any], labels: Tensor, *, chunk: str, ignored: int, **options: Any
+) -> Tensor:
+    """Return the summed cross-entropy of a micro-batch.
+
+    Args:
+        model: what is called: `inner`, the model itself, perhaps wrapped for several processes.
+        chunk: `--loss_chunk`: the tokens computed at a time, "off", or "auto" for large logits alone.
+        labels: the target of each position; they are not shifted here.
+        options: more arguments of the forward pass.
+    """
+    tokens = _tokens_at_a_time(inner, labels, chunk)
+    if tokens is not None and (reason := _why_not(inner, options)) is not None:
+        if _reasons.get(inner, "") != "":
+            warnings.warn(f"the loss is computed at once, not in chunks: {reason}", stacklevel=2)
+            _reasons[inner] = ""
+        tokens = None
+    if tokens is None:
+        logits = model(**inputs, **options).logits.float().flatten(0, 1)
+        return functional.cross_entropy(logits, labels.flatten(), ignore_index=ignored, reduction="sum")
+    with _replaced_head(inner.get_output_embeddings(), labels, tokens, ignored):
+        total: Tensor = model(**inputs, **options).logits
+    return total
+
+
+def _tokens_at_a_time(model: Any, labels: Tensor, chunk: str) -> int | None:
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    if chunk == "off" or (chunk == "auto" and labels.numel() * vocabulary <= _MOST_LOGITS):
+        return None
+    return max(1, _MOST_LOGITS // vocabulary) if chunk == "auto" else int(chunk)
+
+
+@contextmanager
+def _replaced_head(head: Any, labels: Tensor, tokens: int, ignored: int) -> Iterator[None]:
+    """Let an output layer return the loss instead of logits, inside of the model's own forward pass."""
+
+    def loss(hidden: Tensor) -> Tensor:
+        flat = hidden.flatten(0, -2)
+        compute: Any = LinearCrossEntropy.apply
+        found: Tensor = compute(flat, head.weight, head.bias, labels.flatten(), tokens, ignored)
+        return found
+
+    head.forward = loss
+    try:
+        yield
+    finally:
+        del head.forward
+
+
+def _why_not(model: Any, options: Mapping[str, Any]) -> str | None:
+    """Return why the loss of a model is not that of its output layer; found out once, with a few tokens."""
+    if model not in _reasons:
+        head = model.get_output_embeddings()
+        if type(head) is not nn.Linear:
+            _reasons[model] = f"the output layer is a {type(head).__name__}"
+        else:
+            _reasons[model] = (
+                None if _is_linear(model, head, options) else "the model changes its logits after the layer"
+            )
+    return _reasons[model]
+
+
+@torch.no_grad()
+def _is_linear(model: Any, head: Any, options: Mapping[str, Any]) -> bool:
+    rows = int(model.get_input_embeddings().weight.shape[0])
+    ids = (torch.arange(_PROBED, device=head.weight.device) * 7919 % rows)[None]
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with preserved_generators(head.weight.device), torch.autocast(head.weight.device.type, enabled=False):
+            logits = model(input_ids=ids, **options).logits.float()
+            whole = functional.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="sum")
+            with _replaced_head(head, ids, _PROBED, -100):
+                alone = model(input_ids=ids, **options).logits
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    return alone.dim() == 0 and torch.allclose(whole, alone.float(), rtol=1e-3)
