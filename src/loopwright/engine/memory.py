@@ -116,7 +116,7 @@ class SavedBytes:
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self.num_bytes = 0
-        self._seen = {_place(each) for each in parameters}
+        self._seen = {self.place_of(each) for each in parameters}
         self._kept: list[Tensor] = []
 
     @contextmanager
@@ -129,13 +129,13 @@ class SavedBytes:
                 self._kept = []
 
     def _pack(self, tensor: Tensor) -> Tensor:
-        place = _place(tensor)
+        place = self.place_of(tensor)
         if place not in self._seen:
             self._seen.add(place)
             self._kept.append(tensor)
             self.num_bytes += tensor.untyped_storage().nbytes()
         return tensor
 
-
-def _place(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    def place_of(self, tensor: Tensor) -> int:
+        """Return what tells the storage of a tensor from others."""
+        return tensor.untyped_storage().data_ptr()

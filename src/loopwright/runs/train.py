@@ -20,6 +20,7 @@ from loopwright.results import LearningRateCurve
 from loopwright.run_folder import RunFolder, RunStatus, note_in_index, read_json, runs_root, write_json
 from loopwright.runs.auto.batch_size import choose_batch
 from loopwright.runs.auto.learning_rate import Search, choose_rate, find_rate
+from loopwright.runs.auto.memory import print_expected
 from loopwright.runs.clock import Pace, TimeSpent
 from loopwright.runs.console import start as start_block
 from loopwright.runs.console.progress import ReportProgress
@@ -177,6 +178,7 @@ def _write_skeleton(run: RunJob, folder: Path) -> None:
 def rehearse_only(run: RunJob) -> None:
     """Do everything up to the first update, then stop; called by `check` with a temporary folder."""
     is_planned = run.settings.is_planned_by_time(is_begun=False)
+    expected = print_expected(run)
     _build(run, None, is_planned)
     start_block.print_preview(run)
     found = rehearse(run, is_check=True)
@@ -186,7 +188,8 @@ def rehearse_only(run: RunJob) -> None:
         start_block.print_batch(run)
     else:
         start_block.print_time(run)
-    run.screen.emit("check", **run_facts(run), rehearsal=asdict(found))
+    facts = {} if expected is None else {"expected_memory": asdict(expected)}
+    run.screen.emit("check", **run_facts(run), rehearsal=asdict(found), **facts)
 
 
 def find_rate_only(run: RunJob, search: Search) -> LearningRateCurve:

@@ -367,27 +367,33 @@ def _outputs(model: Any) -> list[Any]:
     import torch
 
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    config, device = getattr(inner, "config", None), next(model.parameters()).device
-    if getattr(inner, "main_input_name", "") == "pixel_values":
-        side = getattr(config, "image_size", 224)
-        shape = (1, getattr(config, "num_channels", 3), *([side, side] if isinstance(side, int) else side))
-        inputs = {"pixel_values": torch.linspace(-1, 1, math.prod(shape), device=device).reshape(shape)}
-    else:
-        try:
-            rows = int(inner.get_input_embeddings().weight.shape[0])
-        except (AttributeError, NotImplementedError):
-            return []
-        ids = (torch.arange(24, device=device) * 7919 % rows).reshape(2, 12)
-        ids = ids[:, None] if type(inner).__name__.endswith("MultipleChoice") else ids
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        inputs |= {"decoder_input_ids": ids} if getattr(config, "is_encoder_decoder", False) else {}
     try:
         with torch.no_grad():
-            found = inner(**inputs)
+            found = inner(**made_up_inputs(inner, 2, 12))
     except Exception:  # noqa: BLE001 - it takes other inputs, and raises whatever it likes
         return []
     values = found.values() if hasattr(found, "values") else [found]
     return [each.float() for each in values if isinstance(each, torch.Tensor) and each.is_floating_point()]
+
+
+def made_up_inputs(model: Any, num_rows: int, num_tokens: int) -> dict[str, Any]:
+    """Return inputs for a transformers model, of images or of this many tokens."""
+    import torch
+
+    config, device = getattr(model, "config", None), next(model.parameters()).device
+    if getattr(model, "main_input_name", "") == "pixel_values":
+        side = getattr(config, "image_size", 224)
+        shape = (num_rows, getattr(config, "num_channels", 3), *([side, side] if isinstance(side, int) else side))
+        return {"pixel_values": torch.linspace(-1, 1, math.prod(shape), device=device).reshape(shape)}
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    ids = (torch.arange(num_rows * num_tokens, device=device) * 7919 % vocabulary).reshape(num_rows, num_tokens)
+    ids = ids[:, None] if type(model).__name__.endswith("MultipleChoice") else ids
+    is_double = getattr(config, "is_encoder_decoder", False)
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        **({"decoder_input_ids": ids} if is_double else {}),
+    }
 
 
 def _dequantized(model: Any) -> Any:

@@ -213,6 +213,9 @@ class TaskArguments(metaclass=AcceptsOldNames):
         nargs="?",
         const=True,
     )
+    load_in: str | None = flag(
+        None, "With --lora: load the frozen base weights in 4 bits (nf4; extra: qlora).", choices=("4bit",)
+    )
     lora_rank: int = flag(8, "Rank of the adapters.", at_least=1)
     lora_alpha: int = flag(16, "Scale of the adapters.")
     lora_dropout: float = flag(0.0, "Dropout of the adapters.")

@@ -51,6 +51,7 @@ class Origin:
     path: str | None  # a folder or a Hub id; None builds a small model for the data
     is_run: bool = False  # the `model` folder of a run, whose weights come from a checkpoint unless they are there
     module: Any = None  # passed in Python, for a task with `takes_modules`; it overrides the path
+    is_empty: bool = False  # build the model without reading its weights
     base: str | None = None  # a folder with the weights of a run whose checkpoints hold adapters alone
 
     def load_weights(self, module: Any) -> Any:

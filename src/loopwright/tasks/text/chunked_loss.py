@@ -84,7 +84,7 @@ def token_loss_sum(
         labels: the target of each position; they are not shifted here.
         options: more arguments of the forward pass.
     """
-    tokens = _tokens_at_a_time(inner, labels, chunk)
+    tokens = tokens_at_a_time(inner, labels.numel(), chunk)
     if tokens is not None and (reason := _why_not(inner, options)) is not None:
         if _reasons.get(inner, "") != "":
             warnings.warn(f"the loss is computed at once, not in chunks: {reason}", stacklevel=2)
@@ -98,9 +98,10 @@ def token_loss_sum(
     return total
 
 
-def _tokens_at_a_time(model: Any, labels: Tensor, chunk: str) -> int | None:
+def tokens_at_a_time(model: Any, num_tokens: int, chunk: str) -> int | None:
+    """Return how many tokens' logits exist at a time, by `--loss_chunk`; None for all of them."""
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
-    if chunk == "off" or (chunk == "auto" and labels.numel() * vocabulary <= _MOST_LOGITS):
+    if chunk == "off" or (chunk == "auto" and num_tokens * vocabulary <= _MOST_LOGITS):
         return None
     return max(1, _MOST_LOGITS // vocabulary) if chunk == "auto" else int(chunk)
 

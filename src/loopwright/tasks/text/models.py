@@ -249,7 +249,7 @@ def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
             raise InputError("model.task", what, saw=saw, fix="leave out --model")
     with quiet():
         has_weights = any((Path(path) / name).is_file() for name in pretrained.WEIGHTS)
-        if origin.is_run and origin.base is None and not has_weights:
+        if origin.is_empty or (origin.is_run and origin.base is None and not has_weights):
             return Loaded(pretrained.build(kind, path, config))
         model, info = pretrained.open_weights(
             kind, origin.base or path, config, output_loading_info=True, ignore_mismatched_sizes=True
