@@ -28,7 +28,7 @@ def small_llama(**changes):
 
     sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, **changes))
+    return LlamaForCausalLM(LlamaConfig(**{**sizes, **changes}, num_attention_heads=4, num_key_value_heads=2))
 
 
 def adapted(*words: str):
@@ -142,7 +142,7 @@ def test_a_changed_base_is_refused_on_resume_and_a_moved_one_is_found(tmp_path):
     assert code != 0 and "error[resume.model]" in said and "model.safetensors: sha256" in said, said
     save_file(weights, base / "model.safetensors", {"format": "pt"})
     code, said = run_lines(["resume", "run", "--model", base], folder=tmp_path)
-    assert code == 0, said
+    assert code == 0 and "resume  T0" in said and "T2" not in said, said
 
 
 def test_embeddings_that_were_resized_and_new_heads_are_in_the_checkpoints(tmp_path):
@@ -211,3 +211,39 @@ def test_a_run_without_adapters_has_nothing_to_merge(tmp_path):
         with pytest.raises(InputError, match=f"--{flag}: .* has no adapters") as caught:
             run.export(tmp_path / "to", **{flag: True})
         assert caught.value.fix == f"leave out --{flag}"
+
+
+# ---------------------------------------------------------------------------------------------- 4-bit base weights
+
+
+def test_weights_in_4_bits_need_adapters_a_pretrained_model_and_bitsandbytes(tmp_path, monkeypatch):
+    from loopwright.tasks import adapters
+
+    data = write_text(tmp_path / "lines.txt", lines(60))
+    with pytest.raises(InputError, match="needs --lora") as caught:
+        api.train("causal-lm", data=data, load_in="4bit")
+    assert caught.value.fix == "--lora   or   leave out --load_in"
+    with pytest.raises(InputError, match="expected one of 4bit"):
+        api.train("causal-lm", data=data, load_in="3bit", lora=True)
+    monkeypatch.setattr(adapters, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="needs bitsandbytes") as caught:
+        api.train("causal-lm", data=data, load_in="4bit", lora=True)
+    assert caught.value.code == "install.extra" and caught.value.fix == "pip install 'loopwright[qlora]'"
+
+
+def test_a_run_on_4_bit_weights_resumes_bit_for_bit_and_merges_into_what_they_stand_for(tmp_path, capsys):
+    pytest.importorskip("bitsandbytes")
+    from transformers import AutoModelForCausalLM
+
+    words = lora_words(tmp_path, "--load_in", "4bit")
+    small_llama(hidden_size=64, intermediate_size=128).save_pretrained(tmp_path / "gpt2")
+    whole = check_kill(tmp_path, words, 3)
+    (*_, newest) = sorted((whole / "checkpoints").glob("step-*"))
+    assert {name.partition(".lora_")[1] for name in read(newest).model} == {".lora_"}
+    assert main(["export", str(whole), "--to", str(tmp_path / "merged"), "--merge"]) == 0
+    assert "(tolerance 0.01, fp32 from 4-bit weights)" in capsys.readouterr().err
+    config = json.loads((tmp_path / "merged/config.json").read_text())
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert "quantization_config" not in config and model.lm_head.weight.dtype is torch.float32
+    with pytest.raises(InputError, match="is for pretrained models"):
+        api.train("causal-lm", data=tmp_path / "lines.txt", load_in="4bit", lora=True)

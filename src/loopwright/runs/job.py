@@ -38,7 +38,7 @@ from loopwright.runs.settings import Settings, settle
 from loopwright.runs.trainer import LENGTH_FLAGS, HeedStop, TaskTrainer, loader_options
 from loopwright.schedulers import get_scheduler
 from loopwright.stepping.graphs import check_graphs
-from loopwright.tasks.adapters import add_adapters, freeze, leave_out_base, set_dropout
+from loopwright.tasks.adapters import add_adapters, four_bits, freeze, leave_out_base, set_dropout
 from loopwright.tasks.arguments import MODEL_FLAGS, NOT_FOLLOWED, START
 from loopwright.tasks.base import Job, Origin, Task
 from loopwright.tasks.consent import check_foreign
@@ -381,8 +381,14 @@ def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> 
     base = _kept_base(origin) if args.lora else None
     if base is not None:
         origin = replace(origin, base=find_base(_base_path(task, settings), base))
+    if args.load_in is not None:
+        origin = replace(origin, quantization=four_bits(training.bf16))
     with consenting(args):
         job = task.build(data, args, training, origin)
+    if args.load_in is not None and not (origin.is_empty or getattr(job.model, "is_loaded_in_4bit", False)):
+        what = f"--load_in {args.load_in} is for pretrained models of transformers"
+        saw = [f"this is a {type(job.model).__name__}{'' if args.model else ' from scratch'}"]
+        raise InputError("args.value", what, saw=saw, fix="leave out --load_in", flag="--load_in")
     for name, value in vars(args).items():
         if before[name] != value:
             settings.sources[name] = "data"

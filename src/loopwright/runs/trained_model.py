@@ -53,7 +53,7 @@ def load_run(
     model_source(folder)  # before the look whether it is finished: a killed process may have moved it
     is_finished = folder.is_finished and not has_adapters
     if is_finished:
-        settings.args.lora, settings.args.freeze = False, None  # the adapters are in the weights
+        settings.args.lora, settings.args.freeze, settings.args.load_in = False, None, None  # it is whole, and merged
     data = RunData(DataPlan.read(folder.data) if plan is None else plan)
     job = build_job(task, data, settings, Origin(str(model_source(folder, is_finished)), is_run=True, module=module))
     if not is_finished:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from loopwright.errors import InputError, near_names, nearest
@@ -243,11 +244,29 @@ def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "fan_in_fan_out is set")  # for GPT-2's layers; peft sets it itself
-            return get_peft_model(model, config)
+            found = get_peft_model(model, config)
     except ValueError as error:
         what = f"--lora: peft has no adapters for {', '.join(options.targets) or 'the linear layers of this model'}"
         fix = _with_targets(args, [ALL_LINEAR]) if options.targets else "leave out --lora"
         raise InputError("args.value", what, saw=[str(error)[:200], _layers(model)], fix=fix) from error
+    if hasattr(found, "base_model_prepare_inputs_for_generation"):  # as peft leaves it once it has generated a text
+        found.base_model.prepare_inputs_for_generation = found.base_model_prepare_inputs_for_generation
+    return found
+
+
+def four_bits(is_bf16: bool) -> Any:
+    """Return how `--load_in 4bit` quantizes weights: nf4, with quantized scales."""
+    if find_spec("bitsandbytes") is None:
+        what, fix = "--load_in 4bit needs bitsandbytes", "pip install 'loopwright[qlora]'"
+        raise InputError("install.extra", what, fix=fix, flag="--load_in")
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype="bfloat16" if is_bf16 else "float32",
+    )
 
 
 def _matching(model: Any, targets: list[str], args: Any) -> list[str]:
@@ -348,14 +367,15 @@ def merged(model: Any) -> tuple[Any, MergeCheck | None]:
     """Return a model with its adapters merged into its weights, and a check; unchanged without adapters."""
     if not hasattr(model, "merge_and_unload"):
         return model, None
-    is_quantized, modes = bool(getattr(model, "is_loaded_in_4bit", False)), model.training
+    is_quantized, was_training = bool(getattr(model, "is_loaded_in_4bit", False)), model.training
+    computed_in = [model.config.quantization_config.bnb_4bit_compute_dtype] if is_quantized else []
     model.eval()
     before = _outputs(model)
     whole = (_dequantized(model) if is_quantized else model).merge_and_unload()
     after = _outputs(whole)
-    whole.train(modes)
-    is_coarse = min(weight.itemsize for weight in whole.parameters() if weight.is_floating_point()) < 4
-    kind = "16-bit weights" if is_coarse else "from 4-bit weights" if is_quantized else "fp32"
+    whole.train(was_training)
+    is_coarse = min(each.itemsize for each in (*whole.parameters(), *computed_in)) < 4
+    kind = ("16 bits" if is_coarse else "fp32") + (" from 4-bit weights" if is_quantized else "")
     tolerance = 5e-2 if is_coarse else 1e-2 if is_quantized else 1e-4
     largest = max((each.abs().max().item() for each in before), default=0.0) or 1.0
     differences = [(one - other).abs().max().item() / largest for one, other in zip(before, after, strict=True)]
@@ -400,7 +420,10 @@ def _dequantized(model: Any) -> Any:
     """Return a model with adapters whose 4-bit base weights have become ordinary ones of the same values."""
     from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
+    from loopwright.tasks.text.models import quiet
+
     config, state = model.peft_config["default"], get_peft_model_state_dict(model)
-    found = get_peft_model(model.unload().dequantize(), config)
+    with quiet():
+        found = get_peft_model(model.unload().dequantize(), config)
     set_peft_model_state_dict(found, state)
     return found.eval()

@@ -15,7 +15,7 @@ from loopwright.config.accelerator import AcceleratorConfig
 from loopwright.config.choices import must_be
 from loopwright.config.durations import seconds_of
 from loopwright.config.old_names import AcceptsOldNames, OldName
-from loopwright.errors import ConfigError, nearest
+from loopwright.errors import ConfigError, InputError, nearest
 from loopwright.tasks.adapters import lora_options
 
 START: Final = "start"  # of --profile
@@ -23,7 +23,18 @@ T = TypeVar("T")
 
 # Settings that decide how a model is built: changed on a resume, they explain why it differs from the saved one.
 MODEL_FLAGS: Final = frozenset(
-    ("dropout", "freeze", "lora", "lora_alpha", "lora_dropout", "lora_rank", "lora_target", "loss", "label_smoothing")
+    (
+        "dropout",
+        "freeze",
+        "load_in",
+        "lora",
+        "lora_alpha",
+        "lora_dropout",
+        "lora_rank",
+        "lora_target",
+        "loss",
+        "label_smoothing",
+    )
     + (
         "class_weights",
         "ignore_index",
@@ -259,6 +270,9 @@ class TaskArguments(metaclass=AcceptsOldNames):
                 raise must_be(each.name, _expected(bounds), value)
         if self.lora:
             lora_options(self)
+        elif self.load_in is not None:
+            what = f"--load_in {self.load_in} needs --lora: weights in 4 bits are frozen, and adapters are trained"
+            raise InputError("args.value", what, fix="--lora   or   leave out --load_in", flag="--load_in")
         if self.time is not None:
             seconds_of(self.time)
         if self.profile not in (None, START) and not (str(self.profile).isdecimal() and int(str(self.profile))):

@@ -6,6 +6,7 @@ that importing a task is cheap.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -51,6 +52,7 @@ class Origin:
     path: str | None  # a folder or a Hub id; None builds a small model for the data
     is_run: bool = False  # the `model` folder of a run, whose weights come from a checkpoint unless they are there
     module: Any = None  # passed in Python, for a task with `takes_modules`; it overrides the path
+    quantization: Any = None  # of the weights, as transformers takes it
     is_empty: bool = False  # build the model without reading its weights
     base: str | None = None  # a folder with the weights of a run whose checkpoints hold adapters alone
 
@@ -383,7 +385,10 @@ class Task(ABC):
             return
         inner = job.model.get_base_model() if job.args.lora else job.model
         inner.config.architectures = [type(inner).__name__]
-        inner.config.save_pretrained(folder)
+        config = copy.deepcopy(inner.config)
+        if job.args.load_in:
+            del config.quantization_config  # a resumed run quantizes its base again
+        config.save_pretrained(folder)
         save_processor(job.processor, folder)
 
 

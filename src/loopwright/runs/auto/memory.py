@@ -164,7 +164,7 @@ def _quantized(model: Any) -> set[int]:
 
 def _optimizer_bytes(job: Job, trained: list[Any]) -> int:
     """Return the size of the optimizer's state after a first step, which is made without data where that works."""
-    count = sum(each.numel() for each in trained)
+    count = int(sum(each.numel() for each in trained))
     if "8bit" in job.training.optim:
         return 2 * count
     job.training.optim = job.training.optim.replace("_fused", "")  # a copy of the run's

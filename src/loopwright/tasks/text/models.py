@@ -251,9 +251,12 @@ def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
         has_weights = any((Path(path) / name).is_file() for name in pretrained.WEIGHTS)
         if origin.is_empty or (origin.is_run and origin.base is None and not has_weights):
             return Loaded(pretrained.build(kind, path, config))
+        options = {} if origin.quantization is None else {"quantization_config": origin.quantization}
         model, info = pretrained.open_weights(
-            kind, origin.base or path, config, output_loading_info=True, ignore_mismatched_sizes=True
+            kind, origin.base or path, config, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
+    for module in model.modules() if options else ():
+        module.support_avx512bf16_for_cpu = False  # or bitsandbytes rounds and repacks its weights in evaluations
     mismatched = [entry[0] if isinstance(entry, tuple) else entry for entry in info.get("mismatched_keys", ())]
     return Loaded(model, sorted({*info["missing_keys"], *mismatched}))
 
