@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from loopwright.engine.seeding import preserved_generators
 _MOST_LOGITS = 2**26  # of a micro-batch, or of the tokens computed at a time
 _PROBED = 8  # tokens of the comparison
 _reasons: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # by model: why its loss cannot be chunked
+_warned: WeakSet[Any] = WeakSet()
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -74,26 +75,27 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 
 def token_loss_sum(
-    model: Any, inner: Any, inputs: Mapping[str, Any], labels: Tensor, *, chunk: str, ignored: int, **options: Any
+    model: Any,  # what is called: `inner`, perhaps wrapped for several processes
+    inner: Any,
+    inputs: Mapping[str, Any],
+    labels: Tensor,  # of each position; they are not shifted here
+    *,
+    chunk: str,  # --loss_chunk
+    ignored: int,
+    why_not: str | None = None,
+    **options: Any,
 ) -> Tensor:
-    """Return the summed cross-entropy of a micro-batch.
-
-    Args:
-        model: what is called: `inner`, the model itself, perhaps wrapped for several processes.
-        chunk: `--loss_chunk`: the tokens computed at a time, "off", or "auto" for large logits alone.
-        labels: the target of each position; they are not shifted here.
-        options: more arguments of the forward pass.
-    """
+    """Return the summed cross-entropy of a micro-batch; at once if `why_not` or the model itself is a reason."""
     tokens = tokens_at_a_time(inner, labels.numel(), chunk)
-    if tokens is not None and (reason := _why_not(inner, options)) is not None:
-        if _reasons.get(inner, "") != "":
-            warnings.warn(f"the loss is computed at once, not in chunks: {reason}", stacklevel=2)
-            _reasons[inner] = ""
+    if tokens is not None and (reason := why_not or _why_not(inner, options)) is not None:
         tokens = None
+        if inner not in _warned:
+            _warned.add(inner)
+            warnings.warn(f"the loss is computed at once, not in chunks: {reason}", stacklevel=2)
     if tokens is None:
         logits = model(**inputs, **options).logits.float().flatten(0, 1)
         return functional.cross_entropy(logits, labels.flatten(), ignore_index=ignored, reduction="sum")
-    with _replaced_head(inner.get_output_embeddings(), labels, tokens, ignored):
+    with _replaced_head(_head_of(inner), labels, tokens, ignored):
         total: Tensor = model(**inputs, **options).logits
     return total
 
@@ -126,7 +128,7 @@ def _replaced_head(head: Any, labels: Tensor, tokens: int, ignored: int) -> Iter
 def _why_not(model: Any, options: Mapping[str, Any]) -> str | None:
     """Return why the loss of a model is not that of its output layer; found out once, with a few tokens."""
     if model not in _reasons:
-        head = model.get_output_embeddings()
+        head = _head_of(model)
         if type(head) is not nn.Linear:
             _reasons[model] = f"the output layer is a {type(head).__name__}"
         else:
@@ -134,6 +136,12 @@ def _why_not(model: Any, options: Mapping[str, Any]) -> str | None:
                 None if _is_linear(model, head, options) else "the model changes its logits after the layer"
             )
     return _reasons[model]
+
+
+def _head_of(model: Any) -> Any:
+    head = model.get_output_embeddings()
+    # peft wraps a layer that is trained fully.
+    return head.modules_to_save[head.active_adapters[0]] if hasattr(head, "modules_to_save") else head
 
 
 @torch.no_grad()

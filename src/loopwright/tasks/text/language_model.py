@@ -131,10 +131,12 @@ def training_loss(job: Job, model: Any, inputs: Mapping[str, Any], labels: Any, 
     """Return the summed loss of a training batch, in chunks of tokens as `--loss_chunk` says."""
     from loopwright.tasks.text.chunked_loss import token_loss_sum
 
-    training, chunk = job.training, job.args.loss_chunk
-    if training.fsdp or training.torch_compile or training.step_mode == "compile":
-        chunk = "off"  # the output layer is replaced for the time of a forward pass
-    return token_loss_sum(model, job.model, inputs, labels, chunk=chunk, ignored=text.IGNORED, **options)
+    training, options = job.training, {**options, "chunk": job.args.loss_chunk, "ignored": text.IGNORED}
+    # The output layer is replaced for the time of a forward pass, and its gradients are scaled only afterwards.
+    is_compiled = training.torch_compile or training.step_mode == "compile"
+    reasons = {"--fsdp is set": training.fsdp, "--fp16 is set": training.fp16, "the model is compiled": is_compiled}
+    why_not = next((reason for reason, is_so in reasons.items() if is_so), None)
+    return token_loss_sum(model, job.model, inputs, labels, why_not=why_not, **options)
 
 
 @dataclass(frozen=True)
