@@ -22,7 +22,7 @@ from loopwright.run_folder import RunFolder
 from loopwright.sources import DataPlan, Role
 from loopwright.sources.chats import Chat
 from loopwright.tasks import pretrained
-from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag, flag_list
+from loopwright.tasks.arguments import ShortName, TaskTrainingArguments, flag, flag_list
 from loopwright.tasks.base import Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.scoring import BaselineScores, JointScorer, MetricScorer, PartScorer, Scorer, score_rows
@@ -43,7 +43,7 @@ _BACKOFF = 5.0  # the weight of the frequencies of tokens in those of pairs
 
 
 @dataclass
-class ChatArguments(TaskArguments):
+class ChatArguments(language.LossArguments):
     chat_column: str | None = flag(None, "Column of the conversations, a list of messages each; inferred if unset.")
     chat_template: str | None = flag(
         None, "Chat template: the name of a built-in one, or a file; the tokenizer's own if unset."
