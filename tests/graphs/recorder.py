@@ -1,7 +1,8 @@
 """A stand-in for CUDA graphs on the CPU: it records nothing, and runs the function again at every replay."""
 
+import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,10 +11,14 @@ from torch import nn
 from loopwright import Trainer
 from loopwright.engine.graphs import single_precision_rates
 from loopwright.engine.nested import iter_tensors, map_tensors
+from loopwright.stepping.recordings import Recordings
+from loopwright.training.run import run_of
 
 
 class FakeCapturer:
     """Behaves as CUDA does: capturing changes nothing, and a replay writes to the tensors that the capture returned."""
+
+    is_active = False  # while something is captured or replayed: a model may have other bits then, as on a GPU
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, fails_with: str = "") -> None:
         self.model, self.optimizer, self.fails_with = model, optimizer, fails_with
@@ -34,7 +39,7 @@ class FakeCapturer:
         numbers = [None if gradient is None else gradient.clone() for gradient in gradients]
         state = copy.deepcopy(dict(self.optimizer.state_dict()["state"]))
         groups = [dict(group) for group in self.optimizer.param_groups]
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), self._active():
             output = function()
         held = self._hold(output)
         with torch.no_grad():
@@ -59,7 +64,8 @@ class FakeCapturer:
                 parameter.grad = gradient
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
-            again = self._hold(function())
+            with self._active():
+                again = self._hold(function())
             for old, new in zip(iter_tensors(held), iter_tensors(again), strict=True):
                 old.copy_(new)
             for parameter in parameters:
@@ -68,6 +74,15 @@ class FakeCapturer:
                 group["lr"] = rate
 
         return replay, held
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _active() -> Iterator[None]:
+        FakeCapturer.is_active = True
+        try:
+            yield
+        finally:
+            FakeCapturer.is_active = False
 
     @staticmethod
     def _hold(output: Any) -> Any:
@@ -81,6 +96,13 @@ class GraphedTrainer(Trainer):
     def create_capturer(self) -> FakeCapturer:
         self.capturer = FakeCapturer(self.model, self.optimizer, self.fails_with)
         return self.capturer
+
+
+class OlderTrainer(GraphedTrainer):
+    """A trainer that continues a run of a version that recorded planned shapes only."""
+
+    def training_run_start(self) -> None:
+        run_of(self).recordings = Recordings.restored(None)
 
 
 class EagerTrainer(Trainer):

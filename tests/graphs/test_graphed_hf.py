@@ -121,3 +121,44 @@ def test_a_resumed_run_with_a_step_that_divides_is_graphed_with_the_same_gradien
     whole = trained(tmp_path, **options)
     resumed = trained(tmp_path, resume=tmp_path / "checkpoint-3", **options)
     assert graphs[1].num_replays > 0 and tiny.same(whole, resumed)
+
+
+class Embedded(nn.Module):
+    """Classes of texts of any length; the loss is the model's own, as transformers' models have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(50, 8), nn.Linear(8, 3)
+
+    def forward(self, input_ids, attention_mask, labels=None):
+        logits = self.head((self.words(input_ids) * attention_mask[..., None]).mean(1))
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_transformers_own_padding_collator_gets_graphs_and_resumes_alike(tmp_path, graphs):
+    from transformers import DataCollatorWithPadding
+
+    tokenizer = tiny_tokenizer()
+    lengths = [3, 7, 4, 4, 9, 2, 3, 5, 6, 6, 2, 2, 8]
+    texts = [
+        {"input_ids": list(range(1, length + 1)), "attention_mask": [1] * length, "labels": length % 3}
+        for length in lengths
+    ]
+    options = {"per_device_train_batch_size": 2, "num_train_epochs": 3, "optim": "adamw_torch_fused"}
+    options |= {"report_to": "none", "use_cpu": True, "length_buckets": "off", "save_strategy": "epoch"}
+    options |= {"data_collator": DataCollatorWithPadding(tokenizer)}
+    whole = tiny.fit(tmp_path, model=toys.seeded(Embedded, seed=4), data=texts, **options)
+    num_updates = whole.state.global_step
+    assert graphs[0].num_replays == whole.core.num_graphed_updates == num_updates - 1 == 20
+    checkpoint = tmp_path / "checkpoint-7"
+    resumed = tiny.fit(tmp_path, model=toys.seeded(Embedded, seed=4), data=texts, resume=checkpoint, **options)
+    assert graphs[1].num_replays == num_updates - 7
+    assert tiny.same(whole, resumed) and tiny.losses(whole)[-1:] == tiny.losses(resumed)[-1:]
+
+
+def tiny_tokenizer():
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]", unk_token="[UNK]")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import toys
-from graphs.recorder import EagerTrainer, FakeCapturer, GraphedTrainer
+from graphs.recorder import EagerTrainer, FakeCapturer, GraphedTrainer, OlderTrainer
 from loopwright import Trainer
 from loopwright.callbacks import DEFAULT_CALLBACKS, StepBasedEvaluationCallback, TrainerCallback
 from loopwright.checkpoint import Checkpointing
@@ -69,12 +69,21 @@ def test_graphed_updates_have_the_bits_of_eager_ones(make_optimizer, accumulatio
     assert_same_as_eager(make_optimizer=make_optimizer, create_scheduler_fn=schedule, **options)
 
 
-def test_the_first_update_and_short_batches_are_not_graphs_and_a_window_is_two():
+def test_the_first_update_is_not_a_graph_and_a_window_is_several():
     capturer = trained().capturer  # 42 rows by 8: five full batches and one of 2
+    assert (capturer.num_captures, capturer.num_replays) == (2, 3 * 6 - 1)
+    capturer = trained(gradient_accumulation_steps=2).capturer  # for 8 rows, for 2 rows, and for the optimizer
+    assert capturer.num_captures == 3
+    assert capturer.num_replays == (3 * 3 - 1) * 3  # three windows per epoch, two micro-batches and a step
+    capturer = trained(gradient_accumulation_steps=4).capturer  # the last window has two micro-batches: no new shape
+    assert (capturer.num_captures, capturer.num_replays) == (3, 2 * 5 + 3 * 3)
+
+
+def test_short_batches_are_not_graphs_in_a_run_of_planned_shapes():
+    capturer = trained(OlderTrainer).capturer
     assert (capturer.num_captures, capturer.num_replays) == (1, 3 * 5 - 1)
-    capturer = trained(gradient_accumulation_steps=2).capturer  # one graph for micro-batches, one for the optimizer
-    assert capturer.num_captures == 2
-    assert capturer.num_replays == (3 * 2 - 1) * 3  # two full windows per epoch, two micro-batches and a step
+    capturer = trained(OlderTrainer, gradient_accumulation_steps=2).capturer
+    assert (capturer.num_captures, capturer.num_replays) == (2, (3 * 2 - 1) * 3)
 
 
 def test_a_trainer_that_is_done_keeps_no_graphs_and_needs_no_garbage_collector():
@@ -226,24 +235,28 @@ class Reader(nn.Module):
         return self.layer(inputs.mean(1, keepdim=True))
 
 
-def read(samples, **options):
+def read(samples, kind=GraphedTrainer, **options):
     """Train a reader on samples in their order, as graphs."""
     model = toys.seeded(Reader)
-    trainer = GraphedTrainer(model, nn.CrossEntropyLoss(), adamw(model), callbacks=[])
+    trainer = kind(model, nn.CrossEntropyLoss(), adamw(model), callbacks=[])
     trainer.train(samples, train_dataloader_kwargs={"shuffle": False}, **options)
     return trainer.capturer
 
 
-def test_the_lengths_that_a_collator_pads_to_are_graphs_and_others_are_not():
+def test_planned_shapes_are_the_lengths_that_a_collator_pads_to_and_others_are_not():
     samples = [torch.arange(length) for length in [2] * 8 + [6] * 8 + [11] * 8]
-    capturer = read(samples, num_epochs=2, per_device_batch_size=4, collate_fn=padded_to(4, 8, 12))
+    options = {"num_epochs": 2, "per_device_batch_size": 4, "collate_fn": padded_to(4, 8, 12)}
+    capturer = read(samples, OlderTrainer, **options)
     assert capturer.num_captures == 2  # of length 4 and of length 8
     assert capturer.num_replays == 2 * 4 - 1  # of six updates per epoch two have another length
+    capturer = read(samples, **options)
+    assert (capturer.num_captures, capturer.num_replays) == (3, 2 * 6 - 1)
 
 
+@pytest.mark.parametrize("kind", [GraphedTrainer, OlderTrainer], ids=["any shape", "planned shapes"])
 @pytest.mark.parametrize("lengths", [(4, 8, 12), (3,)], ids=["to bucket lengths", "as they are"])
 @pytest.mark.parametrize("num_bad", [1, 8], ids=["one is bad", "all are bad"])
-def test_bad_samples_in_the_first_micro_batch_leave_the_others_as_graphs(lengths, num_bad):
+def test_bad_samples_in_the_first_micro_batch_leave_the_others_as_graphs(lengths, num_bad, kind):
     class SomeAreBad(torch.utils.data.Dataset):
         def __len__(self):
             return 120
@@ -254,7 +267,7 @@ def test_bad_samples_in_the_first_micro_batch_leave_the_others_as_graphs(lengths
             return torch.arange(3)
 
     options = {"per_device_batch_size": 8, "collate_fn": padded_to(*lengths), "bad_samples": "skip"}
-    assert read(SomeAreBad(), num_epochs=1, **options).num_replays == 120 // 8 - 1
+    assert read(SomeAreBad(), kind, num_epochs=1, **options).num_replays == 120 // 8 - 1
 
 
 def test_garbage_is_collected_once_before_the_first_recording():
@@ -289,7 +302,8 @@ def test_garbage_is_collected_once_before_the_first_recording():
     try:
         for _ in range(3):  # the optimizer has no state yet, each time
             with pytest.raises(NotYetCapturableError):
-                graphs.replay([{"inputs": inputs, "labels": labels}], lambda index: None, lambda index, output: None)
+                given = [{"inputs": inputs, "labels": labels}]
+                graphs.replay(["one"], given, lambda index: None, lambda index, output: None)
     finally:
         gc.callbacks.remove(note)
         gc.enable()
@@ -307,7 +321,7 @@ class Counting(nn.Module):
         return self.layer((input_ids * attention_mask).float().mean(-1, keepdim=True)).squeeze(-1)
 
 
-class Scoring(GraphedTrainer):
+class Scoring(OlderTrainer):
     graph_safe = True
 
     def calculate_train_batch_loss(self, batch):
@@ -323,7 +337,7 @@ def scored(collate, samples, num_scores, loss):
     return trainer.capturer.num_captures, trainer.capturer.num_replays
 
 
-def test_several_labels_and_choices_are_graphs_and_other_lengths_or_numbers_of_choices_are_not():
+def test_several_labels_and_choices_are_planned_and_other_lengths_or_numbers_of_choices_are_not():
     samples = [{"input_ids": [1] * length, "labels": [1.0, 0.0, 1.0]} for length in [2] * 8 + [6] * 8 + [11] * 4]
     found = scored(collators.DataCollatorWithPadding(toys.Pads()), samples, 3, nn.BCEWithLogitsLoss())
     assert found == (2, 2 * 4 - 1)  # graphs of length 4 and of length 8, for four of five updates per epoch

@@ -11,8 +11,10 @@ static buffers before each replay.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
-from collections.abc import Callable, Hashable, Iterator
+import hashlib
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,15 +22,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from loopwright.engine.nested import iter_tensors, map_leaves
+from loopwright.engine import memory
+from loopwright.engine.nested import is_container, iter_tensors, map_children, map_leaves
 from loopwright.engine.seeding import generator_states, preserved_generators
 from loopwright.errors import LoopwrightError
 
-_WARM_UPS = 2
-
 
 class NotCapturableError(LoopwrightError):
-    """Updates cannot be recorded; the message gives the reason, to be logged once."""
+    """Updates cannot be recorded; the message gives the reason, to be logged once.
+
+    `key` is the shape that cannot be, while others may; None if it is not due to a shape.
+    """
+
+    key: str | None = None
+    is_out_of_memory = False
 
 
 class NotYetCapturableError(NotCapturableError):
@@ -50,7 +57,10 @@ class CudaCapturer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._begin_pool()
+
+    def _begin_pool(self) -> None:
+        self._stream = torch.cuda.Stream(self._device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, function: Callable[[], Any]) -> None:
@@ -61,13 +71,27 @@ class CudaCapturer:
 
     def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        # `torch.cuda.graph` always empties the cache, and whoever allocates next waits for the driver. It has to be
+        # empty only if memory is short: while something is recorded, torch does not free what it caches.
+        if torch.cuda.mem_get_info(self._device)[0] < torch.cuda.memory_reserved(self._device):
+            torch.cuda.empty_cache()
+        is_collecting = gc.isenabled()
+        gc.disable()  # garbage may hold other graphs, which must not be destroyed now
         try:
-            # Only for this thread: a loader's pinning thread and a checkpoint writer may call CUDA meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                result = function()
+            with torch.cuda.stream(self._stream):
+                # Only for this thread: a loader's pinning thread and a checkpoint writer may call CUDA meanwhile.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    result = function()
+                finally:
+                    graph.capture_end()
         except BaseException:
             self._recover()
             raise
+        finally:
+            if is_collecting:
+                gc.enable()
         return graph.replay, result
 
     def _recover(self) -> None:
@@ -81,26 +105,46 @@ class CudaCapturer:
         with contextlib.suppress(RuntimeError):  # it had not begun
             torch._C._cuda_endAllocateToPool(index, self._pool)
         torch.cuda.synchronize(self._device)
+        self._begin_pool()  # later recordings have nothing to do with the aborted one
 
 
-def signature(value: Any) -> Hashable:
-    """Return a key shared by all batches that fit one graph; raise NotCapturableError for values of other kinds."""
-    parts: list[Hashable] = []
+def signature(value: Any) -> tuple[Hashable, Hashable]:
+    """Return the shapes and the constants of a value: one graph fits all values that share both.
 
-    def note(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            parts.append((tuple(leaf.shape), leaf.dtype))
-        elif isinstance(leaf, float):
-            parts.append("float")  # becomes a buffer
-        elif leaf is None or isinstance(leaf, (int, str)):
-            parts.append(leaf)
+    Constants are texts and whole numbers. NotCapturableError is raised for values of other kinds.
+    """
+    shapes: list[Hashable] = []
+    constants: list[Hashable] = []
+
+    def note(part: Any) -> Any:
+        if isinstance(part, Tensor) and part.layout is torch.strided:
+            shapes.append((tuple(part.shape), part.dtype, None if part.is_contiguous() else part.stride()))
+        elif isinstance(part, float):
+            shapes.append("float")  # becomes a buffer
+        elif part is None or isinstance(part, (int, str)):
+            shapes.append(type(part).__name__)
+            constants.append(part)
+        elif is_container(part):
+            names = tuple(part) if isinstance(part, Mapping) else len(part) if isinstance(part, (list, tuple)) else None
+            shapes.append((type(part).__name__, names))
+            map_children(part, note)
         else:
-            raise NotCapturableError(f"a batch holds a {type(leaf).__name__}, which cannot become a buffer")
-        return leaf
+            raise NotCapturableError(f"a batch holds a {type(part).__name__}, which cannot become a buffer")
+        return part
 
-    map_leaves(value, note)
-    names = tuple(value) if isinstance(value, dict) else ()
-    return (type(value).__name__, names, tuple(parts))
+    note(value)
+    return tuple(shapes), tuple(constants)
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(signature: Hashable) -> str:
+    return hashlib.sha256(repr(signature).encode()).hexdigest()[:16]
+
+
+def shape_key(value: Any, *, is_alone: bool) -> str:
+    """Return the name of the graph that fits a micro-batch, the same in every process: kind, shapes, constants."""
+    shapes, constants = signature(value)
+    return f"{'update' if is_alone else 'micro-batch'} {_digest(shapes)} {_digest(constants)}"
 
 
 class StaticInputs:
@@ -158,33 +202,36 @@ class Step:
 
 @dataclass
 class UpdateGraphs:
-    """The graphs of a run, recorded when a planned shape first appears; `norm` is the last update's gradient norm."""
+    """The graphs of a run, each recorded when it is first replayed; `norm` is the last update's gradient norm."""
 
     step: Step
     capturer: Capturer
     norm: Tensor | None = None
-    _graphs: dict[Hashable, _Recorded] = field(default_factory=dict)
+    _graphs: dict[str, _Recorded] = field(default_factory=dict)
     _apply: tuple[Callable[[], None], Any] | None = None  # its replay, and the gradient's norm
     _gradients: dict[int, Tensor] = field(default_factory=dict)
     _rates: list[Tensor] = field(default_factory=list)
     _rate_values: list[float] = field(default_factory=list)
     _recorded_for: Any = None
+    _settings: str = ""
     _has_collected: bool = False
 
     def __len__(self) -> int:
         return len(self._graphs) + (self._apply is not None)
 
-    def replay(self, inputs: list[Any], before: Callable[[int], None], after: Callable[[int, Any], None]) -> None:
-        """Run an update, given the inputs of its micro-batches, on any device; floats may change too.
+    def replay(
+        self, keys: list[str], inputs: list[Any], before: Callable[[int], None], after: Callable[[int, Any], None]
+    ) -> None:
+        """Run an update, given the inputs of its micro-batches, on any device, and their `shape_key`s.
 
         `before` gets the index of each micro-batch, to seed it; `after` the index and the output, which the next replay
         overwrites. NotCapturableError means that it cannot be recorded; nothing was changed.
         """
-        is_alone, graphs = len(inputs) == 1, []
-        for key, value in [((is_alone, signature(value)), value) for value in inputs]:
+        is_alone = len(inputs) == 1
+        for key, value in zip(keys, inputs, strict=True):
             if key not in self._graphs:
-                self._graphs[key] = self._record(value, is_alone=is_alone)
-            graphs.append(self._graphs[key])
+                self._graphs[key] = self._record(key, value, is_alone=is_alone)
+        graphs = [self._graphs[key] for key in keys]
         if not is_alone and self._apply is None:
             self._apply = self._record_apply()
         for index, group in enumerate(self.step.optimizer.param_groups):
@@ -204,28 +251,42 @@ class UpdateGraphs:
             replay, self.norm = self._apply
             replay()
 
-    def forget_if_changed(self) -> None:
-        """Drop graphs recorded for other optimizer settings or other trainable weights."""
+    def forget_if_changed(self) -> str:
+        """Drop graphs recorded for other optimizer settings or other trainable weights; return a digest of both."""
         options = [
             [value for name, value in group.items() if name not in ("params", "lr")]
             for group in self.step.optimizer.param_groups
         ]
         trained = [parameter.requires_grad for parameter in self.step.parameters]
         if (options, trained) != self._recorded_for:
-            self._graphs, self._apply = {}, None
-            self._gradients, self._rates = {}, []
-            self._recorded_for = (options, trained)
+            self.forget()
+            self._recorded_for, self._settings = (options, trained), _digest(repr((options, trained)))
+        return self._settings
 
-    def _record(self, value: Any, *, is_alone: bool) -> _Recorded:
+    def forget(self) -> None:
+        self._graphs, self._apply = {}, None
+        self._gradients, self._rates = {}, []
+
+    def _record(self, key: str, value: Any, *, is_alone: bool) -> _Recorded:
+        is_clean = not self._has_collected
+        try:
+            return self._record_once(key, value, is_alone=is_alone)
+        except NotCapturableError as error:
+            if is_clean or error.key is None or error.is_out_of_memory:
+                raise
+        gc.collect()  # old garbage must not decide what can be recorded: a resumed run has none
+        return self._record_once(key, value, is_alone=is_alone)
+
+    def _record_once(self, key: str, value: Any, *, is_alone: bool) -> _Recorded:
         step = self.step
-        inputs = StaticInputs(value, step.device)
-        inputs.fill(value)
-        with self._no_trace():
+        with self._no_trace(key):
+            inputs = StaticInputs(value, step.device)
+            inputs.fill(value)
             before = _host_states(step.device)
             self.capturer.warm_up(lambda: step.micro_batch(inputs.value))
             if _host_states(step.device) != before:
                 raise NotCapturableError("the forward pass draws random numbers on the host: a graph would repeat them")
-            for _ in range(_WARM_UPS - 1):
+            if not self._graphs:
                 self.capturer.warm_up(lambda: step.micro_batch(inputs.value))
             if is_alone:
                 self._drop_gradients()
@@ -265,26 +326,34 @@ class UpdateGraphs:
         return recorded
 
     @contextlib.contextmanager
-    def _no_trace(self) -> Iterator[None]:
+    def _no_trace(self, key: str | None = None) -> Iterator[None]:
         """Run a block that warms up and records, then restore what that changes: buffers, gradients, generators."""
         self.step.begin()
-        if not self._has_collected:
-            self._has_collected = True
-            gc.collect()  # frees autograd graphs in cycles, which would be recorded on their own streams
+        # Frees autograd graphs in cycles, which would be recorded on their own streams; all of them only once.
+        gc.collect(1 if self._has_collected else 2)
+        self._has_collected = True
         with preserved_generators(self.step.device):
             try:
                 yield
-            except RuntimeError as error:
-                first: BaseException = error  # after an aborted recording, CUDA's last error is meaningless
-                while isinstance(first.__context__, RuntimeError):
-                    first = first.__context__
-                lines = str(first).strip().splitlines()
-                raise NotCapturableError(lines[0] if lines else type(first).__name__) from error
+            except (RuntimeError, MemoryError) as error:
+                raise self._not_capturable(error, key) from error
             finally:
                 self.step.restore()
                 self._drop_gradients()
                 if self._gradients:
                     torch._foreach_zero_(list(self._gradients.values()))
+
+    def _not_capturable(self, error: BaseException, key: str | None) -> NotCapturableError:
+        first = error  # after an aborted recording, CUDA's last error is meaningless
+        while isinstance(first.__context__, (RuntimeError, MemoryError)):
+            first = first.__context__
+        reason = (str(first).strip().splitlines() or [type(first).__name__])[0]
+        found = NotCapturableError(reason)
+        found.key, found.is_out_of_memory = key, memory.is_out_of_memory(first)
+        if found.is_out_of_memory:
+            memory.forget_frames(error)
+            memory.release_memory(self.step.device)
+        return found
 
     def _drop_gradients(self) -> None:
         for parameter in self.step.parameters:
@@ -296,7 +365,7 @@ class UpdateGraphs:
         if not self._gradients:
             self._gradients = {number: torch.zeros_like(each) for number, each in having.items()}
         elif having and having.keys() != self._gradients.keys():
-            raise NotCapturableError("which parameters get gradients differs from batch to batch")
+            raise RuntimeError("which parameters get gradients differs from batch to batch")
         for parameter in self.step.parameters:
             parameter.grad = self._gradients.get(id(parameter))
         if self._gradients:

@@ -1,12 +1,11 @@
 """Updates as CUDA graphs: which ones may be recorded, and how they are replayed.
 
-Whether an update is a graph follows from its shapes and from nothing that happened before, so a resumed run takes the
-same kernels: a window of full micro-batches whose shapes are planned. Planned are the shapes that the collate function
-pads to (`PlannedShapes`), or else the shape of the first micro-batch of the data. The first update of a run is never a
-graph, because the optimizer makes its state in it.
+Every shape of micro-batches is recorded when it first comes, up to a number (`Recordings`). The first update of a run
+is never a graph, because the optimizer creates its state in it.
 
 Updates run eagerly if hooks or callbacks from outside loopwright take part in a step, unless their class says
-`graph_safe = True`, and from the moment an update turns out not to be recordable; the reason is printed once.
+`graph_safe = True`. So do updates of a shape that turns out not to be recordable, and all updates if that is not due to
+the shape: nothing was recorded before it, or the forward pass draws on the host. Reasons are printed once.
 """
 
 from __future__ import annotations
@@ -38,10 +37,12 @@ def plan_stepper(run: TrainingRun) -> EagerStepper | GraphStepper:
     eager = EagerStepper(run)
     if run.settings.step_mode not in ("auto", "graph") or not has_graphs(run.trainer):
         return eager
-    reason = _why_eager(run)
-    planned = _plan_shapes(run) if reason is None else None
-    if planned is None:
-        report_eager(run, reason or "the shapes of its batches are not known before they are read")
+    reason, planned = _why_eager(run) or run.recordings.ended, None
+    if reason is None and run.recordings.is_planned:
+        planned = _plan_shapes(run)
+        reason = "the shapes of its batches are not known before they are read" if planned is None else None
+    if reason is not None:
+        report_eager(run, reason)
         return eager
     prepare_optimizer(run.trainer.optimizer)
     return GraphStepper(run, planned, run.trainer.create_capturer())
@@ -59,7 +60,7 @@ def report_eager(run: TrainingRun, reason: str) -> None:
 
 
 class GraphStepper:
-    """Replays updates of planned shapes (or of one signature) as CUDA graphs, and runs all others eagerly."""
+    """Replays updates as CUDA graphs, and runs the others eagerly; `planned` limits the shapes, unless it is None."""
 
     run = BackReference["TrainingRun"]()
     rounds_rates = True
@@ -82,9 +83,43 @@ class GraphStepper:
     def num_graphs(self) -> int:
         return len(self._graphs)
 
+    def forget(self) -> None:
+        """Free the memory of all graphs."""
+        self._graphs.forget()
+
     def step(self, window: Window) -> None:
-        if self.run.progress.update == 0 or not self._is_planned(window) or not self._replay(window):
+        if self.run.progress.update == 0 or not self._may_be_graph(window) or not self._replay(window):
             self.run.trainer._run_update(window)
+
+    def _may_be_graph(self, window: Window) -> bool:
+        return all(piece.rows for piece in window.pieces) if self._planned is None else self._is_planned(window)
+
+    def _is_listed(self, keys: list[str]) -> bool:
+        """Whether an update of these shapes is a graph, or becomes one now."""
+        reason = None if self._planned is not None else self.run.recordings.why_eager(keys)
+        if reason is not None:
+            self._report_shape(reason)
+        return reason is None
+
+    def _report_shape(self, reason: str) -> None:
+        if self.run.is_first(f"graphs: {reason}"):
+            text = f"Running updates of some shapes eagerly, not as CUDA graphs: {reason}"
+            self.run.trainer.notify("graphs.shapes", text, reason=reason)
+            self.run.logbook.write("step_mode", mode="eager for some shapes", reason=reason)
+
+    def _fail(self, error: graphs.NotCapturableError) -> None:
+        """Run updates of a shape that cannot be recorded eagerly, or all of them if it is not due to the shape."""
+        run, recordings = self.run, self.run.recordings
+        is_of_shape = error.is_out_of_memory or bool(recordings.recorded)  # else, it seems, no shape can be recorded
+        if self._planned is not None or error.key is None or not is_of_shape:
+            run.run_eagerly(str(error))
+            return
+        was_graph = recordings.fail(error.key, str(error))
+        if error.is_out_of_memory:
+            run.checkpoints.lower_tier(run.progress.update, "memory does not run out at the same point everywhere")
+        elif was_graph:
+            run.checkpoints.lower_tier(run.progress.update, "a shape that was a CUDA graph can no longer be recorded")
+        self._report_shape(str(error))
 
     def _is_planned(self, window: Window) -> bool:
         run, pieces = self.run, window.pieces
@@ -98,7 +133,11 @@ class GraphStepper:
     def _replay(self, window: Window) -> bool:
         """Replay an update; return False if it has to be run eagerly."""
         run, trainer, step = self.run, self.run.trainer, self.run.micro_batch_step
-        self._graphs.forget_if_changed()
+        settings = self._graphs.forget_if_changed()
+        reason = None if self._planned is not None else run.recordings.follow(settings)
+        if reason is not None:
+            run.run_eagerly(reason)
+            return False
         batches = [piece.batch if piece.moved is None else piece.moved for piece in window.pieces]
         inputs = [step.graph_inputs(batch, index) for index, batch in enumerate(batches)]
 
@@ -113,12 +152,19 @@ class GraphStepper:
             trainer.call_event("on_train_step_end", batch=window.pieces[index].batch, batch_output=output, step=number)
 
         try:
-            self._graphs.replay(inputs, before, after)
+            keys = [graphs.shape_key(value, is_alone=len(inputs) == 1) for value in inputs]
+            if not self._is_listed(keys):
+                return False
+            if run.is_first("graphs: recording"):
+                text = "Recording updates as CUDA graphs: each shape of batches takes a moment when it first comes"
+                trainer.notify("graphs.recording", text)
+            self._graphs.replay(keys, inputs, before, after)
         except graphs.NotYetCapturableError:
             return False
         except graphs.NotCapturableError as error:
-            run.run_eagerly(str(error))
+            self._fail(error)
             return False
+        run.recordings.add(keys)
         run.logbook.num_graphed_updates += 1
         run.gradient_norm = self._graphs.norm
         for event in ("on_before_optimizer_step", "on_optimizer_step_end"):

@@ -32,6 +32,8 @@ from loopwright.training.losses import unused_parameters
 if TYPE_CHECKING:
     from loopwright.training.run import TrainingRun
 
+_DIFFERS = "memory does not run out at the same point everywhere"
+
 
 class MemoryGuard:
     """Runs an update again in smaller parts as long as memory runs out; `parts` says how many a batch is cut into."""
@@ -76,7 +78,13 @@ class MemoryGuard:
         run.micro_batch_step.discard()
         run.drop_gradients()
         run.buffers.restore()
+        has_graphs = run.stepper.num_graphs > 0
+        if has_graphs:
+            run.run_eagerly("memory ran out, and graphs keep some of it")
         memory.release_memory(run.engine.device)
+        if has_graphs:  # without them a whole micro-batch may fit
+            run.checkpoints.lower_tier(run.progress.update + 1, _DIFFERS)
+            return run.begin_update(window)
         free = memory.free_bytes(run.engine.device)
         reason = self._why_not_split(window)
         if reason is not None:
@@ -133,7 +141,7 @@ class MemoryGuard:
         self._warn_of_another_loss(phase, comparison)
         event = "oom_split" if phase == "training" else "oom_eval_split"
         run.logbook.record.write(event, epoch=run.epoch, **known)
-        run.checkpoints.lower_tier(found["update"], "memory does not run out at the same point everywhere")
+        run.checkpoints.lower_tier(found["update"], _DIFFERS)
 
     def _training_error(self, window: Window, error: Exception, reason: str, free: int) -> MemoryLimitError:
         run, trainer = self.run, self.run.trainer

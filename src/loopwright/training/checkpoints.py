@@ -209,6 +209,7 @@ class RunCheckpoints:
             "stop": None if why is None else [str(why), why.kind.value, why.rule],
             "skipped_in_a_row": run.logbook.skipped_in_a_row,
             "parts": asdict(run.memory.parts),
+            "graphs": run.recordings.state_dict(),
             "skipped_samples": dict(loader.agree_on_skipped()) if skips else {},
             "samplers": self.sampler_state(),
         }

@@ -21,6 +21,7 @@ from loopwright.engine.processes import gather_objects, world_process_zero_only
 from loopwright.errors import CheckpointError, ConfigError, ConfigTypeError, DataError
 from loopwright.progress import Parts, StopKind, StopReason
 from loopwright.settings import RunSettings
+from loopwright.stepping.recordings import Recordings
 from loopwright.training.hyper_parameters import apply_changes, begin_schedule
 
 if TYPE_CHECKING:
@@ -234,6 +235,7 @@ def _take_position(run: TrainingRun, saved: dict[str, Any]) -> None:
     run.first_epoch, run.seed, run.run_id = saved["first_epoch"], saved["seed"], saved["run_id"]
     run.logbook.skipped_in_a_row = saved["skipped_in_a_row"]
     run.memory.parts = _restored_parts(run, saved.get("parts", {}))  # older states have none
+    run.recordings = Recordings.restored(saved.get("graphs"))
     run.gradient_norm = saved["gradient_norm"]  # of the last update: the log at the end of an epoch has it
     for loader in (run.train_loader, run.eval_loader):
         if loader is not None:

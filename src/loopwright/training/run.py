@@ -43,6 +43,7 @@ from loopwright.settings import RunSettings
 from loopwright.stepping.eager import EagerStepper, MicroBatchStep
 from loopwright.stepping.graphs import GraphStepper, plan_stepper, report_eager
 from loopwright.stepping.memory import MemoryGuard, OptimizerStep
+from loopwright.stepping.recordings import Recordings
 from loopwright.training.losses import EpochLosses, check_batch_output, describe_batch, prediction
 from loopwright.training.resume import recount_batches, resume
 
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 # What outlives a run: an evaluation after it, and copies and pickles of its trainer, have it too.
 _CARRIED = (
     *("settings", "engine", "accelerator", "progress", "losses", "seed", "first_epoch", "run_id"),
-    *("memory.parts.train", "checkpoints.metadata", "checkpoints.initial"),
+    *("memory.parts.train", "recordings", "checkpoints.metadata", "checkpoints.initial"),
     *("checkpoints.modules", "checkpoints.buffers", "checkpoints.hidden", "checkpoints.epoch_samplers"),
     *("logbook.record", "logbook.speed", "logbook.stopwatch", "logbook.num_graphed_updates"),
 )
@@ -71,6 +72,7 @@ class TrainingRun:
         accelerator: accelerate's object; an overridden preparation may assign its own.
         requests: what callbacks asked for, served at the next boundary.
         buffers: the model's buffers as of the last boundary.
+        recordings: which shapes of micro-batches are CUDA graphs.
         gradient_norm: of the last update before clipping, on the device; None unless clipped by norm.
         current_rows: samples of the current micro-batch; None between batches.
         eval_batch: index of the current evaluation batch, even if it is run in parts.
@@ -98,6 +100,7 @@ class TrainingRun:
         self.eval_loader_kwargs: dict[str, Any] | None = None
         self.signals = SignalWatch()
         self.buffers = BufferShadow()
+        self.recordings = Recordings()
         self.seed = 0
         self.gradient_norm: Tensor | None = None
         self.current_rows: int | None = None
@@ -458,8 +461,9 @@ class TrainingRun:
 
     def run_eagerly(self, reason: str) -> None:
         """Run updates eagerly from here on, and report why, unless they already are."""
-        if self.stepper.rounds_rates:
-            self.stepper = EagerStepper(self)
+        if isinstance(self.stepper, GraphStepper):
+            self.stepper.forget()  # it is still on the stack
+            self.stepper, self.recordings.ended = EagerStepper(self), reason
             report_eager(self, reason)
 
 
