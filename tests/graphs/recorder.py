@@ -22,7 +22,7 @@ class FakeCapturer:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, fails_with: str = "") -> None:
         self.model, self.optimizer, self.fails_with = model, optimizer, fails_with
-        self.num_captures = self.num_replays = self.num_warm_ups = 0
+        self.num_captures = self.num_replays = self.num_warm_ups = self.num_aborted = 0
 
     def warm_up(self, function: Callable[[], Any]) -> None:
         self.num_warm_ups += 1
@@ -31,7 +31,6 @@ class FakeCapturer:
     def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         if self.fails_with:
             raise RuntimeError(self.fails_with)
-        self.num_captures += 1
         parameters = list(self.model.parameters())
         kept = [parameter.detach().clone() for parameter in parameters]
         buffers = [buffer.clone() for buffer in self.model.buffers()]
@@ -39,8 +38,12 @@ class FakeCapturer:
         numbers = [None if gradient is None else gradient.clone() for gradient in gradients]
         state = copy.deepcopy(dict(self.optimizer.state_dict()["state"]))
         groups = [dict(group) for group in self.optimizer.param_groups]
+        self.num_aborted += 1
         with torch.random.fork_rng(), self._active():
             output = function()
+        self.num_aborted -= 1
+        num_aborted = self.num_aborted
+        self.num_captures += 1
         held = self._hold(output)
         with torch.no_grad():
             for parameter, value in zip(parameters, kept, strict=True):
@@ -58,6 +61,7 @@ class FakeCapturer:
         rates = [group["lr"] for group in groups]
 
         def replay() -> None:
+            assert num_aborted == self.num_aborted, "an aborted recording has replaced the generator's state"
             self.num_replays += 1
             current = [group["lr"] for group in self.optimizer.param_groups]
             for parameter, gradient in zip(parameters, gradients, strict=True):

@@ -228,9 +228,9 @@ class UpdateGraphs:
         overwrites. NotCapturableError means that it cannot be recorded; nothing was changed.
         """
         is_alone = len(inputs) == 1
-        for key, value in zip(keys, inputs, strict=True):
-            if key not in self._graphs:
-                self._graphs[key] = self._record(key, value, is_alone=is_alone)
+        values = dict(zip(keys, inputs, strict=True))
+        while new := [key for key in values if key not in self._graphs]:  # again after a recording that failed
+            self._graphs[new[0]] = self._record(new[0], values[new[0]], is_alone=is_alone)
         graphs = [self._graphs[key] for key in keys]
         if not is_alone and self._apply is None:
             self._apply = self._record_apply()
@@ -317,8 +317,12 @@ class UpdateGraphs:
             {"lr": rate, **({"capturable": True} if "capturable" in group else {})}
             for group, rate in zip(self.step.optimizer.param_groups, self._rates, strict=True)
         ]
-        with _replaced_options(self.step.optimizer, options):
-            recorded = self.capturer.capture(function)
+        try:
+            with _replaced_options(self.step.optimizer, options):
+                recorded = self.capturer.capture(function)
+        except BaseException:
+            self.forget()  # an aborted recording replaces the generator's state, from which graphs draw
+            raise
         if _state_entries(self.step.optimizer) != before:
             for parameter in set(self.step.optimizer.state) - set(before):
                 del self.step.optimizer.state[parameter]

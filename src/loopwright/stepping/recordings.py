@@ -15,6 +15,7 @@ from typing import Any
 MOST_SHAPES = 128  # of a run, failures included: each graph keeps its inputs and outputs on the device
 MOST_CONSTANTS = 4  # graphs of the same shapes that differ in texts or whole numbers: most often these never repeat
 
+MOST_FAILURES = 8  # each means recording everything again
 MOST_CHANGES = 3  # of the optimizer's settings, in updates in a row: each means recording everything again
 
 
@@ -60,6 +61,10 @@ class Recordings:
         was_recorded = key in self.recorded
         self.recorded = [each for each in self.recorded if each != key]
         return was_recorded
+
+    @property
+    def fails_often(self) -> bool:
+        return len(self.failed) > MOST_FAILURES
 
     def follow(self, settings: str) -> str | None:
         """Note the settings of the next update; return why no update can be a graph if they change all the time."""
