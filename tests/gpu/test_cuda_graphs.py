@@ -1,5 +1,6 @@
 """Updates as CUDA graphs, on a real device: the bits and losses of eager updates, resume, and what cannot be done."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from loopwright import Trainer
 from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint import Checkpointing
 from loopwright.schedulers import CosineLrScheduler
+from loopwright.training.run import run_of
 
 pytestmark = pytest.mark.gpu
 
@@ -145,3 +147,97 @@ def test_graphs_go_together_with_saves_in_the_background(tmp_path: Path) -> None
     saved, saved_losses = trained(Trainer, updates=60, checkpoints=policy)
     assert saved_losses.graphed == losses.graphed >= 55
     toys.assert_same_weights(plain, saved)
+
+
+def sequences(rows: int = 402) -> list[tuple[torch.Tensor, int]]:
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.randint(5, 30, (rows,), generator=generator).tolist()
+    return [(torch.randint(1, 200, (length,), generator=generator), length % 3) for length in lengths]
+
+
+def pad(samples: list[Any]) -> Any:
+    """A user's own collate function."""
+    words, labels = zip(*samples, strict=True)
+    return nn.utils.rnn.pad_sequence(list(words), batch_first=True), torch.tensor(labels)
+
+
+class Modes(TrainerCallback):
+    """A letter for each update: g for a graph, e for an eager one; and its seconds."""
+
+    def __init__(self) -> None:
+        self.seen, self.seconds = "", [time.perf_counter()]
+        self._count = 0
+
+    def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
+        torch.cuda.synchronize()
+        self.seconds.append(time.perf_counter())
+        self.seen += "eg"[trainer.num_graphed_updates - self._count]
+        self._count = trainer.num_graphed_updates
+
+
+def padded(kind: type[Trainer] = Trainer, callbacks: Any = (), model: Any = Encoder, **options: Any) -> Any:
+    """Train with batches of many shapes: about 20 lengths, and a short batch at the end of each epoch."""
+    torch.manual_seed(7)
+    network, modes = model(), Modes()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, fused=True)
+    trainer = kind(network, nn.CrossEntropyLoss(), optimizer, callbacks=[modes, *callbacks])
+    settings = {"num_epochs": 2, "per_device_batch_size": 8, "collate_fn": pad, "seed": 11, **options}
+    trainer.train(sequences(), train_dataloader_kwargs={"num_workers": 0}, **settings)
+    return trainer, modes
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_an_own_collate_function_gets_graphs_with_the_bits_of_eager_updates(accumulation: int) -> None:
+    options = {"gradient_accumulation_steps": accumulation, "gradient_clip_norm": 1.0}
+    eager, _ = padded(EagerTrainer, step_mode="eager", **options)
+    graphed, modes = padded(step_mode="graph", **options)
+    assert modes.seen == "e" + "g" * (len(modes.seen) - 1)
+    toys.assert_same_weights(eager, graphed)
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_a_run_of_many_shapes_resumes_with_the_same_graphs_and_bits(tmp_path: Path, precision: str) -> None:
+    whole, modes = padded(mixed_precision=precision)
+    policy = Checkpointing(tmp_path / "run", every_updates=1, keep_last=200, keep_best=None)
+    saved, _ = padded(checkpoints=policy, mixed_precision=precision)
+    toys.assert_same_weights(whole, saved)
+    for update in (1, 2, 7, 30, 51, 80):
+        start = toys.step(tmp_path / "run", update)
+        resumed, resumed_modes = padded(resume_from=start, mixed_precision=precision)
+        assert resumed_modes.seen == modes.seen[update:]
+        toys.assert_same_weights(whole, resumed)
+        assert run_of(resumed).recordings == run_of(whole).recordings
+
+
+class Odd(Encoder):
+    """Cannot be recorded for one length."""
+
+    length = 27
+    error: Exception | None = None  # or it waits for the device
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if inputs.shape[1] == self.length and torch.cuda.is_current_stream_capturing():
+            if self.error is not None:
+                raise self.error
+            inputs.sum().item()
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize("error", [None, torch.OutOfMemoryError("CUDA out of memory")], ids=["a wait", "memory"])
+def test_a_shape_that_cannot_be_recorded_leaves_the_others_as_graphs_with_the_same_bits(error: Any) -> None:
+    odd = type("OddOne", (Odd,), {"error": error})
+    eager, _ = padded(EagerTrainer, model=odd, step_mode="eager")
+    graphed, modes = padded(model=odd)
+    assert 1 < modes.seen.count("e") < 40 and modes.seen.count("g") > 40
+    assert len(run_of(graphed).recordings.failed) == 1
+    toys.assert_same_weights(eager, graphed)  # with dropout: graphs draw from the generator as it is now
+
+
+def test_recording_a_shape_is_not_much_slower_than_some_eager_updates() -> None:
+    _, eager = padded(step_mode="eager")
+    _, graphed = padded()
+    spent = [now - before for before, now in zip(graphed.seconds, graphed.seconds[1:], strict=False)]
+    usual = sorted(now - before for before, now in zip(eager.seconds, eager.seconds[1:], strict=False))
+    slowest, eager_median = sorted(spent[2:])[-1], usual[len(usual) // 2]
+    print("slowest recording", slowest, "median of eager updates", eager_median)
+    assert slowest < 20 * eager_median + 0.1
