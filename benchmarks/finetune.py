@@ -9,7 +9,8 @@ forward and backward pass of every length that may come (the first one of a leng
 next), some updates to warm up and to compile, more of them where graphs are recorded (a length in a hundred batches has
 to come before the clock starts), then the timed ones between two waits for the device.
 Everybody pads to the longest text of a batch; loopwright's graphs pad on to the next of a few lengths, since each
-length is a graph of its own.
+length is a graph of its own. In the setting bert8run they do not: the padding function is the same for every side, and
+the clock runs from the first update on, over three epochs of MRPC, so that it counts the recording of each length.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Setting:
         warm_up: updates before the clock starts.
         timed: updates between its start and its end.
         shortest: padded length below which next to no batch falls.
+        is_whole: graphs get the padding function of the others, and the clock counts their recording.
     """
 
     title: str
@@ -58,10 +60,17 @@ class Setting:
     warm_up: int
     timed: int
     shortest: int = 0
+    is_whole: bool = False
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """What graphs pad to."""
+        return () if self.is_whole else BUCKETS
 
 
 SETTINGS = {
     "bert8": Setting("BERT-base, batch 8, bf16", 8, 60, 200, 48),
+    "bert8run": Setting("BERT-base, batch 8, bf16, plain padding, a whole run", 8, 1, 3 * 459 - 1, 48, is_whole=True),
     "bert32": Setting("BERT-base, batch 32, bf16", 32, 60, 150, 64),
     "mlp": Setting("MLP 32-64-64-4, batch 32, float32", 32, 300, 1500),
 }
@@ -261,7 +270,8 @@ def _run_hf(trainer: Any, callback: Any, arguments: Any, name: str, clock: Clock
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             clock.tick()
 
-    model, data, optimizer, _ = parts(name, eager=not pad.bucket_lengths)
+    is_recorded = hasattr(arguments, "step_mode")
+    model, data, optimizer, _ = parts(name, eager=not is_recorded)
     made = trainer(
         model, _hf_arguments(arguments, name, **more), data_collator=pad, train_dataset=data,
         optimizers=(optimizer, None), callbacks=[Ticks()],
@@ -308,7 +318,7 @@ def run_loopwright(mode: str, name: str, clock: Clock) -> None:
 
     model, data, optimizer, precision = parts(name, eager=mode == "eager")
     trainer = Trainer(model, None, optimizer, callbacks=[Ticks])
-    pad = Pad(BUCKETS if mode in ("auto", "graph") else ())
+    pad = Pad(SETTINGS[name].lengths if mode in ("auto", "graph") else ())
     trainer.train(
         data, 1, per_device_batch_size=SETTINGS[name].batch_size, collate_fn=pad,
         train_dataloader_kwargs={"num_workers": 0}, mixed_precision=precision, step_mode=mode, log_every=LOG_EVERY,
@@ -319,7 +329,9 @@ def run_loopwright(mode: str, name: str, clock: Clock) -> None:
 def run_loopwright_hf(name: str, clock: Clock) -> None:
     from loopwright import hf
 
-    _run_hf(hf.Trainer, hf.TrainerCallback, hf.TrainingArguments, name, clock, Pad(BUCKETS))
+    lengths = SETTINGS[name].lengths
+    more = {} if lengths else {"length_buckets": "off"}
+    _run_hf(hf.Trainer, hf.TrainerCallback, hf.TrainingArguments, name, clock, Pad(lengths), **more)
 
 
 SIDES: dict[str, tuple[str, str, Callable[[str, Clock], None]]] = {
@@ -346,7 +358,7 @@ RECORDING_SIDES = ("loopwright-graph", "loopwright-auto", "loopwright-hf")
 
 def child(side: str, name: str, output: Path) -> None:
     """Measure one side; called in a process of its own."""
-    if side in RECORDING_SIDES:
+    if side in RECORDING_SIDES and not SETTINGS[name].is_whole:
         SETTINGS[name] = replace(SETTINGS[name], warm_up=RECORDING)
     clock = Clock(SETTINGS[name])
     torch.cuda.reset_peak_memory_stats()

@@ -5,7 +5,7 @@ Two features that work well together, and alone:
 * an order: `Bucketed` sorts a shuffled order by length within small windows, so that batches need little padding. It
 is a pure function of (seed, epoch, position) like any other order, and yields every sample once per epoch.
 * bucket lengths: a collator with `bucket_lengths` pads every batch to the next of a small set of lengths, so that few
-  shapes occur: `PlannedShapes`. Each shape is one CUDA graph (docs/concepts/step_modes.md).
+  shapes occur. Each shape is one CUDA graph (docs/concepts/step_modes.md).
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def chosen_lengths(
 
 
 class PlannedShapes:
-    """The shapes of the batches of a collator that pads to bucket lengths: `batch in shapes`.
+    """The shapes that a collator pads to, for runs begun by versions that recorded no others: `batch in shapes`.
 
     A batch has a planned shape if everything padded has a bucket length, and all other sizes (classes, choices) match
     the first batch. The number of samples is ignored, as the first batch may lack skipped ones. The collator's
