@@ -1,5 +1,6 @@
 """Updates as CUDA graphs, on a real device: the bits and losses of eager updates, resume, and what cannot be done."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from loopwright import Trainer
 from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint import Checkpointing
 from loopwright.schedulers import CosineLrScheduler
+from loopwright.stepping.cast_weights import CastWeights
 from loopwright.training.run import run_of
 
 pytestmark = pytest.mark.gpu
@@ -241,3 +243,28 @@ def test_recording_a_shape_is_not_much_slower_than_some_eager_updates() -> None:
     slowest, eager_median = sorted(spent[2:])[-1], usual[len(usual) // 2]
     print("slowest recording", slowest, "median of eager updates", eager_median)
     assert slowest < 20 * eager_median + 0.1
+
+
+def test_copies_of_weights_give_the_losses_and_gradients_of_autocast() -> None:
+    found = []
+    for copies in (False, True):
+        torch.manual_seed(7)
+        model = Encoder().cuda()
+        model.forward = torch.autocast("cuda", torch.bfloat16)(model.forward)  # type: ignore[method-assign]
+        casts = CastWeights(model)
+        casts.refresh()
+        with casts.substituted() if copies else contextlib.nullcontext():
+            loss = model(torch.arange(192, device="cuda").reshape(8, 24)).float().square().sum()
+            loss.backward()
+        found.append({"loss": loss.detach(), **{name: each.grad for name, each in model.named_parameters()}})
+    toys.assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_graphs_with_copies_of_weights_have_the_bits_of_graphs_that_cast(monkeypatch: Any, accumulation: int) -> None:
+    options = {"step_mode": "graph", "mixed_precision": "bf16", "gradient_accumulation_steps": accumulation}
+    copied, copied_losses = trained(Trainer, **options)
+    monkeypatch.setattr(CastWeights, "substituted", lambda casts: contextlib.nullcontext())
+    cast, cast_losses = trained(Trainer, **options)
+    assert copied_losses.seen == cast_losses.seen and copied_losses.graphed >= 0.95 * 200
+    toys.assert_same_weights(copied, cast)

@@ -283,6 +283,7 @@ def test_garbage_is_collected_once_before_the_first_recording():
     step = Step(
         micro_batch=micro_batch,
         apply=lambda: optimizer.step(),
+        refresh=lambda: None,
         begin=lambda: None,
         restore=lambda: None,
         parameters=list(model.parameters()),

@@ -193,6 +193,7 @@ class Step:
 
     micro_batch: Callable[[Any], Any]  # forward and backward on inputs; returns the outputs to read after a replay
     apply: Callable[[], Tensor | None]  # clips and steps the optimizer; returns the gradient's norm, or None
+    refresh: Callable[[], None]  # called at the start of every update, before its first micro-batch
     begin: Callable[[], None]  # called before any recording, to wait for other work on the device
     restore: Callable[[], None]  # restores the buffers of the model after a warm-up
     parameters: list[nn.Parameter]  # everything with gradients
@@ -239,6 +240,8 @@ class UpdateGraphs:
             if rate != self._rate_values[index]:
                 self._rates[index].fill_(rate)
                 self._rate_values[index] = rate
+        if not is_alone:
+            self.step.refresh()
         for index, (graph, value) in enumerate(zip(graphs, inputs, strict=True)):
             graph.inputs.fill(value)
             before(index)
@@ -282,6 +285,7 @@ class UpdateGraphs:
         with self._no_trace(key):
             inputs = StaticInputs(value, step.device)
             inputs.fill(value)
+            step.refresh()
             before = _host_states(step.device)
             self.capturer.warm_up(lambda: step.micro_batch(inputs.value))
             if _host_states(step.device) != before:
@@ -292,7 +296,13 @@ class UpdateGraphs:
                 self._drop_gradients()
             else:
                 self._attach_gradients()
-            recorded = self._capture(lambda: (step.micro_batch(inputs.value), step.apply() if is_alone else None))
+
+            def update() -> tuple[Any, Tensor | None]:
+                if is_alone:
+                    step.refresh()
+                return step.micro_batch(inputs.value), step.apply() if is_alone else None
+
+            recorded = self._capture(update)
         return _Recorded(inputs, *recorded)
 
     def _record_apply(self) -> tuple[Callable[[], None], Any]:

@@ -23,6 +23,7 @@ from loopwright.engine import graphs
 from loopwright.errors import ConfigError
 from loopwright.hooks import TrainerHooks
 from loopwright.settings import is_overridden
+from loopwright.stepping.cast_weights import CastWeights
 from loopwright.stepping.eager import EagerStepper
 
 if TYPE_CHECKING:
@@ -68,9 +69,11 @@ class GraphStepper:
     def __init__(self, run: TrainingRun, planned: Any, capturer: graphs.Capturer) -> None:
         self.run = run
         self._planned = planned
+        casts = CastWeights(run.trainer.model) if _casts_weights(run) else None
         step = graphs.Step(
-            micro_batch=run.micro_batch_step.graphed,
+            micro_batch=partial(_micro_batch, run, casts),
             apply=partial(_apply, run),
+            refresh=(lambda: None) if casts is None else casts.refresh,
             begin=run.checkpoints.wait,  # a save in the background would use the device while something is recorded
             restore=lambda: run.buffers.restore(),
             parameters=run.engine.parameters,
@@ -173,6 +176,19 @@ class GraphStepper:
             trainer.call_event(event)
         run.step_scheduler()
         return True
+
+
+def _casts_weights(run: TrainingRun) -> bool:
+    """Whether the forward pass of the model is one autocast context, which casts weights to bfloat16."""
+    # accelerate marks a model with it whose forward pass it wraps.
+    return run.engine.accelerator.mixed_precision == "bf16" and hasattr(run.trainer.model, "_original_forward")
+
+
+def _micro_batch(run: TrainingRun, casts: CastWeights | None, inputs: Any) -> Any:
+    if casts is None:
+        return run.micro_batch_step.graphed(inputs)
+    with casts.substituted():
+        return run.micro_batch_step.graphed(inputs)
 
 
 def _apply(run: TrainingRun) -> Tensor | None:
