@@ -27,16 +27,18 @@ class CastWeights:
     def __init__(self, model: nn.Module) -> None:
         linear = [part for part in model.modules() if isinstance(part, nn.Linear)]
         weights = {id(each): each for part in linear for each in part.parameters(recurse=False)}
-        self._weights = {key: each.detach() for key, each in weights.items() if each.dtype == torch.float32}
+        self._weights = {key: each for key, each in weights.items() if each.dtype == torch.float32}
         self._copies: dict[int, Tensor] = {}
         self._model = model
         self._shared: dict[int, Tensor] | None = None  # of the current forward pass
 
+    @torch.no_grad()
     def refresh(self) -> None:
         """Fill the copies, which are created at the first call."""
         if not self._copies:
             self._copies = {key: torch.empty_like(each, dtype=torch.bfloat16) for key, each in self._weights.items()}
         if self._copies:
+            # One kernel for all tensors.
             torch._foreach_copy_(list(self._copies.values()), list(self._weights.values()))
 
     @contextmanager
