@@ -125,11 +125,12 @@ def test_memory_that_runs_out_while_recording_leaves_that_shape_eager(tmp_path, 
     assert "T2 from here on: memory does not run out at the same point everywhere" in capsys.readouterr().out
 
 
-def test_many_shapes_that_cannot_be_recorded_end_graphs(capsys):
-    Failing.while_recording = dict.fromkeys(range(10, 30), RuntimeError("operation not permitted"))
-    trainer = trained([3, 3, *range(10, 30)], per_device_batch_size=1, num_epochs=2)
-    assert trainer.modes == "eg" + "e" * 42
-    assert "not as CUDA graphs: 9 shapes of batches could not be recorded" in capsys.readouterr().out
+def test_after_many_failures_no_new_shape_is_tried_and_recorded_ones_stay_graphs(capsys):
+    Failing.while_recording = dict.fromkeys(range(10, 18), OUT_OF_MEMORY)
+    trainer = trained([3, 3, *range(10, 30)], per_device_batch_size=1)
+    assert trainer.modes == "eg" + "e" * 20 + "gg" + "e" * 20
+    assert Failing.num_failures == 8
+    assert "8 shapes of batches could not be recorded, and no others are tried" in capsys.readouterr().out
 
 
 def test_a_failure_that_is_not_due_to_a_shape_ends_graphs_for_the_resumed_run_too(tmp_path, capsys):

@@ -123,8 +123,6 @@ class GraphStepper:
         elif was_graph:
             run.checkpoints.lower_tier(run.progress.update, "a shape that was a CUDA graph can no longer be recorded")
         self._report_shape(str(error))
-        if recordings.fails_often:
-            run.run_eagerly(f"{len(recordings.failed)} shapes of batches could not be recorded")
 
     def _is_planned(self, window: Window) -> bool:
         run, pieces = self.run, window.pieces

@@ -15,7 +15,7 @@ from typing import Any
 MOST_SHAPES = 128  # of a run, failures included: each graph keeps its inputs and outputs on the device
 MOST_CONSTANTS = 4  # graphs of the same shapes that differ in texts or whole numbers: most often these never repeat
 
-MOST_FAILURES = 8  # each means recording everything again
+MOST_FAILURES = 8  # after each, all others are recorded again
 MOST_CHANGES = 3  # of the optimizer's settings, in updates in a row: each means recording everything again
 
 
@@ -45,6 +45,8 @@ class Recordings:
         reason = next((self.failed[key] for key in new if key in self.failed), None)
         if reason is not None or not new:
             return reason
+        if len(self.failed) >= MOST_FAILURES:
+            return f"{MOST_FAILURES} shapes of batches could not be recorded, and no others are tried"
         if len(self.recorded) + len(self.failed) + len(new) > MOST_SHAPES:
             return f"a run records {MOST_SHAPES} shapes of batches at most"
         shapes = [key.rpartition(" ")[0] for key in self.recorded]
@@ -61,10 +63,6 @@ class Recordings:
         was_recorded = key in self.recorded
         self.recorded = [each for each in self.recorded if each != key]
         return was_recorded
-
-    @property
-    def fails_often(self) -> bool:
-        return len(self.failed) > MOST_FAILURES
 
     def follow(self, settings: str) -> str | None:
         """Note the settings of the next update; return why no update can be a graph if they change all the time."""
