@@ -66,7 +66,10 @@ USES = {
     "runs/settings.py": {"_actions", "_option_string_actions"},
     "sources/arrow.py": {"_fingerprint"},
     "stepping/cast_weights.py": {"_foreach_copy_"},
-    "stepping/graphs.py": {"_optimizer_step_post_hooks", "_optimizer_step_pre_hooks", "_original_forward"},
+    "stepping/graphs.py": {
+        *("_compiled_call_impl", "_optimizer_step_post_hooks", "_optimizer_step_pre_hooks", "_orig_mod"),
+        "_original_forward",
+    },
     "tasks/adapters.py": {"_DropoutNd", "_modules"},
     "tasks/pretrained.py": {"_attn_implementation", "_model_mapping"},
     "tasks/text/models.py": {"_model_mapping"},

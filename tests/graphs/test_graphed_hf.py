@@ -156,6 +156,24 @@ def test_transformers_own_padding_collator_gets_graphs_and_resumes_alike(tmp_pat
     assert tiny.same(whole, resumed) and tiny.losses(whole)[-1:] == tiny.losses(resumed)[-1:]
 
 
+def test_a_model_of_transformers_in_bf16_has_the_bits_of_autocast(tmp_path, graphs, monkeypatch):
+    plain = Core.optimizer_step
+
+    def step(core):
+        with single_precision_rates(core.optimizer):
+            plain(core)
+
+    monkeypatch.setattr(Core, "optimizer_step", step)
+    options = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "optim": "adamw_torch_fused", "bf16": True}
+    options |= {"report_to": "none", "use_cpu": True, "max_grad_norm": 0.5}
+    options["data"] = [{**row, "labels": index % 3} for index, row in enumerate(tiny.token_rows(ragged=False))]
+    graphed = tiny.fit(tmp_path / "graphed", model=toys.seeded(tiny.bert, seed=1), **options)
+    assert graphs[0].num_replays > 0
+    eager = tiny.fit(tmp_path / "eager", model=toys.seeded(tiny.bert, seed=1), step_mode="eager", **options)
+    assert tiny.losses(eager) == tiny.losses(graphed)
+    toys.assert_same_weights(eager, graphed)
+
+
 def tiny_tokenizer():
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast

@@ -6,8 +6,8 @@ its first micro-batch. It fills them in every update, whether a weight has chang
 optimizer and `weight.data` change weights without a new `_version`.
 
 Autocast stays in charge wherever this would not be the same: outside the model's own forward pass, in an autocast
-context inside another one, without autocast's cache, and for everything but `nn.functional.linear` with the parameters
-of an `nn.Linear` in float32.
+context inside another one, without autocast's cache, in compiled models, and for everything but `nn.functional.linear`
+with the parameters of an `nn.Linear` in float32.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _LinearMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is nn.functional.linear:
-            args = [args[0], *map(self._of, args[1:])]
+            args = tuple(map(self._of, args))
             kwargs = {name: self._of(value) for name, value in (kwargs or {}).items()}
         return func(*args, **(kwargs or {}))
 

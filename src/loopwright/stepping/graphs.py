@@ -177,9 +177,14 @@ class GraphStepper:
 
 
 def _casts_weights(run: TrainingRun) -> bool:
-    """Whether the forward pass of the model is one autocast context, which casts weights to bfloat16."""
-    # accelerate marks a model with it whose forward pass it wraps.
-    return run.engine.accelerator.mixed_precision == "bf16" and hasattr(run.trainer.model, "_original_forward")
+    """Whether the forward pass of the model is one autocast context to bfloat16, and runs as it is written."""
+    if run.engine.accelerator.mixed_precision != "bf16":
+        return False
+    model = run.trainer.model
+    # Of accelerate, for a model whose forward pass it has wrapped, and of `nn.Module.compile` and `torch.compile`.
+    is_wrapped = hasattr(model, "_original_forward")
+    is_compiled = any(each._compiled_call_impl is not None or hasattr(each, "_orig_mod") for each in model.modules())
+    return is_wrapped and not is_compiled
 
 
 def _micro_batch(run: TrainingRun, casts: CastWeights | None, inputs: Any) -> Any:
