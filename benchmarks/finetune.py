@@ -10,12 +10,13 @@ next), some updates to warm up and to compile, more of them where graphs are rec
 to come before the clock starts), then the timed ones between two waits for the device.
 Everybody pads to the longest text of a batch; loopwright's graphs pad on to the next of a few lengths, since each
 length is a graph of its own. In the setting bert8run they do not: the padding function is the same for every side, and
-the clock runs from the first update on, over three epochs of MRPC, so that it counts the recording of each length.
+the clock runs from the first update on, over as many as three epochs of MRPC have: it counts every recording.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -84,6 +85,8 @@ class Clock:
         self.count = 0
         self.seconds = 0.0
         self.graphed: float | None = None
+        self.recordings: list[float] = []  # seconds of updates in which a graph was recorded
+        self._num_graphs, self._before = 0, 0.0
 
     def tick(self) -> None:
         """Count an update; called after each."""
@@ -92,6 +95,13 @@ class Clock:
             torch.cuda.synchronize()
             now = time.perf_counter()
             self.seconds = now if self.count == self.first else now - self.seconds
+
+    def note_graphs(self, num_graphs: int) -> None:
+        """Take the time of an update that has recorded a graph, but for the first; it waits for the device itself."""
+        now = time.perf_counter()
+        if num_graphs > self._num_graphs > 0:
+            self.recordings.append(now - self._before)
+        self._num_graphs, self._before = num_graphs, now
 
 
 # ---------------------------------------------------------------------------------------- the work, for every side
@@ -311,10 +321,12 @@ def run_lightning(name: str, clock: Clock) -> None:
 def run_loopwright(mode: str, name: str, clock: Clock) -> None:
     from loopwright import Trainer
     from loopwright.callbacks import TrainerCallback
+    from loopwright.training.run import run_of
 
     class Ticks(TrainerCallback):
         def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
             clock.tick()
+            clock.note_graphs(run_of(trainer).stepper.num_graphs)
 
     model, data, optimizer, precision = parts(name, eager=mode == "eager")
     trainer = Trainer(model, None, optimizer, callbacks=[Ticks])
@@ -324,6 +336,15 @@ def run_loopwright(mode: str, name: str, clock: Clock) -> None:
         train_dataloader_kwargs={"num_workers": 0}, mixed_precision=precision, step_mode=mode, log_every=LOG_EVERY,
     )  # fmt: skip
     clock.graphed = trainer.num_graphed_updates / trainer.progress.update
+
+
+def run_loopwright_casts(name: str, clock: Clock) -> None:
+    """Run graphs in which autocast casts the weights, as it does elsewhere."""
+    from loopwright.stepping.cast_weights import CastWeights
+
+    CastWeights.refresh = lambda casts: None
+    CastWeights.substituted = lambda casts: contextlib.nullcontext()
+    run_loopwright("graph", name, clock)
 
 
 def run_loopwright_hf(name: str, clock: Clock) -> None:
@@ -347,10 +368,11 @@ SIDES: dict[str, tuple[str, str, Callable[[str, Clock], None]]] = {
         lambda name, clock: run_loopwright("compile", name, clock),
     ),
     "loopwright-graph": ("loopwright, graph", "loopwright", lambda name, clock: run_loopwright("graph", name, clock)),
+    "loopwright-casts": ("loopwright, graph, weights cast in every forward pass", "loopwright", run_loopwright_casts),
     "loopwright-auto": ("loopwright, auto", "loopwright", lambda name, clock: run_loopwright("auto", name, clock)),
     "loopwright-hf": ("loopwright.hf, auto", "loopwright", run_loopwright_hf),
 }
-RECORDING_SIDES = ("loopwright-graph", "loopwright-auto", "loopwright-hf")
+RECORDING_SIDES = ("loopwright-graph", "loopwright-casts", "loopwright-auto", "loopwright-hf")
 
 
 # -------------------------------------------------------------------------------------------------------- the table
@@ -366,7 +388,11 @@ def child(side: str, name: str, output: Path) -> None:
     assert clock.count >= clock.last, f"{clock.count} updates, expected {clock.last}"
     milliseconds = 1000 * clock.seconds / (clock.last - clock.first)
     memory = torch.cuda.max_memory_allocated() / 2**20
-    output.write_text(json.dumps({"ms": milliseconds, "graphed": clock.graphed, "memory": memory}))
+    figures = {"ms": milliseconds, "graphed": clock.graphed, "memory": memory}
+    if clock.recordings:
+        figures |= {"recorded": len(clock.recordings) + 1, "recording_seconds": statistics.median(clock.recordings)}
+        figures["slowest_recording_seconds"] = max(clock.recordings)
+    output.write_text(json.dumps(figures))
 
 
 def measure(side: str, name: str, timeout: float) -> dict[str, Any] | str:

@@ -268,3 +268,15 @@ def test_graphs_with_copies_of_weights_have_the_bits_of_graphs_that_cast(monkeyp
     cast, cast_losses = trained(Trainer, **options)
     assert copied_losses.seen == cast_losses.seen and copied_losses.graphed >= 0.95 * 200
     toys.assert_same_weights(copied, cast)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_graphs_are_recorded_again_for_changed_settings(accumulation: int) -> None:
+    def change(trainer: Any, **kwargs: Any) -> None:
+        trainer.optimizer.param_groups[0]["weight_decay"] = 0.1 * (trainer.progress.update // 20)
+
+    options = {"updates": 60, "gradient_accumulation_steps": accumulation, "gradient_clip_norm": 0.1}
+    eager, _ = trained(EagerTrainer, [toys.callback(on_update_end=change)], step_mode="eager", **options)
+    graphed, losses = trained(Trainer, [toys.callback(on_update_end=change)], **options)
+    assert losses.graphed == 59
+    toys.assert_same_weights(eager, graphed)

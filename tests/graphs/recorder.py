@@ -22,7 +22,7 @@ class FakeCapturer:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, fails_with: str = "") -> None:
         self.model, self.optimizer, self.fails_with = model, optimizer, fails_with
-        self.num_captures = self.num_replays = self.num_warm_ups = self.num_aborted = 0
+        self.num_captures = self.num_replays = self.num_warm_ups = self.num_aborted = self.num_forgotten = 0
 
     def warm_up(self, function: Callable[[], Any]) -> None:
         self.num_warm_ups += 1
@@ -42,7 +42,7 @@ class FakeCapturer:
         with torch.random.fork_rng(), self._active():
             output = function()
         self.num_aborted -= 1
-        num_aborted = self.num_aborted
+        made_at = self.num_aborted, self.num_forgotten
         self.num_captures += 1
         held = self._hold(output)
         with torch.no_grad():
@@ -61,7 +61,8 @@ class FakeCapturer:
         rates = [group["lr"] for group in groups]
 
         def replay() -> None:
-            assert num_aborted == self.num_aborted, "an aborted recording has replaced the generator's state"
+            # An aborted recording replaces the generator's state, from which graphs draw.
+            assert made_at == (self.num_aborted, self.num_forgotten)
             self.num_replays += 1
             current = [group["lr"] for group in self.optimizer.param_groups]
             for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -78,6 +79,9 @@ class FakeCapturer:
                 group["lr"] = rate
 
         return replay, held
+
+    def forget(self) -> None:
+        self.num_forgotten += 1
 
     @staticmethod
     @contextlib.contextmanager

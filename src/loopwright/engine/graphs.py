@@ -51,17 +51,22 @@ class Capturer(Protocol):
     def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """Record a function without running it; return a function that replays it, and its result."""
 
+    def forget(self) -> None:
+        """Free what was recorded; it is not replayed any more."""
+
 
 class CudaCapturer:
     """Records on its own stream; all recordings share one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._begin_pool()
+        self._stream = torch.cuda.Stream(device)
+        self.forget()
 
-    def _begin_pool(self) -> None:
-        self._stream = torch.cuda.Stream(self._device)
+    def forget(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        # Kept, since torch refuses to record into a pool whose graphs are all gone.
+        self._first: torch.cuda.CUDAGraph | None = None
 
     def warm_up(self, function: Callable[[], Any]) -> None:
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -92,6 +97,7 @@ class CudaCapturer:
         finally:
             if is_collecting:
                 gc.enable()
+        self._first = self._first or graph
         return graph.replay, result
 
     def _recover(self) -> None:
@@ -105,7 +111,8 @@ class CudaCapturer:
         with contextlib.suppress(RuntimeError):  # it had not begun
             torch._C._cuda_endAllocateToPool(index, self._pool)
         torch.cuda.synchronize(self._device)
-        self._begin_pool()  # later recordings have nothing to do with the aborted one
+        self._stream = torch.cuda.Stream(self._device)
+        self.forget()  # later recordings have nothing to do with the aborted one
 
 
 def signature(value: Any) -> tuple[Hashable, Hashable]:
@@ -269,6 +276,7 @@ class UpdateGraphs:
     def forget(self) -> None:
         self._graphs, self._apply = {}, None
         self._gradients, self._rates = {}, []
+        self.capturer.forget()
 
     def _record(self, key: str, value: Any, *, is_alone: bool) -> _Recorded:
         is_clean = not self._has_collected
