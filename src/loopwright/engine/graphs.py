@@ -77,8 +77,8 @@ class CudaCapturer:
     def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
-        # `torch.cuda.graph` always empties the cache, and whoever allocates next waits for the driver. It has to be
-        # empty only if memory is short: while something is recorded, torch does not free what it caches.
+        # `torch.cuda.graph` always empties the cache, which makes later allocations slow. That is needed only if memory
+        # is short: during a recording torch does not free cached blocks.
         if torch.cuda.mem_get_info(self._device)[0] < torch.cuda.memory_reserved(self._device):
             torch.cuda.empty_cache()
         is_collecting = gc.isenabled()
