@@ -14,7 +14,6 @@ from typing import Any
 
 MOST_SHAPES = 128  # of a run, failures included: each graph keeps its inputs and outputs on the device
 MOST_CONSTANTS = 4  # graphs of the same shapes that differ in texts or whole numbers: most often these never repeat
-
 MOST_FAILURES = 8  # after each, all others are recorded again
 MOST_CHANGES = 3  # of the optimizer's settings, in updates in a row: each means recording everything again
 
