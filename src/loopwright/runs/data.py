@@ -98,7 +98,7 @@ def _chats(plan: DataPlan) -> list[str]:
     formats = ", ".join(f"{name} ({count:,})" for name, count in plan.chats["format"].items())
     turns = plan.chats.get("turns", {})
     tools = plan.chats.get("tools", {}).get("conversations", 0)
-    shown = " · ".join(f"{role} {count:,}" for role, count in turns.items())
+    shown = " · ".join(f"{role} {count:,}" for role, count in turns.items()) or "none: the rows are texts"
     return [f"format {formats}", f"turns {shown}{f' · {tools:,} conversations with tools' if tools else ''}"]
 
 

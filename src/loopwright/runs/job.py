@@ -118,6 +118,7 @@ class RunJob:
         origin = given_origin(self.task, self.settings) if origin is None else origin
         with self.data.watched(self.screen, "preparing the rows"):
             self.job = build_job(self.task, self.data, self.settings, origin)
+            self.job.folder = None if self.folder is None else self.folder.path
             self.screen.clock.lap("model")
             load_data(self.job)
             self.screen.clock.lap("rows")

@@ -98,7 +98,7 @@ def _prepare(run: RunJob, create_folder: Callable[[], RunFolder] | None) -> RunF
     is_planned = settings.is_planned_by_time(not is_new)
     _build(run, origin, is_planned)
     folder: RunFolder = gather_objects(create_folder() if create_folder and run.trainer.is_first else run.folder)[0]
-    run.folder = folder
+    run.folder, run.job.folder = folder, folder.path
     with _removed_on_failure(folder, is_new and run.trainer.is_first):
         _write_start(run, is_planned)
         _heed_stop(run)

@@ -56,6 +56,7 @@ def load_run(
         settings.args.lora, settings.args.freeze, settings.args.load_in = False, None, None  # it is whole, and merged
     data = RunData(DataPlan.read(folder.data) if plan is None else plan)
     job = build_job(task, data, settings, Origin(str(model_source(folder, is_finished)), is_run=True, module=module))
+    job.folder = folder.path
     if not is_finished:
         load_weights(job, folder)
     job.model.to(settings.training.device)

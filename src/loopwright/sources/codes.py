@@ -44,6 +44,7 @@ CODES: dict[str, str] = {
     "data.nul": "A text file holds NUL bytes: it is damaged, or not text.",
     "data.one_class": "All labels are the same, so there is nothing to learn.",
     "data.outlines": "Objects have a box but no outline, which instance segmentation needs.",
+    "data.pair": "A row is not a chosen and a rejected answer, which differ, to the same prompt.",
     "data.quote": "A quote in a csv file is never closed.",
     "data.ragged": "Rows have more or fewer fields than the file has columns.",
     "data.size": "A mask or an annotation is for an image of another size.",

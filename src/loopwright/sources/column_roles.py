@@ -111,7 +111,7 @@ class ColumnSample(NamedTuple):
             **dict.fromkeys(("tokens", "tags", "multi", "texts"), lambda value: isinstance(value, list)),
             **dict.fromkeys(("image", "mask"), _could_be_image),
             "float": is_number,
-            **dict.fromkeys(CHAT_KINDS, could_be_chat),
+            **dict.fromkeys(("chat", "prompt"), could_be_chat),  # a pair has several columns
             "objects": lambda value: isinstance(value, dict) and len(value) > 1,
         }
         return role.kind in tests and bool(self.values) and all(map(tests[role.kind], self.values))
@@ -314,7 +314,7 @@ class _Choice:
     def _by_name(self, role: Role, is_nested: bool = False) -> list[Column]:
         """Return the columns that have the role's names: one, or several if none of them is preferred."""
         if role.kind in CHAT_KINDS:
-            found = chat_columns(role.kind, self.table.columns)
+            found = chat_columns(role.kind, self.table.columns, role.names)
             return [found if len(found) > 1 else found[0]] if found and not is_nested else []
         if is_nested:
             nested = (name for name in self._free(True) if name.rpartition(".")[2].lower() in role.names)
@@ -379,6 +379,8 @@ class _Choice:
             if self.table.kind in ("csv", "tsv"):
                 return f"write one row per sentence into {self.table.name}, with words and tags separated by blanks"
             return f"add a column named {role.name} to {self.table.name}, with a list in each row"
+        if role.kind == "pair":
+            return f"name the columns of {self.table.name} prompt, chosen and rejected   or   --chosen_column COLUMN"
         if role.kind in CHAT_KINDS and not fitting:
             formats = "messages, conversations, prompt and completion, or instruction and output"
             return f"name the columns of {self.table.name} as one of the formats of conversations: {formats}"

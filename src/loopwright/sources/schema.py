@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 PICTURE_KINDS = ("image", "mask", "objects")
 ROLE_KINDS = (
     *("text", "texts", "tokens", "answers", "label", "class", "multi", "float", "position", "tags"),
-    *("chat", "prompt"),
+    *("chat", "prompt", "pair"),
     *PICTURE_KINDS,
 )
 
@@ -24,7 +24,8 @@ class Role:
     Attributes:
         name: Its name in the task; the option is `--NAME_column`.
         kind: text: a text. texts: a list of texts, or one column for each. tokens: a list of words. answers: SQuAD's
-            answers. chat: a conversation, in one column or several. prompt: the same without its last answer. label: a
+            answers. chat: a conversation, in one column or several. prompt: the same without its last answer. pair: a
+            prompt, a chosen and a rejected answer, each in a column. label: a
             class, several classes or a number, depending on the values. class, multi, float: one of these only.
             position: which of the `texts` is right, from 0. tags: one label per token. image: a file or its bytes.
             mask: the same, with a class id in each pixel. objects: boxes, classes and outlines, or a mask of class and

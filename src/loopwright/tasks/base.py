@@ -81,6 +81,7 @@ class Job:
     new_weights: list[str] = field(default_factory=list)  # the names of weights that are in no file
     adapter_kind: str | None = None  # peft's name of this job, if it differs from the task's
     base: dict[str, Any] | None = None  # the base model that its checkpoints leave out: see `identify_base`
+    folder: Path | None = None  # of the run, where a task may keep what it derived; None before it exists
     train_dataset: Any = None
     eval_dataset: Any = None
 

@@ -38,6 +38,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "chat": "text.chat:ChatTuning",
         "causal-lm": "text.causal_lm:CausalLanguageModel",
         "masked-lm": "text.masked_lm:MaskedLanguageModel",
+        "preference": "text.preference:PreferenceTuning",
         "image-classification": "vision.classification:ImageClassification",
         "semantic-segmentation": "vision.segmentation:SemanticSegmentation",
         "object-detection": "vision.detection:ObjectDetection",

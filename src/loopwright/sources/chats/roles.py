@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from loopwright.sources.chats.formats import Chat, chat_format, read_chat
+from loopwright.sources.chats.pairs import Pair, pair_columns, read_pair
 
-CHAT_KINDS = ("chat", "prompt")
+CHAT_KINDS = ("chat", "prompt", "pair")
 # By format: the columns that a row needs, those that a prompt needs, and those that it may have.
 _FORMATS = {
     "messages": (("messages",), ("messages",), ()),
@@ -21,8 +22,11 @@ _BESIDE = ("system", "tools")  # columns of any format
 _NO_ANSWER = {"role": "assistant", "content": ""}
 
 
-def chat_columns(kind: str, columns: Sequence[str]) -> tuple[str, ...]:
+def chat_columns(kind: str, columns: Sequence[str], given: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the columns of a file that hold conversations, or without the last answer prompts; empty if none do."""
+    if kind == "pair":
+        found = pair_columns(columns, given)
+        return tuple(with_tools(found, columns)) if found else ()
     for needed, asked, more in _FORMATS.values():
         least = needed if kind == "chat" else asked
         if set(least) <= set(columns):
@@ -35,13 +39,15 @@ def with_tools(column: Sequence[str], columns: Iterable[str]) -> list[str]:
     return [*column, *(name for name in _BESIDE if name in columns and name not in column)]
 
 
-def as_chat(kind: str, value: Any, where: str = "") -> Chat:
+def as_chat(kind: str, value: Any, where: str = "") -> Chat | Pair:
     """Return the conversation in the cells of a row, by column; an InputError (data.chat) says what is wrong with it.
 
     A prompt ends before the answer that is asked for: a last turn of the assistant is left out.
     """
-    if isinstance(value, Chat):
+    if isinstance(value, Chat | Pair):
         return value
+    if kind == "pair":
+        return read_pair(value, where=where)
     cells = _as_format(dict(value) if isinstance(value, Mapping) else {"messages": value})
     if kind == "chat":
         return read_chat(cells, where=where)
@@ -78,6 +84,8 @@ def could_be_chat(value: Any) -> bool:
 
 def chat_text(chat: Any) -> str:
     """Return all of a conversation as one text, for hashes; an unusable row has none."""
+    if isinstance(chat, Pair):
+        return json.dumps([chat.prompt, chat.chosen, chat.rejected, chat.tools], ensure_ascii=False, sort_keys=True)
     if not isinstance(chat, Chat):
         return ""
     return json.dumps([chat.messages, chat.tools], ensure_ascii=False, sort_keys=True, default=str)
@@ -85,9 +93,10 @@ def chat_text(chat: Any) -> str:
 
 def count_turns(rows: Iterable[Mapping[str, Any]], chats: Iterable[Any]) -> Counter[tuple[str, str]]:
     """Count the formats of rows, the turns of each role, and the conversations with tools."""
-    found: Counter[tuple[str, str]] = Counter(("format", chat_format(_as_format(dict(row))) or "") for row in rows)
-    for chat in chats:
-        if isinstance(chat, Chat):
+    found: Counter[tuple[str, str]] = Counter()
+    for row, chat in zip(rows, chats, strict=True):
+        found["format", chat.format if isinstance(chat, Pair) else chat_format(_as_format(dict(row))) or ""] += 1
+        if isinstance(chat, Chat) or (isinstance(chat, Pair) and chat.is_chat):
             found.update(("turns", str(message["role"])) for message in chat.messages)
             found["tools", "conversations"] += chat.tools is not None
     return found

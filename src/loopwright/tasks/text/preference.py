@@ -1,0 +1,477 @@
+"""preference: a decoder tuned on pairs of answers, to prefer the chosen one (DPO, IPO, SimPO).
+
+The log-probability of an answer is a sum over its tokens and the end of its turn. Both answers of a pair are one
+sample, so they are in the same forward pass, and a batch of pairs gives the mean of their losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from loopwright.errors import ConfigError, InputError
+from loopwright.metrics.paired import rows_of
+from loopwright.metrics.preferences import ChosenReward, RejectedReward, RewardAccuracy, RewardMargin
+from loopwright.run_folder import RunFolder
+from loopwright.sources import DataPlan, Role
+from loopwright.sources.chats.pairs import Pair
+from loopwright.sources.schema import Schema
+from loopwright.tasks import scoring
+from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
+from loopwright.tasks.base import Job, Origin, Rows, Task
+from loopwright.tasks.data import RowDataset, RunData
+from loopwright.tasks.pretrained import consenting
+from loopwright.tasks.text import causal_lm
+from loopwright.tasks.text import language_model as language
+from loopwright.tasks.text import models as text
+from loopwright.tasks.text.preference_losses import DEFAULT_BETAS, DEFAULT_GAMMA, LOSSES, PreferenceLoss
+from loopwright.tasks.text.reference import Reference, digest_of_weights
+
+_MOST_LOGITS = 2**26  # maximum logits that an evaluation holds at a time
+_LARGEST_SCRATCH = 512  # tokens
+_MOST_BASELINE = 50_000
+_COLUMNS = ("prompt", "chosen", "rejected")
+
+
+@dataclass
+class PreferenceArguments(TaskArguments):
+    prompt_column: str | None = flag(None, "Column of the prompts, texts or lists of messages; inferred if unset.")
+    chosen_column: str | None = flag(None, "Column of the chosen answers; inferred if unset.")
+    rejected_column: str | None = flag(None, "Column of the rejected answers; inferred if unset.")
+    loss: str = flag("dpo", "Loss; simpo needs no reference model.", choices=LOSSES)
+    beta: float | None = flag(None, "Scale of the rewards; 0.1, or 2 for simpo, if unset.", above=0)
+    gamma: float | None = flag(None, "simpo: by how much the chosen reward should be higher; 1 if unset.", at_least=0)
+    label_smoothing: float = flag(
+        0.0, "dpo, simpo: share of pairs assumed to be labelled the wrong way round.", at_least=0, below=0.5
+    )
+    max_length: int | None = flag(
+        None, "Maximum tokens of a prompt with an answer; the longest of the data if unset.", at_least=8
+    )
+    overlong: str = flag("refuse", "What to do with longer pairs.", choices=("refuse", "truncate", "drop"))
+    vocab_size: int | None = flag(
+        None, "Vocabulary size of a model from scratch, 300 or more; chosen from the data if unset.", at_least=300
+    )
+
+    max_seq_length = ShortName("max_length", int)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.vocab_size is not None and self.model is not None:
+            raise ConfigError("vocab_size is for a model from scratch, but --model has a vocabulary: leave it out")
+        if self.gamma is not None and self.loss != "simpo":
+            raise ConfigError(f"gamma is for loss='simpo', not for {self.loss!r}: leave it out", flag="gamma")
+        if self.label_smoothing and self.loss == "ipo":
+            raise ConfigError("label_smoothing is for loss='dpo' and 'simpo': leave it out", flag="label_smoothing")
+
+
+@dataclass
+class PreferenceJob(Job):
+    reference: Reference | None = None  # None for a loss without one
+    is_initial: bool = False  # whether the model has the weights that the run began with
+
+
+class PreferenceTuning(Task):
+    name = "preference"
+    summary = "a model tuned to prefer chosen answers to rejected ones"
+    explanation = {
+        "data": "csv, json, jsonl or parquet with prompt, chosen and rejected, as texts or lists of messages; or with "
+        "chosen and rejected alone, as whole conversations that begin with the same prompt.",
+        "columns": "--prompt_column, --chosen_column, --rejected_column; inferred if they are clear. A column of tools "
+        "is rendered.",
+        "loss": "--loss dpo (with --label_smoothing), ipo or simpo (with --gamma); --beta scales the rewards.",
+        "reference": "The model as it was before training. Its log-probabilities are computed once, before the first "
+        "update, and kept in reference.json of the run; with --lora and without it, training holds one model.",
+        "texts": "Rows of texts are tokenized as they are, with the end token; messages by the chat template.",
+        "model": "--model FOLDER, usually one that was tuned on conversations; from scratch it is a small decoder.",
+        "metric": "Reward accuracy: how often the chosen answer has the higher reward, beta times the log-ratio to the "
+        "reference (for simpo, beta times the mean log-probability). Chance is 0.5.",
+        "predict": 'lw predict RUN pairs.jsonl, or lw predict RUN "prompt" "answer" "answer": the preferred one.',
+    }
+    example = "lw train preference --data pairs.jsonl --model ./smollm --epochs 1 --lr 5e-6"
+    roles = (Role("pair", "pair"),)
+    arguments = PreferenceArguments
+    defaults = {**language.DEFAULTS, "learning_rate": 5e-6, "per_device_train_batch_size": 8}
+    scratch_updates = 300
+    pretrained, pretrained_megabytes = "HuggingFaceTB/SmolLM2-135M-Instruct", 269
+    adapter_kind = "CAUSAL_LM"
+    predicted = ("preferred", "margin", "chosen_reward", "rejected_reward")
+
+    def schema(self, args: Any) -> Schema:
+        given = tuple(getattr(args, f"{name}_column", None) or "" for name in _COLUMNS)
+        return Schema(self.name, (Role("pair", "pair", names=given if any(given) else ()),))
+
+    def columns(self, args: Any) -> dict[str, Any]:
+        return {} if args.group_column is None else {"group": args.group_column}
+
+    def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
+        notes: list[str] = []
+        if origin.path is None:
+            tokenizer = causal_lm.train_tokenizer(_texts(data), language.choose_vocabulary(args, _texts(data)))
+        else:
+            tokenizer = text.load_tokenizer(origin.path, needs_pad=False)
+        if origin.is_run:
+            loaded = text.load_model(origin, causal_lm.AUTO_CLASS)
+        elif origin.path is None:
+            notes.append(_choose_length(args, tokenizer, data, None))
+            loaded = _create_model(args, training, tokenizer, None)
+        else:
+            loaded = _create_model(args, training, tokenizer, origin.path)
+            causal_lm.check_causal(origin.path, loaded.model)
+            notes.append(_choose_length(args, tokenizer, data, text.longest_allowed(tokenizer, loaded.model.config)))
+        collator = PairCollator(tokenizer.pad_token_id, text.padding_multiple(training))
+        job = PreferenceJob(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
+        if _loss(args).needs_reference:
+            weights = None if origin.is_run else digest_of_weights(loaded.model)
+            job.reference = Reference(lambda: _reference_model(args, training, tokenizer), weights)
+            job.is_initial = not origin.is_run
+        return job
+
+    def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
+        assert isinstance(job, PreferenceJob)
+        if not is_labelled:
+            return RowDataset(rows, PairEncoder(job.processor, job.args.max_length))
+        dataset = PairDataset(rows, job.processor, job.args.max_length, job.args.overlong)
+        job.notes += dataset.notes("training" if is_training else "validation", job.args.max_length)
+        if job.reference is not None:
+            model = job.model if job.is_initial else None
+            compute = partial(_log_probs_of_rows, job)
+            dataset.reference = job.reference.log_probs(dataset, compute, model, job.folder)
+        return dataset
+
+    def callbacks(self, job: Job, run: RunFolder) -> list[Any]:
+        """Keep the reference in the run folder: from here on the model changes."""
+        assert isinstance(job, PreferenceJob)
+        if job.reference is not None and job.is_initial and job.training.process_index == 0:
+            job.reference.write(run.path)
+        job.is_initial = False
+        return super().callbacks(job, run)
+
+    def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+        log_probs, num_tokens = answer_log_probs(model, batch)
+        found = _loss(job.args)(log_probs, num_tokens, batch.get("reference"))
+        return found.losses.mean(), found
+
+    def create_scorer(self, job: Job) -> scoring.Scorer:
+        parts: list[scoring.Scorer] = [
+            scoring.MetricScorer(metric, {metric.name: True} if is_better else {})
+            for metric, is_better in ((RewardAccuracy, 1), (RewardMargin, 1), (ChosenReward, 0), (RejectedReward, 0))
+        ]
+        return scoring.JointScorer([*parts, scoring.LossInterval()])
+
+    def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
+        chosen, rejected = outputs.rewards.double().unbind(-1)
+        columns = {"position": batch["position"], "chosen_reward": chosen, "rejected_reward": rejected}
+        return scoring.samples_of(**columns, loss=outputs.losses.double())
+
+    def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
+        rewards = sample["chosen_reward"], sample["rejected_reward"]
+        return {
+            **{name: sample[name] for name in ("position", "loss", "chosen_reward", "rejected_reward")},
+            "prediction": _preferred(*rewards),
+            "reference": "chosen",
+        }
+
+    def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: _shown(getattr(row["pair"], name)) for name in _COLUMNS}
+
+    def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
+        ids, mask, is_answer = (batch[name][index] for name in ("input_ids", "attention_mask", "is_answer"))
+        prompt = ids[0][mask[0].bool() & ~is_answer[0]]
+        parts = [prompt, *(ids[place][is_answer[place]] for place in (0, 1))]
+        return [(name, job.processor.decode(part.tolist())) for name, part in zip(_COLUMNS, parts, strict=True)]
+
+    def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
+        """Score chance, the longer and the shorter answer, and the reference model's own log-probabilities."""
+        dataset = job.eval_dataset
+        size = min(len(dataset), _MOST_BASELINE)
+        pairs = [dataset.rows[place]["pair"] for place in range(size)]
+        lengths = np.array([[len(_shown(pair.chosen)), len(_shown(pair.rejected))] for pair in pairs], np.float64)
+        scores = {"longer answer": lengths, "shorter answer": -lengths}
+        if dataset.reference is not None:
+            scores["reference model"] = dataset.reference[:size].astype(np.float64)
+        chance = scoring.BaselineScores({"reward_accuracy": 0.5}, {"reward_accuracy": rows_of([0.5] * size)})
+        columns = ("chosen_rewards", "rejected_rewards")
+        return {
+            "chance": chance,
+            **{
+                name: scoring.score_rows(RewardAccuracy, [dict(zip(columns, values.T, strict=True))])
+                for name, values in scores.items()
+            },
+        }
+
+    def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
+        groups = [each.split("\t") for each in texts] if any("\t" in each for each in texts) else [list(texts)]
+        if any(len(group) != 3 for group in groups):
+            what = (
+                f"a prompt and two answers are compared, got {len(groups[0])} text{'s' if len(groups[0]) > 1 else ''}"
+            )
+            fix = 'give three texts: "prompt" "answer" "answer", or a line with tabs between them'
+            raise InputError("args.value", what, saw=[repr(each)[:80] for each in texts], fix=fix)
+        formats = plan.chats.get("format", {})
+        is_chat = not any(name.endswith("texts") for name in formats)
+        pairs = [Pair(prompt, chosen, rejected) for prompt, chosen, rejected in groups]
+        return [{"pair": as_messages(pair) if is_chat else pair} for pair in pairs]
+
+    def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
+        assert isinstance(job, PreferenceJob)
+        log_probs, num_tokens = answer_log_probs(model, batch)
+        reference = None
+        if job.reference is not None:
+            if job.folder is not None:
+                job.reference.read(job.folder)
+            reference, _ = answer_log_probs(job.reference.model.to(log_probs.device), batch)
+        rewards = _loss(job.args)(log_probs, num_tokens, reference).rewards.tolist()
+        names = ("preferred", "margin", "chosen_reward", "rejected_reward")
+        return [
+            dict(zip(names, (_preferred(a, b), round(a - b, 6), round(a, 6), round(b, 6)), strict=True))
+            for a, b in rewards
+        ]
+
+
+@dataclass(frozen=True)
+class PairEncoder:
+    """Encodes a pair: both answers after their prompt, and the length of the prompt that they have in common.
+
+    Texts are tokenized as they are, with the end token; messages by the chat template. A long answer loses its end.
+    """
+
+    tokenizer: Any
+    max_length: int | None = None
+
+    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        pair, answers = row["pair"], (row["pair"].chosen, row["pair"].rejected)
+        if pair.is_chat:
+            prompt = self._render(pair.prompt, pair.tools, add_generation_prompt=True)
+            both = [self._render([*pair.prompt, *answer], pair.tools) for answer in answers]
+        else:
+            end = self.tokenizer.eos_token or ""
+            whole = [pair.prompt + answer + ("" if answer.endswith(end) else end) for answer in answers]
+            prompt, *both = (self.tokenizer(each, verbose=False)["input_ids"] for each in (pair.prompt, *whole))
+        start = min(_num_common(prompt, ids) for ids in both)
+        if self.max_length is not None and start >= self.max_length:
+            what = f"a prompt has {start} tokens, and --max_length {self.max_length} leaves none for the answers"
+            raise InputError("model.length", what, fix=f"--max_length {max(map(len, both))}")
+        return {"input_ids": [ids[: self.max_length] for ids in both], "start": start}
+
+    def _render(self, messages: Sequence[Any], tools: Any, **options: Any) -> list[int]:
+        try:
+            found = self.tokenizer.apply_chat_template(
+                list(messages), tools=tools, tokenize=True, return_dict=True, **options
+            )
+        except Exception as error:  # of a template, which may raise anything
+            what = "the chat template cannot render a conversation"
+            saw = [f"{type(error).__name__}: {error}"[:200], f"roles: {', '.join(each['role'] for each in messages)}"]
+            raise InputError("model.chat_template", what, saw=saw, fix="--bad_rows drop") from error
+        return list(found["input_ids"])
+
+
+class PairDataset(RowDataset):
+    """Pairs, encoded once; `reference` has the log-probabilities of the reference model, if the loss needs them."""
+
+    def __init__(self, rows: Rows, tokenizer: Any, max_length: int, overlong: str) -> None:
+        encode = PairEncoder(tokenizer)
+        self.reference: Any = None
+        self._pairs: list[tuple[int, list[Any]]] = []
+        kept, long = [], {}
+        for position in range(len(rows)):
+            found = encode(rows[position])
+            if (longest := max(map(len, found["input_ids"]))) > max_length:
+                long[position] = longest
+                if overlong != "truncate" or found["start"] >= max_length:
+                    continue
+            kept.append(position)
+            self._pairs.append((found["start"], [np.array(ids[:max_length], np.int32) for ids in found["input_ids"]]))
+        self.num_long, self.num_dropped, self._size = len(long), len(rows) - len(kept), len(rows)
+        if long and (overlong == "refuse" or not kept):
+            raise _too_long(rows, long, max_length)
+        super().__init__(rows if len(kept) == len(rows) else KeptRows(rows, kept))
+
+    def features(self, position: int) -> dict[str, Any]:
+        start, both = self._pairs[position]
+        return {"input_ids": [ids.tolist() for ids in both], "start": start}
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        found = super().__getitem__(position)
+        return found if self.reference is None else {**found, "reference": self.reference[position]}
+
+    def notes(self, split: str, max_length: int) -> list[str]:
+        if not self.num_long:
+            return []
+        cut = self.num_long - self.num_dropped
+        done = f"{f'{cut:,} truncated, ' if cut else ''}{self.num_dropped:,} left out"
+        return [f"{split}: {self.num_long:,} of {self._size:,} pairs are longer than {max_length} tokens: {done}"]
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """Some rows of a split, by their numbers."""
+
+    rows: Any
+    numbers: list[int]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[self.numbers[index]]
+
+    def place(self, index: int) -> str:
+        return str(self.rows.place(self.numbers[index]))
+
+    def group(self, index: int) -> Any:
+        return self.rows.group(self.numbers[index])
+
+
+def _too_long(rows: Rows, long: Mapping[int, int], max_length: int) -> InputError:
+    position, longest = next(iter(long.items()))
+    place = rows.place(position) if hasattr(rows, "place") else f"row {position}"
+    what = f"{len(long):,} of {len(rows):,} pairs are longer than {max_length} tokens"
+    saw = [f"{place}: {longest:,} tokens", f"the longest has {max(long.values()):,}"]
+    return InputError("model.length", what, saw=saw, fix="--overlong truncate   or   --overlong drop")
+
+
+class PairCollator:
+    """Makes batches of shape (pairs, 2, tokens); "is_answer" marks the tokens whose log-probability counts."""
+
+    bucket_lengths: Sequence[int] | None = None
+
+    def __init__(self, pad_id: int | None, multiple: int | None = None) -> None:
+        self._pad_id = pad_id or 0
+        self._multiple = multiple or 1
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        import torch
+
+        from loopwright.data.buckets import bucket_length
+
+        longest = max(len(ids) for each in features for ids in each["input_ids"])
+        width = -(-longest // self._multiple) * self._multiple
+        width = width if self.bucket_lengths is None else bucket_length(longest, self.bucket_lengths)
+        shape = len(features), 2, width
+        ids, mask, is_answer = np.full(shape, self._pad_id), np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
+        for index, each in enumerate(features):
+            for place, tokens in enumerate(each["input_ids"]):
+                ids[index, place, : len(tokens)] = tokens
+                mask[index, place, : len(tokens)] = 1
+                is_answer[index, place, each["start"] : len(tokens)] = True
+        arrays = {"input_ids": ids, "attention_mask": mask, "is_answer": is_answer}
+        if "reference" in features[0]:
+            arrays["reference"] = np.stack([each["reference"] for each in features])
+        arrays["position"] = np.array([each["position"] for each in features])
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
+        return dict.fromkeys(("input_ids", "attention_mask", "is_answer"), 2)
+
+
+def answer_log_probs(model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the log-probability of each answer, a sum over its tokens, and their number: (pairs, 2) each.
+
+    Without gradients a few rows are computed at a time, so that logits never exist for a whole batch.
+    """
+    import torch
+
+    ids, mask, is_answer = (batch[name].flatten(0, 1) for name in ("input_ids", "attention_mask", "is_answer"))
+    labels = ids.masked_fill(~is_answer, text.IGNORED)
+    step = len(ids)
+    if not torch.is_grad_enabled():
+        step = max(1, _MOST_LOGITS // (ids.shape[1] * language.num_embeddings(getattr(model, "module", model))))
+    parts = []
+    for start in range(0, len(ids), step):
+        rows = slice(start, start + step)
+        logits = model(input_ids=ids[rows], attention_mask=mask[rows], use_cache=False).logits
+        parts.append(-text.token_losses(logits[:, :-1], labels[rows, 1:]).sum(-1))
+    return torch.cat(parts).view(-1, 2), is_answer.sum(-1).view(-1, 2)
+
+
+def _log_probs_of_rows(job: Job, model: Any, dataset: Any) -> Any:
+    """Return a model's log-probabilities of all pairs, with its adapters switched off."""
+    import torch
+
+    from loopwright.engine.nested import to_device
+
+    training, size = job.training, job.training.eval_batch_size
+    device = torch.device("cpu") if training.fsdp else training.device
+    precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(str(training.mixed_precision))
+    modes = [(module, module.training) for module in model.modules()]
+    model.to(device).eval()
+    found = []
+    with (
+        torch.no_grad(),
+        getattr(model, "disable_adapter", nullcontext)(),
+        torch.autocast(device.type, precision, enabled=precision is not None),
+    ):
+        for start in range(0, len(dataset), size):
+            features = [dataset[position] for position in range(start, min(start + size, len(dataset)))]
+            found.append(answer_log_probs(model, to_device(job.collate_fn(features), device))[0].float().cpu().numpy())
+    for module, mode in modes:
+        module.training = mode
+    return np.concatenate(found)
+
+
+def _create_model(args: Any, training: Any, tokenizer: Any, path: str | None) -> text.Loaded:
+    """Return the model that a run begins with: the same one each time."""
+    from loopwright.engine.seeding import preserved_generators, seed_generators
+
+    with preserved_generators():
+        seed_generators(training.seed)
+        if path is None:
+            return causal_lm.small_decoder(tokenizer, args.max_length)
+        loaded = text.load_model(Origin(path), causal_lm.AUTO_CLASS)
+        language.match_vocabulary(loaded.model, tokenizer)
+        return loaded
+
+
+def _reference_model(args: Any, training: Any, tokenizer: Any) -> Any:
+    with consenting(args):
+        path = None if args.model is None else text.find_model(args.model)
+        return _create_model(args, training, tokenizer, path).model
+
+
+def _choose_length(args: Any, tokenizer: Any, data: RunData, limit: int | None) -> str:
+    text.check_length("max_length", args.max_length, limit)
+    encode = PairEncoder(tokenizer)
+    splits = [split for split in ("train", "validation") if data.has(split)]
+    lengths = [max(map(len, encode(row)["input_ids"])) for split in splits for row in data.each_row(split)]
+    if args.max_length is None:
+        args.max_length = max(8, min(-(-max(lengths) // 8) * 8, limit or max(lengths) + 7))
+    half, most = (int(np.quantile(lengths, share, method="inverted_cdf")) for share in (0.5, 0.95))
+    return f"tokens of a pair's longer side p50 {half} p95 {most} max {max(lengths)} -> max_length {args.max_length}"
+
+
+def _loss(args: Any) -> PreferenceLoss:
+    beta = DEFAULT_BETAS[args.loss] if args.beta is None else args.beta
+    gamma = DEFAULT_GAMMA if args.gamma is None else args.gamma
+    return PreferenceLoss(args.loss, beta, gamma if args.loss == "simpo" else 0.0, args.label_smoothing)
+
+
+def _texts(data: RunData) -> Iterator[str]:
+    for row in data.each_row("train"):
+        yield from (_shown(getattr(row["pair"], name)) for name in _COLUMNS)
+
+
+def _shown(turns: Any) -> str:
+    if isinstance(turns, str):
+        return turns
+    return "\n".join(f"{each['role']}: {each['content'] or each.get('tool_calls', '')}" for each in turns)
+
+
+def as_messages(pair: Pair) -> Pair:
+    """Return a pair of texts as messages: a question and two answers."""
+    prompt = [{"role": "user", "content": pair.prompt}]
+    answers = ([{"role": "assistant", "content": each}] for each in (pair.chosen, pair.rejected))
+    return Pair(prompt, *answers)
+
+
+def _preferred(chosen: float, rejected: float) -> str:
+    return "chosen" if chosen > rejected else "rejected"
+
+
+def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    unlike = (place for place, (mine, its) in enumerate(zip(one, other, strict=False)) if mine != its)
+    return next(unlike, min(len(one), len(other)))
