@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from loopwright.tasks import scoring
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
-from loopwright.tasks.pretrained import consenting
+from loopwright.tasks.pretrained import consenting, open_pretrained
 from loopwright.tasks.text import causal_lm
 from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import models as text
@@ -36,6 +37,8 @@ _MOST_LOGITS = 2**26  # maximum logits that an evaluation holds at a time
 _LARGEST_SCRATCH = 512  # tokens
 _MOST_BASELINE = 50_000
 _COLUMNS = ("prompt", "chosen", "rejected")
+_GENERATION = "generation_config.json"
+_FIX = "correct this row in the data file   or   --chat_template chatml"
 
 
 @dataclass
@@ -43,6 +46,9 @@ class PreferenceArguments(TaskArguments):
     prompt_column: str | None = flag(None, "Column of the prompts, texts or lists of messages; inferred if unset.")
     chosen_column: str | None = flag(None, "Column of the chosen answers; inferred if unset.")
     rejected_column: str | None = flag(None, "Column of the rejected answers; inferred if unset.")
+    chat_template: str | None = flag(
+        None, "Chat template for messages: the name of a built-in one, or a file; the tokenizer's own if unset."
+    )
     loss: str = flag("dpo", "Loss; simpo needs no reference model.", choices=LOSSES)
     beta: float | None = flag(None, "Scale of the rewards; 0.1, or 2 for simpo, if unset.", above=0)
     gamma: float | None = flag(None, "simpo: by how much the chosen reward should be higher; 1 if unset.", at_least=0)
@@ -114,8 +120,10 @@ class PreferenceTuning(Task):
             tokenizer = causal_lm.train_tokenizer(_texts(data), language.choose_vocabulary(args, _texts(data)))
         else:
             tokenizer = text.load_tokenizer(origin.path, needs_pad=False)
+        end = None if origin.is_run else _settle_template(args, tokenizer, data, origin)
         if origin.is_run:
             loaded = text.load_model(origin, causal_lm.AUTO_CLASS)
+            _restore_generation(loaded.model, str(origin.path))
         elif origin.path is None:
             notes.append(_choose_length(args, tokenizer, data, None))
             loaded = _create_model(args, training, tokenizer, None)
@@ -123,6 +131,8 @@ class PreferenceTuning(Task):
             loaded = _create_model(args, training, tokenizer, origin.path)
             causal_lm.check_causal(origin.path, loaded.model)
             notes.append(_choose_length(args, tokenizer, data, text.longest_allowed(tokenizer, loaded.model.config)))
+        if end is not None:
+            loaded.model.config.eos_token_id = loaded.model.generation_config.eos_token_id = end
         collator = PairCollator(tokenizer.pad_token_id, text.padding_multiple(training))
         job = PreferenceJob(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
         if _loss(args).needs_reference:
@@ -222,7 +232,7 @@ class PreferenceTuning(Task):
         log_probs, num_tokens = answer_log_probs(model, batch)
         reference = None
         if job.reference is not None:
-            if job.folder is not None:
+            if job.folder is not None and job.reference.weights is None:
                 job.reference.read(job.folder)
             reference, _ = answer_log_probs(job.reference.model.to(log_probs.device), batch)
         rewards = _loss(job.args)(log_probs, num_tokens, reference).rewards.tolist()
@@ -231,6 +241,11 @@ class PreferenceTuning(Task):
             dict(zip(names, (_preferred(a, b), round(a - b, 6), round(a, 6), round(b, 6)), strict=True))
             for a, b in rewards
         ]
+
+    def save_skeleton(self, job: Job, folder: Path) -> None:
+        super().save_skeleton(job, folder)
+        inner = job.model.get_base_model() if job.args.lora else job.model
+        inner.generation_config.save_pretrained(folder)
 
 
 @dataclass(frozen=True)
@@ -253,10 +268,17 @@ class PairEncoder:
             whole = [pair.prompt + answer + ("" if answer.endswith(end) else end) for answer in answers]
             prompt, *both = (self.tokenizer(each, verbose=False)["input_ids"] for each in (pair.prompt, *whole))
         start = min(_num_common(prompt, ids) for ids in both)
+        if both[0] == both[1] or start == min(map(len, both)):
+            what = "the tokenizer or its chat template leaves nothing of an answer, or makes both answers the same"
+            texts = {"prompt": _shown(pair.prompt)}
+            texts |= {name: self.tokenizer.decode(both[place][start:]) for place, name in enumerate(_COLUMNS[1:])}
+            saw = [f"{name}: {each!r}"[:200] for name, each in texts.items()]
+            raise InputError("data.pair", what, saw=saw, fix=_FIX)
         if self.max_length is not None and start >= self.max_length:
             what = f"a prompt has {start} tokens, and --max_length {self.max_length} leaves none for the answers"
             raise InputError("model.length", what, fix=f"--max_length {max(map(len, both))}")
-        return {"input_ids": [ids[: self.max_length] for ids in both], "start": start}
+        ids = [each[: self.max_length] for each in both]
+        return {"input_ids": ids, "start": start, "num_unlike": len(prompt) - start}
 
     def _render(self, messages: Sequence[Any], tools: Any, **options: Any) -> list[int]:
         try:
@@ -266,7 +288,7 @@ class PairEncoder:
         except Exception as error:  # of a template, which may raise anything
             what = "the chat template cannot render a conversation"
             saw = [f"{type(error).__name__}: {error}"[:200], f"roles: {', '.join(each['role'] for each in messages)}"]
-            raise InputError("model.chat_template", what, saw=saw, fix="--bad_rows drop") from error
+            raise InputError("model.chat_template", what, saw=saw, fix=_FIX) from error
         return list(found["input_ids"])
 
 
@@ -277,14 +299,20 @@ class PairDataset(RowDataset):
         encode = PairEncoder(tokenizer)
         self.reference: Any = None
         self._pairs: list[tuple[int, list[Any]]] = []
+        self._num_unlike = 0
         kept, long = [], {}
         for position in range(len(rows)):
-            found = encode(rows[position])
+            try:
+                found = encode(rows[position])
+            except InputError as error:
+                error.what = f"{_place(rows, position)}: {error.what}"
+                raise
             if (longest := max(map(len, found["input_ids"]))) > max_length:
                 long[position] = longest
                 if overlong != "truncate" or found["start"] >= max_length:
                     continue
             kept.append(position)
+            self._num_unlike += found["num_unlike"] > 0
             self._pairs.append((found["start"], [np.array(ids[:max_length], np.int32) for ids in found["input_ids"]]))
         self.num_long, self.num_dropped, self._size = len(long), len(rows) - len(kept), len(rows)
         if long and (overlong == "refuse" or not kept):
@@ -300,11 +328,17 @@ class PairDataset(RowDataset):
         return found if self.reference is None else {**found, "reference": self.reference[position]}
 
     def notes(self, split: str, max_length: int) -> list[str]:
-        if not self.num_long:
-            return []
-        cut = self.num_long - self.num_dropped
-        done = f"{f'{cut:,} truncated, ' if cut else ''}{self.num_dropped:,} left out"
-        return [f"{split}: {self.num_long:,} of {self._size:,} pairs are longer than {max_length} tokens: {done}"]
+        notes = []
+        if self.num_long:
+            cut = self.num_long - self.num_dropped
+            done = f"{f'{cut:,} truncated, ' if cut else ''}{self.num_dropped:,} left out"
+            notes.append(
+                f"{split}: {self.num_long:,} of {self._size:,} pairs are longer than {max_length} tokens: {done}"
+            )
+        if self._num_unlike:
+            what = f"{split}: {self._num_unlike:,} of {self._size:,} prompts are tokenized differently before an answer"
+            notes.append(f"{what}: the answer begins where they differ")
+        return notes
 
 
 @dataclass(frozen=True)
@@ -327,11 +361,14 @@ class KeptRows:
         return self.rows.group(self.numbers[index])
 
 
+def _place(rows: Rows, position: int) -> str:
+    return str(rows.place(position)) if hasattr(rows, "place") else f"row {position}"
+
+
 def _too_long(rows: Rows, long: Mapping[int, int], max_length: int) -> InputError:
     position, longest = next(iter(long.items()))
-    place = rows.place(position) if hasattr(rows, "place") else f"row {position}"
     what = f"{len(long):,} of {len(rows):,} pairs are longer than {max_length} tokens"
-    saw = [f"{place}: {longest:,} tokens", f"the longest has {max(long.values()):,}"]
+    saw = [f"{_place(rows, position)}: {longest:,} tokens", f"the longest has {max(long.values()):,}"]
     return InputError("model.length", what, saw=saw, fix="--overlong truncate   or   --overlong drop")
 
 
@@ -414,6 +451,31 @@ def _log_probs_of_rows(job: Job, model: Any, dataset: Any) -> Any:
     return np.concatenate(found)
 
 
+def _settle_template(args: Any, tokenizer: Any, data: RunData, origin: Origin) -> int | None:
+    """Give a tokenizer its chat template with the tokens it writes, and return the one that ends a turn, if any."""
+    from loopwright.data.chats import ChatEncoder, resolve_template
+
+    if all(name.endswith("texts") for name in data.plan.chats.get("format", {})):
+        if args.chat_template is not None:
+            what, fix = "--chat_template has no effect: the rows are texts", "leave out --chat_template"
+            raise InputError("args.value", what, fix=fix)
+        return None
+    template = resolve_template(tokenizer, args.chat_template or (None if origin.path else "chatml"))
+    if args.chat_template is not None or origin.path is None:
+        tokenizer.chat_template = template.default
+        tokenizer.add_tokens(
+            [each for each in template.tokens if each not in tokenizer.get_vocab()], special_tokens=True
+        )
+    return ChatEncoder(tokenizer).end_of_turn if tokenizer.is_fast else None
+
+
+def _restore_generation(model: Any, folder: str) -> None:
+    from transformers import GenerationConfig
+
+    if (Path(folder) / _GENERATION).is_file():
+        model.generation_config = open_pretrained(GenerationConfig, folder, _GENERATION)
+
+
 def _create_model(args: Any, training: Any, tokenizer: Any, path: str | None) -> text.Loaded:
     """Return the model that a run begins with: the same one each time."""
     from loopwright.engine.seeding import preserved_generators, seed_generators
@@ -463,9 +525,8 @@ def _shown(turns: Any) -> str:
 
 def as_messages(pair: Pair) -> Pair:
     """Return a pair of texts as messages: a question and two answers."""
-    prompt = [{"role": "user", "content": pair.prompt}]
-    answers = ([{"role": "assistant", "content": each}] for each in (pair.chosen, pair.rejected))
-    return Pair(prompt, *answers)
+    chosen, rejected = ([{"role": "assistant", "content": each}] for each in (pair.chosen, pair.rejected))
+    return Pair([{"role": "user", "content": pair.prompt}], chosen, rejected)
 
 
 def _preferred(chosen: float, rejected: float) -> str:

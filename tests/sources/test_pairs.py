@@ -1,0 +1,125 @@
+"""Pairs of answers in each row format and kind of file, and rows that are refused."""
+
+import csv
+import json
+
+import pytest
+
+from loopwright.errors import InputError
+from loopwright.runs.data import describe
+from loopwright.sources import DataOptions, DataPlan, Role, Schema, preflight
+from loopwright.sources.chats.pairs import Pair, read_pair
+from tasks.pairs import chat_rows, text_rows, whole_rows
+
+SCHEMA = Schema("preference", (Role("pair", "pair"),))
+ASKED = {"role": "user", "content": "Hi"}
+GOOD, BAD = ({"role": "assistant", "content": text} for text in ("Hello", "No"))
+CHAT = Pair([ASKED], [GOOD], [BAD])
+FORMATS = {
+    "a prompt and two answers, as texts": text_rows,
+    "a prompt and two answers, as messages": chat_rows,
+    "whole conversations": whole_rows,
+}
+
+
+def write(path, rows):
+    if path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows({k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()} for row in rows)
+    elif path.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        lines = map(json.dumps, rows)
+        path.write_text("\n".join(lines) if path.suffix == ".jsonl" else f"[{','.join(lines)}]")
+    return path
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "parquet"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_format_is_found_in_each_kind_of_file(tmp_path, name, ending):
+    rows = [{"id": f"row {number}", **row} for number, row in enumerate(FORMATS[name](30))]
+    plan = preflight(SCHEMA, data=write(tmp_path / f"pairs.{ending}", rows), options=DataOptions())
+    assert plan.chats["format"] == {name: 30} and f"format {name} (30)" in describe(plan)
+    found = DataPlan.from_json(plan.to_json()).rows("train")
+    expected = text_rows(30) if "texts" in name else chat_rows(30)
+    wanted = [Pair(**row, format=name) for row in expected]
+    assert len(found) > 20 and all(found[index]["pair"] in wanted for index in range(len(found)))
+
+
+@pytest.mark.parametrize(
+    "row, pair",
+    [
+        ({"prompt": "Hi", "chosen": [GOOD], "rejected": [BAD]}, CHAT),
+        ({"prompt": [ASKED], "chosen": "Hello", "rejected": "No"}, CHAT),
+        ({"prompt": "Hi", "chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]}, CHAT),  # as in UltraFeedback
+        ({"prompt": [ASKED], "chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]}, CHAT),
+        ({"prompt": None, "chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]}, CHAT),
+        ({"conversations": [{"from": "human", "value": "Hi"}], "chosen": GOOD, "rejected": BAD}, CHAT),
+        ({"a": json.dumps([ASKED, GOOD]), "b": json.dumps([ASKED, BAD])}, CHAT),  # columns that the user named
+        ({"prompt": "[1] is", "chosen": "[1]", "rejected": "[]"}, Pair("[1] is", "[1]", "[]")),
+        ({"chosen": "Q: Hi A: Hello", "rejected": "Q: Hi A: No"}, Pair("Q: Hi A:", " Hello", " No")),
+        (
+            {"chosen": [ASKED, GOOD, ASKED, GOOD], "rejected": [ASKED, GOOD, ASKED, BAD]},
+            Pair([ASKED, GOOD, ASKED], [GOOD], [BAD]),
+        ),
+    ],
+)
+def test_prompts_and_answers_are_told_apart(row, pair):
+    found = read_pair(row)
+    assert (found.prompt, found.chosen, found.rejected) == (pair.prompt, pair.chosen, pair.rejected)
+
+
+def test_system_and_tools_belong_to_the_prompt():
+    tool = {"name": "weather", "parameters": {}}
+    found = read_pair({"prompt": "Hi", "chosen": [GOOD], "rejected": [BAD], "system": "Be brief", "tools": [tool]})
+    assert [turn["role"] for turn in found.prompt] == ["system", "user"] and found.chosen == [GOOD]
+    assert found.tools == [{"type": "function", "function": tool}]
+
+
+@pytest.mark.parametrize(
+    "row, why",
+    [
+        ({"prompt": "Hi", "chosen": "Hello", "rejected": "Hello"}, "the same"),
+        ({"prompt": "Hi", "chosen": "Hello", "rejected": ""}, "no rejected answer"),
+        ({"prompt": "Hi", "chosen": None, "rejected": "No"}, "no chosen answer"),
+        ({"prompt": "Hi", "chosen": "Hello", "rejected": [BAD]}, "one answer is a text"),
+        ({"chosen": "Hello", "rejected": "No"}, "no common beginning"),
+        ({"chosen": [GOOD], "rejected": [BAD]}, "do not begin with the same prompt"),
+        ({"chosen": [ASKED, GOOD, ASKED, GOOD], "rejected": [ASKED, BAD, ASKED, GOOD]}, "last turns"),
+        ({"prompt": "Bye", "chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]}, "the prompt is not the beginning"),
+    ],
+)
+def test_a_row_without_two_different_answers_to_one_prompt_is_refused(row, why):
+    with pytest.raises(InputError) as raised:
+        read_pair(row, where="pairs.jsonl, line 3")
+    assert raised.value.code == "data.pair" and raised.value.what.startswith("pairs.jsonl, line 3")
+    assert why in raised.value.what and raised.value.saw
+
+
+def test_bad_rows_are_refused_with_their_place_or_dropped_with_a_count(tmp_path):
+    rows = text_rows(30)
+    rows[7]["rejected"] = rows[7]["chosen"]
+    path = write(tmp_path / "pairs.jsonl", rows)
+    with pytest.raises(InputError) as raised:
+        preflight(SCHEMA, data=path)
+    assert raised.value.code == "data.pair" and "line 8" in raised.value.what
+    assert raised.value.fix.startswith("--bad_rows drop")
+    plan = preflight(SCHEMA, data=path, options=DataOptions(bad_rows="drop"))
+    assert plan.dropped == {"bad_rows": 1} and any("chosen and rejected are the same" in each for each in plan.warnings)
+
+
+def test_columns_of_other_names_are_named_and_a_file_without_answers_is_refused(tmp_path):
+    rows = [{"q": row["prompt"], "win": row["chosen"], "lose": row["rejected"]} for row in text_rows(30)]
+    path = write(tmp_path / "pairs.jsonl", rows)
+    with pytest.raises(InputError) as raised:
+        preflight(SCHEMA, data=path)
+    assert raised.value.code == "data.column" and "--chosen_column" in raised.value.fix
+    plan = preflight(Schema("preference", (Role("pair", "pair", names=("q", "win", "lose")),)), data=path)
+    assert plan.columns == {"pair": ("q", "win", "lose")}
+    first = plan.rows("train")[0]["pair"]
+    assert {"q": first.prompt, "win": first.chosen, "lose": first.rejected} in rows
