@@ -172,6 +172,8 @@ def demo_settings(
     write_demo(task.name, folder, variant=variant)
     screen.clock.lap("demo data")
     flags = {"data": folder, **task.demo, **({} if variant is None else task.demo_variants[variant])}
+    if task.demo_first and not any(str(name).startswith(("model", "--model")) for name in given):
+        flags["model"] = _train_first(task, folder, screen)
     minilm = find_minilm() if task.demo_model == "minilm" else None
     if minilm is not None and minilm.folder is not None:
         flags["model"] = minilm.folder
@@ -179,3 +181,15 @@ def demo_settings(
         screen.print(f"{minilm.problem}: a small model from scratch is trained instead")
         flags = {name: value for name, value in flags.items() if name != "freeze"}
     return settle(task, given, base=flags)
+
+
+def _train_first(task: Task, folder: Path, screen: Screen) -> Path:
+    """Train the model that a demo starts from, in a run of its own, and return its folder."""
+    first = get_task(task.demo_model)
+    flags = {**task.demo_first, "data": folder / task.demo_first["data"]}
+    screen.print(f"first, a small model is trained for this demo: {first.name}, {flags['max_steps']} updates")
+    run = start(settle(first, {}, base=flags), Screen(is_quiet=True), word=first.name).run
+    result = run.read_result()
+    score = result.get("metrics", {}).get(result.get("metric"))
+    screen.print(f"it has reached {result.get('metric')} {score:.4g} -> {run.path}")
+    return run.path

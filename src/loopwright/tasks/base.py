@@ -124,7 +124,8 @@ class Task(ABC):
     demo: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # the flags of its demo
     demo_variants: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})  # other flags for other data
     demo_rows: ClassVar[tuple[str, str, str] | None] = None  # of `loopwright.demos`: module, function, kind of file
-    demo_model: ClassVar[str] = ""  # "minilm", or a model from scratch
+    demo_model: ClassVar[str] = ""  # "minilm", a task whose model is trained first, or a model from scratch
+    demo_first: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # the flags of that task; data within the demo's
     demo_note: ClassVar[str] = ""  # what the demo shows, and how long it takes
 
     def schema(self, args: Any) -> Schema:
