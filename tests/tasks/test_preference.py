@@ -14,7 +14,7 @@ from loopwright.tasks.text.preference import PairCollator, PairEncoder, answer_l
 from loopwright.tasks.text.preference_losses import PreferenceLoss
 from loopwright.tasks.text.reference import FILE
 from tasks.conftest import FLAGS
-from tasks.pairs import chat_rows, text_rows, whole_rows, write_model
+from tasks.pairs import COLOURS, chat_rows, text_rows, whole_rows, write_model
 from tasks.reviews import read_lines, write_jsonl
 from tasks.runs import check_kill, refusal, train_in
 
@@ -74,6 +74,15 @@ def test_files_and_typed_pairs_get_the_rewards_of_the_evaluation(learnt, folder)
         learnt.predict(texts[:2])
 
 
+def test_prompts_are_answered_at_each_evaluation_and_in_a_dialogue(learnt):
+    samples = read_lines(learnt.path / "eval" / "samples.jsonl")
+    assert [len(line["samples"]) for line in samples] == [3, 3, 3]  # of three epochs
+    assert samples[0]["samples"][0]["true"] in COLOURS or "indeed" in samples[0]["samples"][0]["true"]
+    dialogue = api.open_dialogue(learnt.folder, "Be brief", {"max_new_tokens": 4})
+    said = []
+    assert dialogue.answer("it is red, so", said.append) == "".join(said).strip()
+
+
 def test_other_rows_are_evaluated_with_the_model_that_the_run_began_with(learnt, folder):
     whole = learnt.evaluate()
     assert whole == learnt.metrics
@@ -88,7 +97,8 @@ def test_transformers_opens_the_model_and_it_ends_its_turns(learnt):
 
     generate = pipeline("text-generation", model=str(learnt.path / "model"))
     assert generate.tokenizer.chat_template
-    assert generate.model.generation_config.eos_token_id == generate.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    ends = generate.model.generation_config.eos_token_id
+    assert ends[0] == generate.tokenizer.convert_tokens_to_ids("<|im_end|>")
     (answer,) = generate([{"role": "user", "content": "it is red, so"}], max_new_tokens=4)
     assert answer["generated_text"][-1]["role"] == "assistant"
 
@@ -98,7 +108,14 @@ def test_a_killed_run_resumes_to_the_same_bits_and_reads_the_same_reference(lora
     files = ["--train_file", folder / "train.jsonl", "--validation_file", folder / "validation.jsonl"]
     words = ["train", "preference", *files, "--model", folder / "model", "--max_train_samples", 48]
     words += ["--epochs", 2, "--batch", 8, "--lr", 1e-3, "--threads", 1, "--no_rehearsal", *lora]
-    whole = check_kill(tmp_path, [*words, "--save_strategy", "steps", "--save_steps", 2], 7, FILE, "model/SHA256SUMS")
+    whole = check_kill(
+        tmp_path,
+        [*words, "--save_strategy", "steps", "--save_steps", 2],
+        7,
+        FILE,
+        "model/SHA256SUMS",
+        "eval/samples.jsonl",
+    )
     rows = read_json(whole / FILE)["log_probs"]
     assert len(rows) == 2  # training and validation
 

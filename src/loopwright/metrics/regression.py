@@ -10,14 +10,37 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from loopwright.errors import DataError
 from loopwright.metrics.base import Columns, Metric, Options
 from loopwright.metrics.intervals import GROUPS, LEAST_ROWS, Bounds, correlation, hall, too_few
-from loopwright.metrics.sums import Counts, ExactSums, Numbers, Rows
+from loopwright.metrics.sums import Counts, ExactSum, ExactSums, Numbers, Rows
+
+
+class PowerSums(NamedTuple):
+    """The number of some values, and the sums of the values, their squares and their cubes."""
+
+    number: int
+    first: ExactSum
+    second: ExactSum
+    third: ExactSum
+
+
+def mean_interval(sums: PowerSums, level: float, groups: Mapping[int, PowerSums] | None = None) -> Bounds | str:
+    """Return the interval of a mean; `groups` has the sums of each group if samples come in groups."""
+    number, first, second, third = sums.number, *(each.mean(sums.number) for each in sums[1:])
+    num_units = number if groups is None else len(groups)
+    if num_units < LEAST_ROWS:
+        return too_few(num_units, LEAST_ROWS, "samples" if groups is None else GROUPS)
+    if groups is None:
+        variance, cubes = (second - first**2) / number, (third - 3 * first * second + 2 * first**3) / number**2
+    else:
+        rests = [(each.first.mean(each.number) - first) * each.number for each in groups.values()]
+        variance, cubes = (math.fsum(rest**power for rest in rests) / number**power for power in (2, 3))
+    return hall(first, variance, cubes, num_units, level)
 
 
 class MeanError(Metric):
@@ -41,18 +64,11 @@ class MeanError(Metric):
         return {self.name: self._state.sums[0].mean(self.num_samples)}
 
     def own_interval(self, level: float, groups: Mapping[int, Any] | None = None) -> dict[str, Bounds | str]:
-        number = self.num_samples
-        first, second, third = (each.mean(number) for each in self._state.sums)
-        num_units = number if groups is None else len(groups)
-        if num_units < LEAST_ROWS:
-            return {self.name: too_few(num_units, LEAST_ROWS, "samples" if groups is None else GROUPS)}
-        if groups is None:
-            variance, cubes = (second - first**2) / number, (third - 3 * first * second + 2 * first**3) / number**2
-        else:
-            sums = ((each._state.sums[0].mean(each.num_samples), each.num_samples) for each in groups.values())
-            rests = [(mean - first) * count for mean, count in sums]
-            variance, cubes = (math.fsum(rest**power for rest in rests) / number**power for power in (2, 3))
-        return {self.name: hall(first, variance, cubes, num_units, level)}
+        powers = {number: each.power_sums() for number, each in groups.items()} if groups is not None else None
+        return {self.name: mean_interval(self.power_sums(), level, powers)}
+
+    def power_sums(self) -> PowerSums:
+        return PowerSums(self.num_samples, *self._state.sums)
 
 
 class MeanSquaredError(MeanError):

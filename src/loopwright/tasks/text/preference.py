@@ -17,7 +17,7 @@ import numpy as np
 
 from loopwright.errors import ConfigError, InputError
 from loopwright.metrics.paired import rows_of
-from loopwright.metrics.preferences import ChosenReward, RejectedReward, RewardAccuracy, RewardMargin
+from loopwright.metrics.preferences import RewardAccuracy, Rewards
 from loopwright.run_folder import RunFolder
 from loopwright.sources import DataPlan, Role
 from loopwright.sources.chats.pairs import Pair
@@ -28,6 +28,7 @@ from loopwright.tasks.base import Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.pretrained import consenting, open_pretrained
 from loopwright.tasks.text import causal_lm
+from loopwright.tasks.text import conversations as chats
 from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.preference_losses import DEFAULT_BETAS, DEFAULT_GAMMA, LOSSES, PreferenceLoss
@@ -62,6 +63,10 @@ class PreferenceArguments(TaskArguments):
     vocab_size: int | None = flag(
         None, "Vocabulary size of a model from scratch, 300 or more; chosen from the data if unset.", at_least=300
     )
+
+    max_new_tokens: int = flag(64, "Maximum number of tokens of an answer.", at_least=1)
+    temperature: float = flag(0.0, "Sampling temperature of answers; 0 takes the likeliest token.", at_least=0)
+    num_samples: int = flag(3, "Held-out prompts to answer at each evaluation, for log and report.", at_least=0)
 
     max_seq_length = ShortName("max_length", int)
 
@@ -105,6 +110,8 @@ class PreferenceTuning(Task):
     scratch_updates = 300
     pretrained, pretrained_megabytes = "HuggingFaceTB/SmolLM2-135M-Instruct", 269
     adapter_kind = "CAUSAL_LM"
+    prediction_flags = ("max_new_tokens", "temperature")
+    logs_samples = has_dialogues = True
     predicted = ("preferred", "margin", "chosen_reward", "rejected_reward")
     demo = {"epochs": 1, "batch": 16, "lr": 1e-3, "threads": 1}
     demo_model = "chat"
@@ -151,7 +158,10 @@ class PreferenceTuning(Task):
             causal_lm.check_causal(origin.path, loaded.model)
             notes.append(_choose_length(args, tokenizer, data, text.longest_allowed(tokenizer, loaded.model.config)))
         if end is not None:
-            loaded.model.config.eos_token_id = loaded.model.generation_config.eos_token_id = end
+            settings = loaded.model.generation_config
+            known = settings.eos_token_id if settings.eos_token_id is not None else tokenizer.eos_token_id
+            ends = [end, *(known if isinstance(known, list) else [known])]
+            settings.eos_token_id = list(dict.fromkeys(each for each in ends if each is not None))
         collator = PairCollator(tokenizer.pad_token_id, text.padding_multiple(training))
         job = PreferenceJob(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
         if _loss(args).needs_reference:
@@ -162,6 +172,9 @@ class PreferenceTuning(Task):
 
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         assert isinstance(job, PreferenceJob)
+        if not is_labelled and len(rows) and "chat" in rows[0]:  # of a dialogue
+            room = job.args.max_length - min(job.args.max_new_tokens, job.args.max_length // 2)
+            return RowDataset(rows, chats.PromptEncoder(job.processor, room))
         if not is_labelled:
             return RowDataset(rows, PairEncoder(job.processor, job.args.max_length))
         dataset = PairDataset(rows, job.processor, job.args.max_length, job.args.overlong)
@@ -186,11 +199,9 @@ class PreferenceTuning(Task):
         return found.losses.mean(), found
 
     def create_scorer(self, job: Job) -> scoring.Scorer:
-        parts: list[scoring.Scorer] = [
-            scoring.MetricScorer(metric, {metric.name: True} if is_better else {})
-            for metric, is_better in ((RewardAccuracy, 1), (RewardMargin, 1), (ChosenReward, 0), (RejectedReward, 0))
-        ]
-        return scoring.JointScorer([*parts, scoring.LossInterval()])
+        accuracy = scoring.MetricScorer(RewardAccuracy, {"reward_accuracy": True})
+        rewards = scoring.MetricScorer(Rewards, {"reward_margin": True})
+        return scoring.JointScorer([accuracy, rewards, scoring.LossInterval()])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         chosen, rejected = outputs.rewards.double().unbind(-1)
@@ -260,6 +271,25 @@ class PreferenceTuning(Task):
             dict(zip(names, (_preferred(a, b), round(a - b, 6), round(a, 6), round(b, 6)), strict=True))
             for a, b in rewards
         ]
+
+    def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        dataset, number = job.eval_dataset, job.args.num_samples
+        if not number or job.training.fsdp:  # with a sharded model, all processes would have to take part
+            return []
+        places = sorted({index * len(dataset) // number for index in range(number)})
+        found = [dataset.features(place) for place in places]
+        with causal_lm.generating(job, next(job.model.parameters()).device):
+            prompts = [each["input_ids"][0][: each["start"]] for each in found]
+            written = chats.answers(job, prompts, job.args.temperature)
+        pairs = [dataset.rows[place]["pair"] for place in places]
+        texts = [(_last(pair.prompt), _last(pair.chosen)) for pair in pairs]
+        return [
+            {"source": source, "written": answer, "true": true}
+            for (source, true), answer in zip(texts, written, strict=True)
+        ]
+
+    def open_dialogue(self, job: Job, system: str | None) -> chats.Dialogue:
+        return chats.Dialogue(job, system)
 
     def save_skeleton(self, job: Job, folder: Path) -> None:
         super().save_skeleton(job, folder)
@@ -336,7 +366,7 @@ class PairDataset(RowDataset):
         self.num_long, self.num_dropped, self._size = len(long), len(rows) - len(kept), len(rows)
         if long and (overlong == "refuse" or not kept):
             raise _too_long(rows, long, max_length)
-        super().__init__(rows if len(kept) == len(rows) else KeptRows(rows, kept))
+        super().__init__(chats.KeptRows(rows, kept))
 
     def features(self, position: int) -> dict[str, Any]:
         start, both = self._pairs[position]
@@ -360,26 +390,6 @@ class PairDataset(RowDataset):
         return notes
 
 
-@dataclass(frozen=True)
-class KeptRows:
-    """Some rows of a split, by their numbers."""
-
-    rows: Any
-    numbers: list[int]
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.rows[self.numbers[index]]
-
-    def place(self, index: int) -> str:
-        return str(self.rows.place(self.numbers[index]))
-
-    def group(self, index: int) -> Any:
-        return self.rows.group(self.numbers[index])
-
-
 def _place(rows: Rows, position: int) -> str:
     return str(rows.place(position)) if hasattr(rows, "place") else f"row {position}"
 
@@ -398,6 +408,7 @@ class PairCollator:
 
     def __init__(self, pad_id: int | None, multiple: int | None = None) -> None:
         self._pad_id = pad_id or 0
+        self._prompts = language.PaddingCollator("left", pad_id=pad_id)
         self._multiple = multiple or 1
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -405,6 +416,8 @@ class PairCollator:
 
         from loopwright.data.buckets import bucket_length
 
+        if "text" in features[0]:
+            return self._prompts(features)
         longest = max(len(ids) for each in features for ids in each["input_ids"])
         width = -(-longest // self._multiple) * self._multiple
         width = width if self.bucket_lengths is None else bucket_length(longest, self.bucket_lengths)
@@ -539,7 +552,11 @@ def _texts(data: RunData) -> Iterator[str]:
 def _shown(turns: Any) -> str:
     if isinstance(turns, str):
         return turns
-    return "\n".join(f"{each['role']}: {each['content'] or each.get('tool_calls', '')}" for each in turns)
+    return "\n".join(f"{each['role']}: {chats.content_of(each)}" for each in turns)
+
+
+def _last(turns: Any) -> str:
+    return turns if isinstance(turns, str) else chats.content_of(turns[-1])
 
 
 def as_messages(pair: Pair) -> Pair:
