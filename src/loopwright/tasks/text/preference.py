@@ -173,8 +173,8 @@ class PreferenceTuning(Task):
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         assert isinstance(job, PreferenceJob)
         if not is_labelled and len(rows) and "chat" in rows[0]:  # of a dialogue
-            room = job.args.max_length - min(job.args.max_new_tokens, job.args.max_length // 2)
-            return RowDataset(rows, chats.PromptEncoder(job.processor, room))
+            most = text.longest_allowed(job.processor, job.model.config) or job.args.max_length
+            return RowDataset(rows, chats.PromptEncoder(job.processor, most - min(job.args.max_new_tokens, most // 2)))
         if not is_labelled:
             return RowDataset(rows, PairEncoder(job.processor, job.args.max_length))
         dataset = PairDataset(rows, job.processor, job.args.max_length, job.args.overlong)
@@ -209,12 +209,9 @@ class PreferenceTuning(Task):
         return scoring.samples_of(**columns, loss=outputs.losses.double())
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-        rewards = sample["chosen_reward"], sample["rejected_reward"]
-        return {
-            **{name: sample[name] for name in ("position", "loss", "chosen_reward", "rejected_reward")},
-            "prediction": _preferred(*rewards),
-            "reference": "chosen",
-        }
+        preferred = _preferred(sample["chosen_reward"], sample["rejected_reward"])
+        kept = ("position", "loss", "chosen_reward", "rejected_reward")
+        return {**{name: sample[name] for name in kept}, "preferred": preferred}
 
     def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return {name: _shown(getattr(row["pair"], name)) for name in _COLUMNS}
