@@ -41,6 +41,7 @@ PANELS: dict[str, tuple[list[str], list[str]]] = {
         ["By length, in characters"],
     ),
     "masked-lm": (["Most frequent tokens", "Most confused", "Samples"], ["By length, in characters"]),
+    "preference": (["Loss by sample", "Generated texts at each evaluation"], []),
     "summarization": (_WRITTEN, ["By length, in characters"]),
     "translation": (_WRITTEN, ["By length, in characters"]),
     "image-classification": (_CLASSES, ["By class"]),

@@ -297,6 +297,13 @@ def of_rebuilt(lines: Lines, _names: list[str], _settings: dict) -> Numbers:
     return {"masked_mse": mean(*sides(lines, "masked_mse", "num_hidden"))}
 
 
+def of_rewards(lines: Lines, _names: list[str], _settings: dict) -> Numbers:
+    chosen, rejected = sides(lines, "chosen_reward", "rejected_reward")
+    margins = [one - other for one, other in zip(chosen, rejected, strict=True)]
+    found = {"reward_margin": mean(margins), "chosen_reward": mean(chosen), "rejected_reward": mean(rejected)}
+    return {**found, "reward_accuracy": mean([float(margin > 0) for margin in margins])}
+
+
 FORMULAS = {
     **dict.fromkeys(("text-classification", "multiple-choice", "image-classification"), of_classes),
     **{"token-classification": of_tags, "question-answering": of_answers, "sentence-embedding": of_pairs},
@@ -305,4 +312,5 @@ FORMULAS = {
     **dict.fromkeys(("object-detection", "instance-segmentation"), of_objects),
     "masked-image-modeling": of_rebuilt,
     "chat": of_chats,
+    "preference": of_rewards,
 }

@@ -23,6 +23,7 @@ SHORT = {
     "causal-lm": ("--max_steps 60 --batch 8 --max_train_samples 3000", 60, "bits_per_byte", 3.2, "unigram"),
     "chat": ("--max_steps 60 --max_train_samples 600", 60, "perplexity", 3, "unigram"),
     "masked-lm": ("--max_steps 60 --batch 8 --max_train_samples 1000", 60, "token_accuracy", 0.12, "unigram"),
+    "preference": ("--max_train_samples 800", 100, "reward_accuracy", 0.7, "shorter answer"),
     "summarization": ("--max_train_samples 1300", 50, "rougeL", 0.35, "lead"),
     "translation": ("--max_train_samples 3800", 60, "chrf", 31, "copy"),
     "object-detection": (f"--max_train_samples 300 --epochs 2 {_ONCE}", 40, "map_50", 0.1, "nothing"),

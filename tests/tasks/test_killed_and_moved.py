@@ -34,6 +34,7 @@ CASES = {
     "causal-lm": ("wiki_text/wiki_00", WIKI, [ENDING], "text continuation"),
     "masked-lm": ("wiki_text/wiki_00", WIKI, ["Anarchism is a [MASK] philosophy."], "text masks"),
     "multiple-choice": ("swag/sample.json", "", [], "choice scores"),
+    "preference": ("preference/sample.jsonl", "--vocab_size 320", [], "preferred margin"),
     "summarization": ("xsum/sample.json", GENERATE, [], "summary"),
     "translation": ("wmt16/sample.json", TRANSLATE, [], "translation"),
     "sentence-embedding": ("STS-B/train.tsv STS-B/dev.tsv", "", ["a man\ta woman"], "similarity"),
@@ -46,7 +47,7 @@ def result_of(run):
 
 
 def test_each_text_task_has_a_sample():
-    assert set(CASES) <= set(TASKS) and len(CASES) == 9
+    assert set(CASES) <= set(TASKS) and len(CASES) == 10
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from loopwright.tasks.text.preference_losses import PreferenceLoss
 from loopwright.tasks.text.reference import FILE
 from tasks.conftest import FLAGS
 from tasks.pairs import COLOURS, chat_rows, text_rows, whole_rows, write_model
+from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines, write_jsonl
 from tasks.runs import check_kill, refusal, train_in
 
@@ -46,6 +47,7 @@ def test_the_chosen_answers_are_preferred_and_both_rewards_are_written(learnt):
     margins = [each["chosen_reward"] - each["rejected_reward"] for each in predictions]
     assert learnt.metrics["reward_margin"] == pytest.approx(np.mean(margins))
     assert learnt.metrics["reward_accuracy"] == pytest.approx(np.mean(np.array(margins) > 0))
+    assert_recomputed(learnt)
     losses = -torch.tensor(margins).sigmoid().log()
     assert [each["loss"] for each in predictions] == pytest.approx(losses.tolist(), rel=1e-4)
     assert all(each["prompt"].startswith("user: it is") for each in predictions)

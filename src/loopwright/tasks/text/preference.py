@@ -117,7 +117,7 @@ class PreferenceTuning(Task):
     demo_model = "chat"
     demo_first = {
         **{"data": "dialogues", "max_length": 64, "vocab_size": 400, "packing": False, "num_samples": 0},
-        **{"max_steps": 100, "batch": 16, "lr": 3e-3, "threads": 1, "rehearsal": False},
+        **{"max_steps": 200, "batch": 16, "lr": 3e-3, "threads": 1, "rehearsal": False},
     }
     demo_note = (
         "a small model that learnt dialogues learns when to answer briefly: reward accuracy 1.0 (chance 0.5), 60 s"
