@@ -132,6 +132,7 @@ def test_a_damaged_reference_is_computed_again_and_another_model_is_refused(fold
     kept = (part.path / FILE).read_text()
     (part.path / FILE).write_text(kept.replace('"log_probs"', '"log-probs"'))
     resumed = api.resume(part.path, epochs=2, quiet=True)
+    assert "reference.json is damaged" in (part.path / "log.txt").read_text()
     assert resumed.metrics == whole.metrics
     assert read_json(part.path / FILE) == read_json(whole.path / FILE)
     write_model(tmp_path / "model", seed=1)

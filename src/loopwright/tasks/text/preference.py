@@ -183,6 +183,7 @@ class PreferenceTuning(Task):
             model = job.model if job.is_initial else None
             compute = partial(_log_probs_of_rows, job)
             dataset.reference = job.reference.log_probs(dataset, compute, model, job.folder)
+            job.notes += job.reference.take_notes()
         return dataset
 
     def callbacks(self, job: Job, run: RunFolder) -> list[Any]:
@@ -285,7 +286,17 @@ class PreferenceTuning(Task):
             for (source, true), answer in zip(texts, written, strict=True)
         ]
 
+    def preview(self, job: Job) -> list[tuple[str, bool]]:
+        """Return the first chosen answer after its prompt, with the tokens that count."""
+        first = job.train_dataset[0]
+        ids = first["input_ids"][0]
+        labels = [text.IGNORED] * first["start"] + ids[first["start"] :]
+        return chats.marked_tokens(job.processor, ids[:-1], labels[1:])
+
     def open_dialogue(self, job: Job, system: str | None) -> chats.Dialogue:
+        if not job.processor.chat_template:
+            what = "lw chat needs a chat template, and the model was tuned on texts"
+            raise InputError("model.chat_template", what, fix='lw predict RUN "prompt" "answer" "answer"')
         return chats.Dialogue(job, system)
 
     def save_skeleton(self, job: Job, folder: Path) -> None:

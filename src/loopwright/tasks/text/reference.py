@@ -40,6 +40,7 @@ class Reference:
     weights: str | None = None
     found: dict[str, LogProbs] = field(default_factory=dict)
     _model: Any = None
+    _notes: list[str] = field(default_factory=list)
 
     def log_probs(self, dataset: Any, compute: Callable[[Any, Any], LogProbs], model: Any, folder: Path | None) -> Any:
         """Return the log-probabilities of a dataset's pairs: known ones, those in the folder, or computed ones.
@@ -82,7 +83,11 @@ class Reference:
                 self.found.setdefault(key, values.reshape(-1, 2))
             self.weights = weights
         except (DamagedFileError, KeyError, ValueError, AttributeError):
-            return  # they are computed again
+            self._notes = [f"{FILE} is damaged: the log-probabilities of the reference model are computed again"]
+
+    def take_notes(self) -> list[str]:
+        notes, self._notes = self._notes, []
+        return notes
 
     def write(self, folder: Path) -> None:
         texts = {key: base64.b64encode(each.astype(_STORED).tobytes()).decode() for key, each in self.found.items()}
