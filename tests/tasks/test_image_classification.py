@@ -26,7 +26,7 @@ from tasks.dirty_inputs import assert_aligned, damaged_images
 from tasks.intervals import assert_loss_has_interval
 from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines
-from tasks.runs import check_kill, train_in
+from tasks.runs import WEIGHTS, assert_same_files, check_kill, train_in
 from tasks.squares import images_in, pixels_of, write_paths, write_squares
 
 TASK = "image-classification"
@@ -111,11 +111,23 @@ def test_a_net_of_an_earlier_run_is_fine_tuned_on_other_classes(trained, tmp_pat
     assert run.metrics["accuracy"] >= 0.5 and {each["label"] for each in run.predict(data)} <= {"red", "green"}
 
 
+def test_the_weights_are_the_same_wherever_decoded_images_are_kept(squares):
+    for augmentation, others in {"none": ({"cache": "ram"}, {"cache": "disk"}), "strong": ({"workers": 2},)}.items():
+        flags = {**FLAGS, "augmentation": augmentation, "epochs": 2, "rehearsal": False}
+        plain = api.train(TASK, data=squares, cache="off", **flags)
+        assert "images are decoded each time (--cache off)" in (plain.path / "log.txt").read_text()
+        for other in others:
+            run = api.train(TASK, data=squares, **other, **flags)
+            assert_same_files(run.path, plain.path, WEIGHTS, "eval/predictions.jsonl")
+            where = "on disk in" if other.get("cache") == "disk" else "in memory"
+            assert f"images are decoded once and kept {where}" in (run.path / "log.txt").read_text()
+
+
 @pytest.mark.slow
 def test_a_killed_moved_and_resumed_run_equals_an_uninterrupted_one(squares, tmp_path):
     words = ["train", TASK, "--data", squares, "--epochs", 3, "--batch", 8, "--threads", 1, "--lr", 1e-3]
     words += ["--augmentation", "strong", "--ema", 0.9, "--no_rehearsal", "--save_strategy", "steps", "--save_steps", 2]
-    check_kill(tmp_path, words, 7, "samples/train_batch0.png", resume=("--workers", 2))
+    check_kill(tmp_path, words, 7, "samples/train_batch0.png", resume=("--workers", 2, "--cache", "disk"))
 
 
 def test_a_vit_is_trained_evaluated_and_exported_with_its_processor(squares, vit, tmp_path):

@@ -446,6 +446,8 @@ def load_data(job: Job) -> None:
     job.train_dataset = task.create_dataset(job, rows, is_labelled=True, is_training=True)
     rows = data.first_rows("validation", args.max_eval_samples)
     job.eval_dataset = task.create_dataset(job, rows, is_labelled=True)
+    if (note := task.cache_samples(job)) is not None:
+        job.notes.append(note)
 
 
 def make_optimizer(job: Job) -> Any:

@@ -237,6 +237,10 @@ class Task(ABC):
         `is_labelled` is False for `predict`. Random draws are repeated each time only if `is_training`.
         """
 
+    def cache_samples(self, job: Job) -> str | None:
+        """Keep in memory or on disk what the datasets of a run read again in each epoch; return a note about it."""
+        return None
+
     def predicted_for(self, plan: DataPlan) -> tuple[str, ...]:
         """Return the fields of a prediction of a run with this plan. Override it if the labels decide."""
         return self.predicted

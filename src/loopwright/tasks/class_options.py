@@ -165,6 +165,11 @@ class Weighed:
     weights: Sequence[float]
     is_multi: bool = False  # the weights are those of the classes that a row has; the row is one item
 
+    @property
+    def pixels(self) -> Any:
+        """The function that converts many images at once, if the features have one."""
+        return self.features.pixels  # type: ignore[attr-defined]
+
     def __call__(self, *row: Any) -> dict[str, Any]:
         """Return the features of a row, with "num_items"."""
         features = self.features(*row)

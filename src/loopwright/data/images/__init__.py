@@ -3,10 +3,14 @@
 Needs the extra `vision` (Pillow; faster-coco-eval for masks of objects). It is imported lazily.
 """
 
+from loopwright.data.images.cache import CacheChoice as CacheChoice
+from loopwright.data.images.cache import PixelCache as PixelCache
+from loopwright.data.images.cache import choose_cache as choose_cache
 from loopwright.data.images.dataset import ImageDataset as ImageDataset
 from loopwright.data.images.dataset import ImageOnly as ImageOnly
 from loopwright.data.images.dataset import UnreadableSampleError as UnreadableSampleError
 from loopwright.data.images.dataset import as_transform as as_transform
+from loopwright.data.images.dataset import fixed_part as fixed_part
 from loopwright.data.images.decoding import decode_image as decode_image
 from loopwright.data.images.decoding import decode_mask as decode_mask
 from loopwright.data.images.geometry import moved_boxes as moved_boxes

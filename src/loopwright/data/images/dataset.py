@@ -12,6 +12,7 @@ Example:
 from __future__ import annotations
 
 import inspect
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,12 +22,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from loopwright.data.images.cache import PixelCache
 from loopwright.data.images.scene import Scene
-from loopwright.data.images.transforms import Compose, Transform
+from loopwright.data.images.tensors import Samples
+from loopwright.data.images.transforms import CenterCrop, Compose, PadTo, Resize, Transform
 from loopwright.data.vision_extra import pillow
 from loopwright.errors import DataError, InputError
 
 Row = Mapping[str, Any]
+_MOST_KNOWN = 100_000  # samples whose features besides the pixels are kept, about 300 bytes each
 
 
 class UnreadableSampleError(ValueError):
@@ -57,21 +61,70 @@ class ImageDataset:
         self.load_scene = load_scene
         self.transform = as_transform(transform)
         self.to_features = to_features
+        self._cache: PixelCache | None = None
+        self._fixed: Transform | None = None
+        self._known: dict[int, dict[str, Any]] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def keep(self, cache: PixelCache, fixed: Compose | None = None) -> None:
+        """Keep the decoded images in a cache, after the fixed part that `fixed_part` split from the transform.
+
+        With a fixed part scenes have an image alone.
+        """
+        self._cache = cache
+        if fixed is not None:
+            rest = _parts(self.transform)[len(fixed.transforms) :]
+            self._fixed, self.transform = fixed, Compose(rest)
+            is_constant = not rest and hasattr(self.to_features, "pixels")
+            self._known = {} if is_constant and len(self.rows) <= _MOST_KNOWN else None
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         position = operator.index(index)
         rng = np.random.default_rng(np.random.randint(0, 2**63, dtype=np.int64))
         row = self.rows[position]
+        scene = self._scene(position, row, rng)
+        features = {**self.to_features(self.transform(scene, rng), row), "position": position}
+        if self._known is not None:
+            self._known[position] = {name: value for name, value in features.items() if name != "pixel_values"}
+        return features
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return samples; those of known images and without randomness are read at once."""
+        positions = [operator.index(index) for index in indices]
+        known = None if self._known is None else [self._known.get(position) for position in positions]
+        if known and self._cache is not None and all(known) and (images := self._cache.gather(positions)) is not None:
+            np.random.randint(0, 2**63, len(positions), dtype=np.int64)  # later draws are those of single samples
+            pixels = self.to_features.pixels(images)  # type: ignore[attr-defined]
+            parts = zip(known, pixels.unbind(), strict=True)
+            samples = Samples({"pixel_values": part, **others} for others, part in parts)  # type: ignore[dict-item]
+            samples.pixel_values = pixels
+            return samples
+        return [self[position] for position in positions]
+
+    def _scene(self, position: int, row: Row, rng: np.random.Generator) -> Scene:
+        image = None if self._cache is None else self._cache.get(position)
         try:
-            scene = self.load_scene(row)
+            scene = self.load_scene(row if image is None else {**row, "image": image})
         except InputError:
             raise  # a missing package affects every sample
         except DataError as error:
             raise UnreadableSampleError(str(error)) from error
-        return {**self.to_features(self.transform(scene, rng), row), "position": position}
+        if self._cache is not None and image is None:
+            scene = scene if self._fixed is None else self._fixed(scene, rng)
+            self._cache.put(position, scene.image)
+        return scene
+
+
+def fixed_part(transform: Transform) -> Compose:
+    """Return the transforms at the beginning of one that draw nothing and depend on the image alone."""
+    parts = itertools.takewhile(lambda part: type(part) in (Resize, CenterCrop, PadTo), _parts(transform))
+    return Compose(tuple(parts))
+
+
+def _parts(transform: Transform) -> Sequence[Transform]:
+    return transform.transforms if isinstance(transform, Compose) else (transform,)
 
 
 def as_transform(function: Callable[..., Any] | None) -> Transform:

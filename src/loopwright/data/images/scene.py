@@ -82,13 +82,14 @@ def load_scene(
     """Return the scene of a row: its "image", and its "mask" and "objects" if it has any.
 
     Args:
-        row: as from `plan.rows(split)[i]`.
+        row: as from `plan.rows(split)[i]`; its image may be decoded already, as an array.
         with_masks: create masks from the segments of the objects; one without a segment uses its box.
         reduce_labels: class 0 of "mask" becomes `ignore_index`, and the others shift down by one.
         ignore_index: the id in "mask" for no class.
         mask_values: the values or colours of the classes in "mask", if they are not its ids; as for `decode_mask`.
     """
-    image = np.asarray(decode_image(row["image"]))
+    source = row["image"]
+    image: NDArray[np.uint8] = source if isinstance(source, np.ndarray) else np.asarray(decode_image(source))
     known: dict[str, Any] = {}
     if row.get("mask") is not None:
         semantic = decode_mask(row["mask"], mask_values, ignore_index)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from numbers import Number
 from typing import Any
 
@@ -55,9 +56,17 @@ class SceneFeatures:
     mean: tuple[float, float, float] = IMAGENET_MEAN  # of each channel
     std: tuple[float, float, float] = IMAGENET_STD  # of each channel
 
+    def pixels(self, images: NDArray[np.uint8]) -> Tensor:
+        """Return the "pixel_values" of images (..., height, width, 3): `normalize(to_tensor(image))`, by a table."""
+        *outer, height, width, _ = images.shape
+        values = np.empty((*outer, 3, height, width), np.float32)
+        for channel, table in enumerate(_normalized_levels(self.mean, self.std)):
+            np.take(table, images[..., channel], out=values[..., channel, :, :], mode="clip")  # raise would copy
+        return torch.from_numpy(values)
+
     def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the features of a sample."""
-        features: dict[str, Any] = {"pixel_values": normalize(to_tensor(scene.image), self.mean, self.std)}
+        features: dict[str, Any] = {"pixel_values": self.pixels(scene.image)}
         if scene.semantic is not None:
             features["labels"] = torch.from_numpy(scene.semantic.astype(np.int64))
         elif row.get("label") is not None:
@@ -69,6 +78,19 @@ class SceneFeatures:
         if scene.boxes is not None:
             features["matrix"] = torch.from_numpy(scene.matrix.copy())
         return features
+
+
+@cache
+def _normalized_levels(mean: tuple[float, ...], std: tuple[float, ...]) -> NDArray[np.float32]:
+    """Return the value of each channel and each of the 256 levels, normalized as an image would be: (3, 256)."""
+    levels = np.repeat(np.arange(256, dtype=np.uint8)[:, None, None], 3, axis=2)
+    return np.asarray(normalize(to_tensor(levels), mean, std)[..., 0].numpy())
+
+
+class Samples(list[dict[str, Any]]):
+    """Samples whose "pixel_values" are the parts of one tensor."""
+
+    pixel_values: Tensor
 
 
 def collate_images(
@@ -84,15 +106,18 @@ def collate_images(
             with `ignore_index`. The batch then has "pixel_mask": int64, 1 for real pixels.
         multiple: sides of padded images are rounded up to it.
     """
-    sizes = [tuple(sample["pixel_values"].shape[-2:]) for sample in samples]
     batch: dict[str, Any] = {}
     if is_padded:
+        sizes = [tuple(sample["pixel_values"].shape[-2:]) for sample in samples]
         height, width = (-(-max(sides) // multiple) * multiple for sides in zip(*sizes, strict=True))
         samples = [_padded(sample, height, width, ignore_index) for sample in samples]
         batch["pixel_mask"] = torch.zeros(len(samples), height, width, dtype=torch.int64)
         for own, (own_height, own_width) in zip(batch["pixel_mask"], sizes, strict=True):
             own[:own_height, :own_width] = 1
     for name in samples[0]:
+        if name == "pixel_values" and isinstance(samples, Samples):
+            batch[name] = samples.pixel_values
+            continue
         values = batch[name] = [sample[name] for sample in samples]
         if name not in _OF_OBJECTS and all(isinstance(value, Tensor) for value in values):
             shapes = {tuple(value.shape) for value in values}

@@ -8,6 +8,7 @@ prediction. torch, Pillow and transformers are imported inside the functions tha
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,6 +71,11 @@ class VisionArguments(TaskArguments):
     workers: int | None = flag(
         None, "Processes that decode images; depends on the images and the cores if unset.", at_least=0
     )
+    cache: str = flag(
+        "auto",
+        "Decode each image once and keep its pixels: in memory, on disk in TMPDIR, or neither; auto takes what fits.",
+        choices=("auto", "ram", "disk", "off"),
+    )
     channels_last: bool | None = flag(None, "Use the channels-last memory format; on a GPU if unset.")
     ema: float | None = flag(
         None, "Evaluate and keep a moving average of the weights with this decay, such as 0.999.", above=0, below=1
@@ -91,6 +97,7 @@ class VisionTask(Task):
     prediction_flags: ClassVar[tuple[str, ...]] = ("overlays",)
     repeated = ("image", "image_id")
     takes_modules = True
+    has_plain_scenes = False  # a scene is an image without boxes and masks
     sheet_columns = 6  # pictures side by side on samples/predictions.png
     sheet_size = 160  # the longer side of a picture there
 
@@ -197,6 +204,25 @@ class VisionTask(Task):
             features, transform = FullSizeFeatures(transform, features, keep), as_transform(None)
         return ImageDataset(rows, self.load_scene(job, is_labelled), transform, features)
 
+    def cache_samples(self, job: Job) -> str:
+        """Let the datasets of a run keep decoded images, as `--cache` asks; return the choice and the reason."""
+        from loopwright.data.images import CacheChoice, PixelCache, choose_cache, fixed_part
+
+        datasets = [getattr(dataset, "images", dataset) for dataset in (job.train_dataset, job.eval_dataset)]
+        parts = [fixed_part(dataset.transform) if self.has_plain_scenes else None for dataset in datasets]
+        sides = job.plan.images["sizes"].values()
+        decoded, form = 3 * math.prod(side["p50"] for side in sides), self.form(job)
+        sizes = [3 * form.height * form.width if part and part.transforms else decoded for part in parts]
+        num_bytes = sum(len(dataset) * each for dataset, each in zip(datasets, sizes, strict=True))
+        choice = choose_cache(job.args.cache, num_bytes)
+        for dataset, part, each in zip(datasets, parts, sizes, strict=True) if choice.kind != "off" else ():
+            limit = choice.limit * len(dataset) * each // num_bytes
+            try:
+                dataset.keep(PixelCache(len(dataset), choice._replace(limit=limit)), part)
+            except OSError as error:
+                choice = CacheChoice("off", f"images are decoded each time: {error.strerror} (--cache {choice.kind})")
+        return choice.reason
+
     def kept_at_full_size(self) -> Callable[[Scene], dict[str, Any]] | None:
         """Return a function from a scene to features to keep, if a task evaluates at the size of the files."""
         return None
@@ -286,6 +312,10 @@ class VisionTask(Task):
 @dataclass(frozen=True)
 class ImageFeatures:
     features: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
+
+    @property
+    def pixels(self) -> Any:
+        return self.features.pixels  # type: ignore[attr-defined]
 
     def __call__(self, scene: Any, row: Mapping[str, Any]) -> dict[str, Any]:
         return self.features(scene, {})

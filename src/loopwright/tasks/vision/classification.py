@@ -62,6 +62,7 @@ class ImageClassification(VisionTask):
     example = "lw train image-classification --data photos/ --model ./vit --epochs 3 --batch 32 --lr 5e-5"
     pretrained, pretrained_megabytes = "microsoft/resnet-18", 47
     auto_class = "AutoModelForImageClassification"
+    has_plain_scenes = True
     weighs_classes = True
     predicted = ("image", "label", "score", "scores")
     arguments = ImageClassificationArguments

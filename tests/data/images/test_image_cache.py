@@ -1,0 +1,139 @@
+"""Images that are decoded once: the same samples and draws as without a cache, shared by workers, never in the way."""
+
+import pickle
+import resource
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from loopwright.data import Share, adopt
+from loopwright.data.images import (
+    CacheChoice,
+    ImageDataset,
+    PixelCache,
+    Resize,
+    SceneFeatures,
+    UnreadableSampleError,
+    choose_cache,
+    classification_eval,
+    classification_train,
+    collate_images,
+    detection_train,
+    fixed_part,
+    load_scene,
+)
+from loopwright.engine.seeding import seed_generators
+
+NUM_IMAGES = 24
+KINDS = ["ram", "disk"]
+
+
+@pytest.fixture
+def rows(tmp_path) -> list[dict]:
+    rng = np.random.default_rng(0)
+    rows = []
+    for index in range(NUM_IMAGES):
+        path = tmp_path / f"image{index:02}.jpg"
+        height, width = rng.integers(16, 33, 2)
+        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path)
+        rows.append({"image": str(path), "label": index % 3})
+    return rows
+
+
+def dataset_of(rows, transform, kind=None, limit=1_000_000):
+    dataset = ImageDataset(rows, load_scene, transform, SceneFeatures())
+    if kind is not None:
+        dataset.keep(PixelCache(len(rows), CacheChoice(kind, "", limit)), fixed_part(transform))
+    return dataset
+
+
+def epochs_of(dataset, num_epochs=3, **options):
+    """Return the pixels, labels and positions of each micro-batch, and the draws of its process after it."""
+    source = DataLoader(dataset, batch_size=5, shuffle=True, collate_fn=and_draw, **options)
+    loader = adopt(source, seed=3, share=Share(), device=torch.device("cpu"))
+    batches = [
+        piece.batch for epoch in range(num_epochs) for window in loader.windows(epoch) for piece in window.pieces
+    ]
+    loader.close()
+    return batches
+
+
+def and_draw(samples):
+    return {**collate_images(samples), "draw": torch.tensor(np.random.random(2))}
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected) > 0
+    for one, other in zip(found, expected, strict=True):
+        assert list(one) == list(other)
+        assert all(torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in one)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "transform",
+    [Resize(exact=12), classification_eval(12), classification_eval((8, 20), 0.8), classification_train(12, "strong")],
+)
+def test_batches_and_draws_are_those_without_a_cache(rows, transform, kind):
+    assert_same(epochs_of(dataset_of(rows, transform, kind)), epochs_of(dataset_of(rows, transform)))
+
+
+def test_boxes_move_with_cached_images_as_without(rows):
+    objects = {"boxes": [[2.0, 3.0, 12.0, 14.0]], "classes": [1]}
+    rows, transform = [{**row, "objects": objects} for row in rows], detection_train(24)
+    plain, cached = (ImageDataset(rows, load_scene, transform, SceneFeatures()) for _ in range(2))
+    cached.keep(PixelCache(len(rows), CacheChoice("ram", "", 1_000_000)))
+    for position in [0, 5, 0, 5]:
+        seed_generators(position)
+        expected = plain[position]
+        seed_generators(position)
+        found = cached[position]
+        assert all(torch.equal(torch.as_tensor(found[name]), torch.as_tensor(expected[name])) for name in expected)
+
+
+def test_workers_share_one_cache_so_that_later_epochs_need_no_files(rows, tmp_path):
+    expected = epochs_of(dataset_of(rows, classification_train(12)), 2)
+    dataset = dataset_of(rows, classification_train(12), "ram")
+    assert_same(epochs_of(dataset, 2, num_workers=2), expected)
+    for path in tmp_path.glob("*.jpg"):
+        path.unlink()
+    assert_same(epochs_of(dataset, 2), expected)
+    assert_same(epochs_of(pickle.loads(pickle.dumps(dataset)), 2), expected)  # as for a worker that is not forked
+
+
+def test_a_cache_without_room_or_on_a_full_disk_is_reported_once_and_changes_no_pixel(rows, caplog):
+    transform = classification_eval(12)
+    expected = epochs_of(dataset_of(rows, transform))
+    assert_same(epochs_of(dataset_of(rows, transform, "ram", limit=10 * 12 * 12 * 3)), expected)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the cache of images is full (they are larger than estimated): those that are not in it are decoded each time"
+    ]
+    caplog.clear()
+    dataset, limits = dataset_of(rows, transform, "disk"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
+    try:
+        assert_same(epochs_of(dataset), expected)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [record.getMessage()[:44] for record in caplog.records] == ["the cache of images is full (File too large)"]
+
+
+def test_a_bad_image_is_reported_each_time_and_never_stored(rows, tmp_path):
+    (tmp_path / "image03.jpg").write_bytes(b"\xff\xd8\xff")
+    dataset = dataset_of(rows, classification_eval(12), "ram")
+    for _ in range(2):
+        with pytest.raises(UnreadableSampleError, match="image03"):
+            dataset[3]
+    assert dataset[4]["position"] == 4
+
+
+def test_the_cache_is_chosen_by_size_and_the_reason_is_given():
+    assert choose_cache("auto", 1_000_000).kind == "ram"
+    assert "kept in memory: about 1.0 MB of" in choose_cache("auto", 1_000_000).reason
+    huge = choose_cache("auto", 10**18)
+    assert huge.kind == "off" and "fit neither into" in huge.reason
+    assert choose_cache("disk", 1_000_000).kind == "disk"
+    assert choose_cache("off", 1).kind == "off"
