@@ -104,6 +104,12 @@ def test_workers_share_one_cache_so_that_later_epochs_need_no_files(rows, tmp_pa
     assert_same(epochs_of(pickle.loads(pickle.dumps(dataset)), 2), expected)  # as for a worker that is not forked
 
 
+def test_a_worker_that_cannot_open_the_cache_decodes_again(rows):
+    expected = epochs_of(dataset_of(rows, classification_eval(12)), 2)
+    pickled = pickle.dumps(dataset_of(rows, classification_eval(12), "ram"))  # its file is closed by now
+    assert_same(epochs_of(pickle.loads(pickled), 2), expected)
+
+
 def test_a_cache_without_room_or_on_a_full_disk_is_reported_once_and_changes_no_pixel(rows, caplog):
     transform = classification_eval(12)
     expected = epochs_of(dataset_of(rows, transform))

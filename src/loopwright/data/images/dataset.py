@@ -30,6 +30,7 @@ from loopwright.data.vision_extra import pillow
 from loopwright.errors import DataError, InputError
 
 Row = Mapping[str, Any]
+_NO_IMAGE = np.zeros((1, 1, 3), np.uint8)
 _MOST_KNOWN = 100_000  # samples whose features besides the pixels are kept, about 300 bytes each
 
 
@@ -81,27 +82,46 @@ class ImageDataset:
             self._known = {} if is_constant and len(self.rows) <= _MOST_KNOWN else None
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        position = operator.index(index)
-        rng = np.random.default_rng(np.random.randint(0, 2**63, dtype=np.int64))
-        row = self.rows[position]
-        scene = self._scene(position, row, rng)
-        features = {**self.to_features(self.transform(scene, rng), row), "position": position}
-        if self._known is not None:
-            self._known[position] = {name: value for name, value in features.items() if name != "pixel_values"}
-        return features
+        return self._read(operator.index(index))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return samples; those of known images and without randomness are read at once."""
+        """Return samples; if scenes are images alone, these are converted at once."""
         positions = [operator.index(index) for index in indices]
-        known = None if self._known is None else [self._known.get(position) for position in positions]
-        if known and self._cache is not None and all(known) and (images := self._cache.gather(positions)) is not None:
+        if not positions or self._fixed is None or not hasattr(self.to_features, "pixels"):
+            return [self[position] for position in positions]
+        images, others = self._known_samples(positions)
+        if images is None:
+            read = [self._read(position, is_converted=False) for position in positions]
+            others = [features for features, _ in read]
+            if len({image.shape for _, image in read}) > 1:
+                return [{**each, "pixel_values": self.to_features.pixels(image)} for each, image in read]
+            images = np.stack([image for _, image in read])
+        pixels = self.to_features.pixels(images)
+        parts = zip(others, pixels.unbind(), strict=True)
+        samples = Samples({**features, "pixel_values": own} for features, own in parts)
+        samples.pixel_values = pixels
+        return samples
+
+    def _read(self, position: int, is_converted: bool = True) -> tuple[dict[str, Any], NDArray[np.uint8]]:
+        """Return the features and the transformed image; the caller makes "pixel_values" unless it `is_converted`."""
+        rng = np.random.default_rng(np.random.randint(0, 2**63, dtype=np.int64))
+        row = self.rows[position]
+        scene = self.transform(self._scene(position, row, rng), rng)
+        shown = scene if is_converted else replace(scene, image=_NO_IMAGE)
+        features = {**self.to_features(shown, row), "position": position}
+        if self._known is not None:
+            self._known[position] = {**features, "pixel_values": None}
+        return features, scene.image
+
+    def _known_samples(self, positions: list[int]) -> tuple[NDArray[np.uint8] | None, list[dict[str, Any]]]:
+        """Return the images and other features of samples without randomness, if all were read before."""
+        known = [] if self._known is None else [self._known.get(position) for position in positions]
+        if self._cache is None or not known or None in known:
+            return None, []
+        images = self._cache.gather(positions)
+        if images is not None:
             np.random.randint(0, 2**63, len(positions), dtype=np.int64)  # later draws are those of single samples
-            pixels = self.to_features.pixels(images)  # type: ignore[attr-defined]
-            parts = zip(known, pixels.unbind(), strict=True)
-            samples = Samples({"pixel_values": part, **others} for others, part in parts)  # type: ignore[dict-item]
-            samples.pixel_values = pixels
-            return samples
-        return [self[position] for position in positions]
+        return images, known  # type: ignore[return-value]
 
     def _scene(self, position: int, row: Row, rng: np.random.Generator) -> Scene:
         image = None if self._cache is None else self._cache.get(position)
@@ -111,8 +131,9 @@ class ImageDataset:
             raise  # a missing package affects every sample
         except DataError as error:
             raise UnreadableSampleError(str(error)) from error
-        if self._cache is not None and image is None:
-            scene = scene if self._fixed is None else self._fixed(scene, rng)
+        if image is None and self._fixed is not None:
+            scene = self._fixed(scene, rng)
+        if image is None and self._cache is not None:
             self._cache.put(position, scene.image)
         return scene
 

@@ -47,9 +47,12 @@ def resized(scene: Scene, height: int, width: int) -> Scene:
     old_height, old_width = scene.size
     source = pillow().fromarray(np.ascontiguousarray(scene.image))
     image = np.asarray(source.resize((width, height), pillow().Resampling.BILINEAR))
-    rows, columns = _nearest(height, old_height), _nearest(width, old_width)
     matrix = np.diag([width / old_width, height / old_height, 1.0])
-    return _moved(scene, image, lambda layer, fill: layer[..., rows, :][..., columns], matrix, is_resampled=True)
+
+    def move(layer: NDArray[Any], fill: int) -> NDArray[Any]:
+        return layer[..., _nearest(height, old_height), :][..., _nearest(width, old_width)]
+
+    return _moved(scene, image, move, matrix, is_resampled=True)
 
 
 def flipped(scene: Scene, is_vertical: bool = False) -> Scene:
