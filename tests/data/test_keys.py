@@ -136,3 +136,13 @@ def test_a_block_may_seed_and_draw_and_leaves_no_trace_even_if_it_raises():
         seeding.seed_generators(7)
         raise KeyError
     assert draws() == expected
+
+
+def test_the_python_generator_is_seeded_as_by_its_own_function():
+    for number in (0, 7, 2**63 + 5):
+        random.gauss(0, 1)  # keeps a second number
+        random.seed(number)
+        expected = random.getstate()
+        random.gauss(0, 1)
+        seeding.seed_generators(number)
+        assert random.getstate() == expected

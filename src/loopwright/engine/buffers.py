@@ -151,6 +151,8 @@ def _are_alike(one: Tensor, other: Tensor) -> bool:
 
 def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
     """Copy the second of each pair into the first, with as few kernels as possible."""
+    if not pairs:
+        return
     kinds: defaultdict[Any, list[tuple[Tensor, Tensor]]] = defaultdict(list)
     for target, source in pairs:
         kinds[target.dtype, target.device].append((target, source))

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 _NUMPY_MASK = 0xFFFFFFFF
-_seed_python = random.seed
+_python_generator = random.seed.__self__  # type: ignore[attr-defined]
+_seed_python = super(random.Random, _python_generator).seed  # the C function, without its wrapper
 _seed_numpy = np.random.seed
 _seed_torch_cpu = torch.default_generator.manual_seed
 
@@ -25,6 +26,7 @@ _seed_torch_cpu = torch.default_generator.manual_seed
 def seed_generators(key: int, device: torch.device | None = None) -> None:
     """Seed python, numpy and torch (CPU, and the device's own generator if it has one) from a key."""
     _seed_python(key)
+    _python_generator.gauss_next = None  # as the wrapper does
     _seed_numpy(key & _NUMPY_MASK)
     seed_torch(key, device)
 
