@@ -13,6 +13,7 @@ import toys
 from loopwright import Trainer
 from loopwright.callbacks import ProfileCallback, TrainerCallback
 from loopwright.callbacks.profiling import GRAPH_PHASE, PHASES, add_phases, rounded_shares, top_operators
+from loopwright.callbacks.roofline import limit_lines, limits_of
 from loopwright.errors import ConfigError, StopTrainingError
 
 SAMPLES = TensorDataset(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2)
@@ -54,6 +55,39 @@ def test_it_says_where_the_time_of_the_updates_goes_and_writes_it_down(tmp_path,
     line = next(line for line in out.splitlines() if "forward" in line)
     shares = [float(part.split()[-2]) for part in line.split(" · ")]
     assert len(shares) == len(PHASES) and sum(shares) == pytest.approx(100)
+
+
+def test_it_estimates_the_limit_of_the_machine_from_counted_work_and_measured_rates(tmp_path, capsys):
+    train(ProfileCallback(4, tmp_path), gradient_accumulation_steps=2)
+
+    found = summary(tmp_path)["limits"]
+    forward, backward = 2 * 4 * (4 * 64 + 64 * 2), 2 * 4 * (4 * 64 + 2 * 64 * 2)  # no gradient of the inputs
+    assert found["flops"] == 2 * (forward + backward)
+    weights, steps = 4 * (4 * 64 + 64 + 64 * 2 + 2), 4 * 4
+    assert found["traffic_bytes"] == 6 * weights + 2 * (2 * weights + steps)
+    assert found["matrix_seconds"] == found["flops"] / found["flops_per_second"] > 0
+    assert found["memory_seconds"] == found["traffic_bytes"] / found["bytes_per_second"] > 0
+    assert 0 < found["share"] < 1 and "launch_seconds" not in found
+    out = capsys.readouterr().out
+    assert "limit   matrix work at least " in out and "% of the machine's limit, estimated from " in out
+
+
+def test_a_graph_that_waits_for_launches_is_told_from_one_that_works():
+    found = limits_of(0.010, 0.001, 0.004, flops=10**9, traffic=10**6, rates=(10**12, 10**9))
+    assert found["launch_seconds"] == pytest.approx(0.005) and found["share"] == pytest.approx(0.1)
+    assert "launch at most 5 ms" in limit_lines(found)[0]
+
+
+def test_without_warm_up_or_memory_there_is_no_limit(tmp_path, monkeypatch):
+    train(ProfileCallback(2, tmp_path, num_warm_ups=0))
+    assert "limits" not in summary(tmp_path)
+
+    def no_memory(*_, **__):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(torch, "mm", no_memory)
+    train(ProfileCallback(2, tmp_path))
+    assert "limits" not in summary(tmp_path)
 
 
 def test_the_numbers_of_a_run_are_the_same_with_and_without_it():

@@ -29,7 +29,7 @@ def test_a_profiled_run_says_where_its_time_went_and_has_the_numbers_of_another(
     weights = [next((run.path / "model").glob("*.safetensors")).read_bytes() for run in (profiled, plain)]
     assert weights[0] == weights[1]
     page = write_report(profiled.path).read_text(encoding="utf-8")
-    assert "Time per update" in page and "Slowest operators" in page
+    assert "Time per update" in page and "Slowest operators" in page and "Limit of the machine (estimated)" in page
     assert 'id="tuning"' not in write_report(plain.path).read_text(encoding="utf-8")
 
 

@@ -14,6 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from loopwright.callbacks.base import TrainerCallback, require_counts
+from loopwright.callbacks.roofline import MatrixWork, limit_lines, limits_of, machine_rates, weight_traffic
 from loopwright.engine.sharding import restored_variable
 from loopwright.errors import ConfigError
 from loopwright.protocols import TrainerLike
@@ -37,6 +38,9 @@ class ProfileCallback(TrainerCallback):
 
     Time is measured between the events of an update, on a GPU with its own clock. A CUDA graph is one phase, since it
     combines forward, backward and optimizer. Clipping counts as backward.
+
+    The matrix work of the run's first update is counted, for an estimate of how near updates are to the limit of the
+    machine (see `roofline`); that update is slower too.
 
     A failed run reports no profile. If the files cannot be written, that is printed and the run continues.
 
@@ -66,7 +70,8 @@ class ProfileCallback(TrainerCallback):
         self._updates: list[tuple[list[tuple[str, Any]], float, bool]] = []  # marks, seconds of waiting, is a graph
         self._before = (0.0, 0)  # seconds waited and updates graphed before the current one
         self._range: Any = None
-        self._is_over = False
+        self._work: MatrixWork | None = None  # that of the first update
+        self._is_counting = self._is_over = False
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         self._forget()
@@ -79,6 +84,11 @@ class ProfileCallback(TrainerCallback):
     on_eval_epoch_end = on_train_epoch_start  # an evaluation may precede the first profiled update
 
     def on_train_step_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        # The first update is never a graph; compiled code and other processes are not counted.
+        is_plain = trainer.num_processes == 1 and getattr(trainer.model, "_compiled_call_impl", None) is None
+        if self._work is None and not self._is_over and self._profiler is None and is_plain:
+            self._work, self._is_counting = MatrixWork(), True
+            self._work.__enter__()  # type: ignore[no-untyped-call]
         self._mark(trainer, "data" if len(self._marks) == 1 else "backward", "forward")
 
     def on_train_step_end(
@@ -87,12 +97,14 @@ class ProfileCallback(TrainerCallback):
         self._mark(trainer, "forward", "backward")
 
     def on_before_optimizer_step(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        self._stop_counting()
         self._mark(trainer, "backward", "optimizer")
 
     def on_optimizer_step_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         self._mark(trainer, "optimizer", "other")
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        self._stop_counting()
         if self._profiler is None:
             self._begin_if_due(trainer)
             return
@@ -124,6 +136,7 @@ class ProfileCallback(TrainerCallback):
         self._is_over = True
 
     def release(self) -> None:
+        self._stop_counting()
         self._stop()
 
     def _begin_if_due(self, trainer: TrainerLike) -> None:
@@ -158,6 +171,24 @@ class ProfileCallback(TrainerCallback):
             self._range.__exit__(None, None, None)
         self._range = None if phase is None else record_function(f"{_MARK}{phase}").__enter__()
 
+    def _stop_counting(self) -> None:
+        if self._is_counting and self._work is not None:
+            self._is_counting = False
+            self._work.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def _limits(self, trainer: TrainerLike, seconds: Mapping[str, float], events: Iterable[Any]) -> dict[str, Any]:
+        """Return the limits of an update; empty if its matrix work was not counted or memory is short."""
+        model, number = trainer.model, len(self._updates)
+        dtype = next((each.dtype for each in model.parameters()), torch.float32)
+        rates = machine_rates(trainer.device, trainer.run_config.mixed_precision, dtype) if self._work else None
+        if rates is None or self._work is None:
+            return {}
+        kernels = [event.self_device_time_total / 1e6 for event in events if event.device_type.name == "CUDA"]
+        busy = sum(kernels) / number if kernels else None
+        traffic = weight_traffic(model, trainer.optimizer)
+        whole, waited = sum(seconds.values()) / number, seconds["data"] / number
+        return {"limits": limits_of(whole, waited, busy, self._work.flops, traffic, rates)}
+
     def _stop(self) -> Any:
         profiler, self._profiler = self._profiler, None
         if profiler is not None and self._end is not None:
@@ -182,6 +213,7 @@ class ProfileCallback(TrainerCallback):
         is_eager = any(total[name] for name in ("forward", "backward", "optimizer")) or not total[GRAPH_PHASE]
         shown = (*PHASES, GRAPH_PHASE) if is_eager else ("data", GRAPH_PHASE, "other")
         seconds = {name: total[name] for name in shown if total[name] or name in PHASES}
+        events = list(profiler.key_averages())
         found = {
             "num_updates": len(self._updates),
             "first_update": self._first + 1,
@@ -189,9 +221,10 @@ class ProfileCallback(TrainerCallback):
             "device": str(trainer.device),
             "seconds": seconds,
             "shares": {name: value / (sum(seconds.values()) or 1.0) for name, value in seconds.items()},
-            "operators": top_operators(profiler.key_averages()),
+            "operators": top_operators(events),
+            **self._limits(trainer, seconds, events),
         }
-        lines = summary_lines(found, self._num_updates)
+        lines = summary_lines(found, self._num_updates) + (limit_lines(found["limits"]) if "limits" in found else [])
         if self._folder is not None:
             lines.append(f"        {_write(self._folder, profiler, found)}")
         self._updates = []

@@ -59,7 +59,18 @@ def _profile_blocks(found: Mapping[str, Any]) -> list[Block]:
     ]  # fmt: skip
     columns = ["operator", "calls", "per update", "share"]
     times = Table("Time per update", ["", "per update", "share"], rows, note, bar=2)
-    return without_empty([times, Table("Slowest operators", columns, operators, is_wide=True)])
+    return without_empty([times, *_limits(found), Table("Slowest operators", columns, operators, is_wide=True)])
+
+
+def _limits(found: Mapping[str, Any]) -> list[Block]:
+    limits = found.get("limits")
+    if not isinstance(limits, dict) or not _is_number(limits.get("share")):
+        return []
+    names = {"matrix": "matrix work, at least", "memory": "weights and optimizer, at least", "data": "data"}
+    names |= {"launch": "launch, at most"}
+    times = {text: limits[f"{name}_seconds"] for name, text in names.items() if f"{name}_seconds" in limits}
+    facts = [(text, f"{number(1e3 * value, 3)} ms") for text, value in times.items() if _is_number(value)]
+    return [Facts("Limit of the machine (estimated)", [*facts, ("reached, about", percent(limits["share"]))])]
 
 
 def _within(curves: list[tuple[str, list[tuple[float, float]]]]) -> list[tuple[str, list[tuple[float, float]]]]:
