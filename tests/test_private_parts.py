@@ -21,6 +21,7 @@ DOCUMENTED = {"_replace", "_fields", "_asdict", "_make", "_exit", "_getframe"}  
 # By file: the private names of other projects that it uses.
 USES = {
     "callbacks/ema.py": {"_foreach_add_", "_foreach_mul_", "_original_forward"},
+    "callbacks/profiling.py": {"_compiled_call_impl"},
     "checkpoint/hidden_state.py": {
         "_attn_implementation",
         "_buffers",

@@ -59,6 +59,9 @@ def test_a_profile_has_the_shares_of_its_mode_and_changes_no_number(tmp_path, mo
     assert list(found["shares"]) == (names if mode == "eager" else ["data", "update (graph)", "other"])
     assert sum(found["shares"].values()) == pytest.approx(1) and found["operators"]
     assert all(share >= 0 for share in found["shares"].values())
+    limits = found["limits"]
+    assert limits["launch_seconds"] >= 0 and 0 < limits["share"] < 1
+    assert limits["flops_per_second"] > 1e12 and limits["bytes_per_second"] > 1e11
     if mode == "graph":  # operators are not run from the host there
         assert not any(each["name"].startswith("aten::") for each in found["operators"])
     assert results[0] == results[1]

@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from loopwright.callbacks.base import TrainerCallback, require_counts
-from loopwright.callbacks.roofline import MatrixWork, limit_lines, limits_of, machine_rates, weight_traffic
+from loopwright.callbacks.roofline import limit_lines, limits_of, machine_rates, weight_traffic
 from loopwright.engine.sharding import restored_variable
 from loopwright.errors import ConfigError
 from loopwright.protocols import TrainerLike
@@ -70,7 +70,7 @@ class ProfileCallback(TrainerCallback):
         self._updates: list[tuple[list[tuple[str, Any]], float, bool]] = []  # marks, seconds of waiting, is a graph
         self._before = (0.0, 0)  # seconds waited and updates graphed before the current one
         self._range: Any = None
-        self._work: MatrixWork | None = None  # that of the first update
+        self._work: Any = None  # counts the floating-point operations of the first update
         self._is_counting = self._is_over = False
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
@@ -84,11 +84,13 @@ class ProfileCallback(TrainerCallback):
     on_eval_epoch_end = on_train_epoch_start  # an evaluation may precede the first profiled update
 
     def on_train_step_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        # The first update is never a graph; compiled code and other processes are not counted.
+        # The first update is never a graph. A module that is compiled (torch has no public sign) would run another way.
         is_plain = trainer.num_processes == 1 and getattr(trainer.model, "_compiled_call_impl", None) is None
         if self._work is None and not self._is_over and self._profiler is None and is_plain:
-            self._work, self._is_counting = MatrixWork(), True
-            self._work.__enter__()  # type: ignore[no-untyped-call]
+            from torch.utils.flop_counter import FlopCounterMode
+
+            self._work, self._is_counting = FlopCounterMode(display=False), True
+            self._work.__enter__()
         self._mark(trainer, "data" if len(self._marks) == 1 else "backward", "forward")
 
     def on_train_step_end(
@@ -172,22 +174,22 @@ class ProfileCallback(TrainerCallback):
         self._range = None if phase is None else record_function(f"{_MARK}{phase}").__enter__()
 
     def _stop_counting(self) -> None:
-        if self._is_counting and self._work is not None:
+        if self._is_counting:
             self._is_counting = False
-            self._work.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._work.__exit__(None, None, None)
 
     def _limits(self, trainer: TrainerLike, seconds: Mapping[str, float], events: Iterable[Any]) -> dict[str, Any]:
         """Return the limits of an update; empty if its matrix work was not counted or memory is short."""
         model, number = trainer.model, len(self._updates)
         dtype = next((each.dtype for each in model.parameters()), torch.float32)
         rates = machine_rates(trainer.device, trainer.run_config.mixed_precision, dtype) if self._work else None
-        if rates is None or self._work is None:
+        if rates is None:
             return {}
         kernels = [event.self_device_time_total / 1e6 for event in events if event.device_type.name == "CUDA"]
         busy = sum(kernels) / number if kernels else None
         traffic = weight_traffic(model, trainer.optimizer)
         whole, waited = sum(seconds.values()) / number, seconds["data"] / number
-        return {"limits": limits_of(whole, waited, busy, self._work.flops, traffic, rates)}
+        return {"limits": limits_of(whole, waited, busy, self._work.get_total_flops(), traffic, rates)}
 
     def _stop(self) -> Any:
         profiler, self._profiler = self._profiler, None

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from loopwright.engine.memory import is_out_of_memory
 from loopwright.quantities import size
@@ -21,24 +20,6 @@ _SECONDS = 0.06  # of each measurement
 _SIDE = {"cuda": 4096, "cpu": 512}  # of the matrices that are multiplied
 _COPIED_BYTES = {"cuda": 2**28, "cpu": 2**25}
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class MatrixWork(TorchDispatchMode):
-    """Counts the floating-point operations of products, convolutions and attention; the results stay the same."""
-
-    def __init__(self) -> None:
-        from torch.utils.flop_counter import flop_registry
-
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.flops, self._counts = 0, flop_registry
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        count = self._counts.get(func._overloadpacket)
-        if count is not None:
-            self.flops += count(*args, **kwargs, out_val=result)
-        return result
 
 
 def weight_traffic(model: torch.nn.Module, optimizer: Any) -> int:
