@@ -14,12 +14,14 @@ from safetensors.torch import load_file
 from loopwright import api, models
 from loopwright.checkpoint import read
 from loopwright.cli import main
+from loopwright.data.images import from_bytes
 from loopwright.errors import ConfigError, InputError
 from loopwright.runs.job import build_job, given_origin, make_optimizer
 from loopwright.runs.settings import settle
 from loopwright.runs.weights import best_checkpoint
 from loopwright.tasks import get_task
 from loopwright.tasks.data import RunData
+from loopwright.tasks.vision.classification import ImageClassification
 from loopwright.tasks.weight_average import average_in
 from report.demo_panels import assert_every_panel_has_data
 from tasks.dirty_inputs import assert_aligned, damaged_images
@@ -121,6 +123,20 @@ def test_the_weights_are_the_same_wherever_decoded_images_are_kept(squares):
             assert_same_files(run.path, plain.path, WEIGHTS, "eval/predictions.jsonl")
             where = "on disk in" if other.get("cache") == "disk" else "in memory"
             assert f"images are decoded once and kept {where}" in (run.path / "log.txt").read_text()
+
+
+def test_the_weights_are_the_same_if_images_are_sent_as_bytes_and_converted_on_the_device(squares, monkeypatch):
+    flags = {**FLAGS, "epochs": 2, "rehearsal": False, "class_weights": ["balanced"]}
+    plain = api.train(TASK, data=squares, **flags)
+    seen, convert = [], from_bytes
+    monkeypatch.setattr(ImageClassification, "sends_bytes", lambda *_: True)  # as on a GPU
+    monkeypatch.setattr("loopwright.data.images.from_bytes", lambda *args: seen.append(1) or convert(*args))
+    for workers in (0, 2):
+        run = api.train(TASK, data=squares, workers=workers, **flags)
+        names = ("eval/predictions.jsonl", "samples/train_batch0.png", "samples/worst.png")
+        assert_same_files(run.path, plain.path, WEIGHTS, *names)
+        assert len(seen) > run.result["updates"]
+        seen.clear()
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from loopwright.data.images import (
     collate_images,
     detection_train,
     fixed_part,
+    from_bytes,
     load_scene,
 )
 from loopwright.engine.seeding import seed_generators
@@ -79,6 +80,19 @@ def assert_same(found, expected):
 )
 def test_batches_and_draws_are_those_without_a_cache(rows, transform, kind):
     assert_same(epochs_of(dataset_of(rows, transform, kind)), epochs_of(dataset_of(rows, transform)))
+
+
+@pytest.mark.parametrize("transform", [classification_eval(12), classification_train((12, 20))])
+def test_bytes_are_converted_later_to_the_same_pixels(rows, transform):
+    dataset, features = dataset_of(rows, transform, "ram"), SceneFeatures()
+    expected = epochs_of(dataset)
+    dataset.sends_bytes = True
+    found = epochs_of(dataset)
+    assert all(batch["pixel_values"].dtype == torch.uint8 for batch in found)
+    assert_same(
+        [{**batch, "pixel_values": from_bytes(batch["pixel_values"], features.mean, features.std)} for batch in found],
+        expected,
+    )
 
 
 def test_boxes_move_with_cached_images_as_without(rows):

@@ -32,6 +32,7 @@ from loopwright.data.images.tensors import IMAGENET_STD as IMAGENET_STD
 from loopwright.data.images.tensors import SceneFeatures as SceneFeatures
 from loopwright.data.images.tensors import collate_images as collate_images
 from loopwright.data.images.tensors import denormalize as denormalize
+from loopwright.data.images.tensors import from_bytes as from_bytes
 from loopwright.data.images.tensors import normalize as normalize
 from loopwright.data.images.tensors import to_tensor as to_tensor
 from loopwright.data.images.transforms import CenterCrop as CenterCrop

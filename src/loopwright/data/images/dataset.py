@@ -62,6 +62,7 @@ class ImageDataset:
         self.load_scene = load_scene
         self.transform = as_transform(transform)
         self.to_features = to_features
+        self.sends_bytes = False  # batches of cached images have uint8 pixels, to be converted by `from_bytes`
         self._cache: PixelCache | None = None
         self._fixed: Transform | None = None
         self._known: dict[int, dict[str, Any]] | None = None
@@ -96,7 +97,7 @@ class ImageDataset:
             if len({image.shape for _, image in read}) > 1:
                 return [{**each, "pixel_values": self.to_features.pixels(image)} for each, image in read]
             images = np.stack([image for _, image in read])
-        pixels = self.to_features.pixels(images)
+        pixels = torch.from_numpy(images) if self.sends_bytes else self.to_features.pixels(images)
         parts = zip(others, pixels.unbind(), strict=True)
         samples = Samples({**features, "pixel_values": own} for features, own in parts)
         samples.pixel_values = pixels

@@ -87,6 +87,19 @@ def _normalized_levels(mean: tuple[float, ...], std: tuple[float, ...]) -> NDArr
     return np.asarray(normalize(to_tensor(levels), mean, std)[..., 0].numpy())
 
 
+def from_bytes(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Return uint8 images (images, height, width, 3) as `SceneFeatures` does, with the same bits on any device."""
+    levels = _levels_on(mean, std, images.device)
+    numbers = images.permute(0, 3, 1, 2).contiguous().long()
+    return levels[numbers + torch.arange(0, 768, 256, device=images.device).view(3, 1, 1)]
+
+
+@cache
+def _levels_on(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # an evaluation may come first
+        return torch.from_numpy(_normalized_levels(mean, std).reshape(-1)).to(device)
+
+
 class Samples(list[dict[str, Any]]):
     """Samples whose "pixel_values" are the parts of one tensor."""
 

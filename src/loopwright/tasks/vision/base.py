@@ -219,6 +219,7 @@ class VisionTask(Task):
             limit = choice.limit * len(dataset) * each // num_bytes
             try:
                 dataset.keep(PixelCache(len(dataset), choice._replace(limit=limit)), part)
+                dataset.sends_bytes = self.sends_bytes(job)
             except OSError as error:
                 choice = CacheChoice("off", f"images are decoded each time: {error.strerror} (--cache {choice.kind})")
         return choice.reason
@@ -232,11 +233,25 @@ class VisionTask(Task):
         from loopwright.tasks.vision.models import forward_options
 
         inputs = {**self.model_inputs(batch), **forward_options(job.model, self.form(job))}
+        inputs["pixel_values"] = self._normalized(job, inputs["pixel_values"])
         if job.args.channels_last:
             import torch
 
             inputs["pixel_values"] = inputs["pixel_values"].contiguous(memory_format=torch.channels_last)
         return inputs
+
+    def _normalized(self, job: Job, pixels: Any) -> Any:
+        """Convert a batch of bytes, on the device where they are; anything else is unchanged."""
+        import torch
+
+        from loopwright.data.images import from_bytes
+
+        form = self.form(job)
+        return from_bytes(pixels, form.mean, form.std) if pixels.dtype == torch.uint8 else pixels
+
+    def sends_bytes(self, job: Job) -> bool:
+        """Whether workers send images as bytes, a quarter of their size as floats, to be converted on the device."""
+        return self.has_plain_scenes and bool(job.training.device.type == "cuda")
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         outputs = model(**self.inputs_for(job, batch))
@@ -301,7 +316,8 @@ class VisionTask(Task):
         from loopwright.data.images import denormalize
 
         form = self.form(job)
-        return denormalize(batch["pixel_values"][index], form.mean, form.std), ""
+        pixels = self._normalized(job, batch["pixel_values"][index : index + 1])
+        return denormalize(pixels[0], form.mean, form.std), ""
 
     def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
         from loopwright.tasks.vision.pictures import write_prediction_sheets
