@@ -425,7 +425,9 @@ def test_files_hold_the_rows_notes_say_what_they_are_and_preflight_finds_nothing
     assert notes["task"] == task and notes["fingerprint"] == found.fingerprint
     assert notes["rows"] == {"train": len(found.train), "validation": len(found.validation)}
     assert notes["columns"] == found.columns
-    assert ("PSF" in notes["licence"] or "Python Software Foundation" in notes["licence"]) == (task not in ("translation", "chat"))
+    assert ("PSF" in notes["licence"] or "Python Software Foundation" in notes["licence"]) == (
+        task not in ("translation", "chat")
+    )
     assert notes["sha256"] == {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for split, path in paths.items() if split != "notes"
     }

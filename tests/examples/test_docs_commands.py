@@ -44,7 +44,7 @@ TRAINING = {
     "demo": {"variant", "json", "supervise", "no_standby"},
     "resume": {"json", "supervise", "no_standby"},
 }
-OF_A_RUN = {"evaluate": evaluation_flags, "predict": prediction_flags}
+OF_A_RUN = {"evaluate": evaluation_flags, "predict": prediction_flags, "chat": prediction_flags}
 
 
 def name_of(page: Path) -> str:

@@ -401,11 +401,10 @@ def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> 
     if args.lora:
         if not origin.is_run and origin.path and hasattr(job.model, "config_class") and not training.fsdp:
             base = identify_base(origin.path)
-        job.base, new = (
-            base,
-            job.new_weights if base is None else [*job.new_weights, *_resized(job, origin.base or origin.path)],
-        )
+        job.base = base
+        new = [] if base is None else [*job.new_weights, *_resized(job, origin.base or origin.path)]
         job.model = add_adapters(job.model, args, job.adapter_kind or task.adapter_kind)
+        task.finish_adapters(job)
         if base is not None:
             leave_out_base(job.model, new)
     if training.gradient_checkpointing:

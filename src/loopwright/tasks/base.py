@@ -256,6 +256,9 @@ class Task(ABC):
 
         return weight_decay_groups(job.model, job.training.weight_decay)
 
+    def finish_adapters(self, job: Job) -> None:  # noqa: B027 - most tasks train nothing else
+        """Choose what else is trained; called when adapters were added, and all other weights are frozen."""
+
     def example_input(self, job: Job, text: str) -> str:
         """Return a text of the validation data as an input for `lw predict`."""
         return text

@@ -243,18 +243,19 @@ class ChatTuning(Task):
         inner = job.model.get_base_model() if job.args.lora else job.model
         inner.generation_config.save_pretrained(folder)
 
-    def parameter_groups(self, job: Job) -> list[dict[str, Any]]:
-        """With adapters, the embeddings of added tokens are trained too, and no others."""
-        embeddings = []
-        if job.args.lora and job.args.trained_tokens:
+    def finish_adapters(self, job: Job) -> None:
+        """Train the embeddings of added tokens too, and no others."""
+        if job.args.trained_tokens:
             ids = job.processor.convert_tokens_to_ids(list(job.args.trained_tokens))
-            embeddings = chats.train_embeddings(job.model, ids)
-        groups = super().parameter_groups(job)
-        own = {id(weight) for weight in embeddings}
-        groups[0]["params"] = [each for each in groups[0]["params"] if id(each) not in own]
-        others = [each for each in groups[1]["params"] if id(each) not in own]
-        groups[1]["params"] = [*others, *embeddings]
-        return groups
+            chats.train_embeddings(job.model, ids)
+
+    def parameter_groups(self, job: Job) -> list[dict[str, Any]]:
+        """Weight decay would change all embeddings, not just those of added tokens."""
+        decayed, others = super().parameter_groups(job)
+        is_whole = {id(weight): bool(job.args.lora) for weight in chats.embeddings_of(job.model)}
+        others["params"] = [*others["params"], *(each for each in decayed["params"] if is_whole.get(id(each)))]
+        decayed["params"] = [each for each in decayed["params"] if not is_whole.get(id(each))]
+        return [decayed, others]
 
     def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
         """Score the frequencies of trained tokens, and of them after the token before; and the usual answer."""
