@@ -294,3 +294,21 @@ def test_a_model_that_mixes_packed_conversations_is_not_packed(data, tmp_path, m
         api.train("chat", **flags)
     assert caught.value.fix == "--no_packing"
     assert "packed" not in (api.train("chat", **{**flags, "packing": None}).path / "log.txt").read_text()
+
+
+def test_packed_training_rows_are_scored_by_conversation_and_other_files_are_evaluated(llama, data, tmp_path):
+    run = api.train(
+        "chat", data=data, model=llama, eval_on_train=True, num_train_epochs=1, **{**FLAGS, "max_steps": -1}
+    )
+    last = [line for line in read_lines(run.path / "metrics.jsonl") if "train_perplexity" in line][-1]
+    rows = api.DataPlan.read(run.folder.data).rows("train")
+    turns = [rows[index]["chat"].messages for index in range(len(rows))]
+    again = write_jsonl(tmp_path / "again.jsonl", [{"conversations": _as_sharegpt(each)} for each in turns])
+    found = run.evaluate(again)
+    assert last["train_perplexity"] == pytest.approx(found["perplexity"], rel=1e-5)
+    assert last["train_conversation_perplexity"] == pytest.approx(found["conversation_perplexity"], rel=1e-5)
+    assert len(read_lines(run.path / "eval" / "again" / "predictions.jsonl")) == len(turns)
+
+
+def _as_sharegpt(messages):
+    return [{"from": turn["role"], "value": turn["content"]} for turn in messages]
