@@ -4,6 +4,7 @@ import html
 import io
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ def test_packed_conversations_get_the_logits_that_each_has_alone(kind, tmp_path)
     tokenizer = text_models.load_tokenizer(str(folder))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     rows = [{"chat": read_chat(row)} for row in dialogues(12)]
-    lines = chats.Conversations(rows, ChatEncoder(tokenizer))
+    lines = chats.Conversations(rows, ChatEncoder(tokenizer), ChatEncoder(tokenizer))
     packed = PackedLines(lines, 128)
     assert chats.separates_packed(model) and len(packed) < len(lines)
     job = type("Job", (), {"model": model})()
@@ -250,7 +251,8 @@ def test_long_conversations_are_refused_truncated_or_dropped_with_counts(llama, 
     for overlong in ("truncate", "drop"):
         run = api.train("chat", overlong=overlong, **flags)
         log = (run.path / "log.txt").read_text()
-        assert ("training conversations dropped: longer than 64 tokens" in log) == (overlong == "drop")
+        counted = re.search(r"(\d+) training conversations (truncated|dropped): longer than 64 tokens", log)
+        assert counted[2] == {"truncate": "truncated", "drop": "dropped"}[overlong] and 0 < int(counted[1]) < 60
     refusal("chat", {**flags, "max_length": 129}, "model.length")
 
 

@@ -125,12 +125,12 @@ def predict_run(
 def open_dialogue(folder: RunFolder, system: str | None = None, changes: Mapping[str, Any] | None = None) -> Any:
     """Return a dialogue with the best model of a run, whose `answer` streams; InputError if its task has none."""
     task = task_of_run(folder)
-    if not task.has_dialogues:
+    if task.dialogue is None:
         what = f"lw chat is for models that answer, and this is a run of {task.name}"
         raise InputError("args.task", what, fix=f"lw predict {shlex.quote(str(folder.path))} 'a text'")
     job = load_run(folder, changes=changes)
     job.model.eval()
-    return task.open_dialogue(job, system)
+    return task.dialogue(job, system)
 
 
 def export_run(

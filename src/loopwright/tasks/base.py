@@ -115,7 +115,7 @@ class Task(ABC):
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({"transformers": "text"})
     not_inputs: ClassVar[tuple[str, ...]] = ("position", "num_items")  # keys of a batch that the model does not take
     predicted: ClassVar[tuple[str, ...]] = ()  # the fields of a prediction, for inputs that are all unusable
-    has_dialogues: ClassVar[bool] = False  # `lw chat` can talk with its models
+    dialogue: ClassVar[Callable[..., Any] | None] = None  # for `lw chat`: a class, called with a job and a system turn
     logs_samples: ClassVar[bool] = False  # the samples of each evaluation are also printed
     repeated: ClassVar[tuple[str, ...]] = ()  # the fields of a prediction that repeat its input
     prediction_flags: ClassVar[tuple[str, ...]] = ()  # its own flags that `predict` and `evaluate` accept
@@ -354,10 +354,6 @@ class Task(ABC):
                 with torch.inference_mode():
                     found = iter(self.predict_batch(job, job.model, to_device(job.collate_fn(usable), device)))
             yield from ({"error": each} if isinstance(each, Exception) else next(found) for each in features)
-
-    def open_dialogue(self, job: Job, system: str | None) -> Any:
-        """Return a dialogue with a trained model, for a task with `has_dialogues`."""
-        raise DataError(f"{self.name} has no dialogues")
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return a scored sample as it is written to files, with names instead of numbers.

@@ -25,16 +25,25 @@ _BRACKETS = ("⟦", "⟧")
 
 
 class Conversations(RowDataset):
-    """Encoded rows, kept in memory; those that the encoder drops are left out. Labels are those of the next token."""
+    """Encoded rows, kept in memory, with the labels of the next token.
 
-    def __init__(self, rows: Rows, encode: Any) -> None:
+    Args:
+        whole: encodes a conversation of any length.
+        encode: encodes one that is too long, refuses it, or drops it with None.
+    """
+
+    def __init__(self, rows: Rows, whole: Any, encode: Any) -> None:
         ids: list[Ids] = []
         labels: list[Ids] = []
-        kept, self.num_dropped_texts, first = [], 0, ""
+        kept, self.num_dropped_texts, self.num_truncated, first = [], 0, 0, ""
         for index in range(len(rows)):
             where = rows.place(index) if hasattr(rows, "place") else f"row {index + 1:,}"
             chat: Chat = rows[index]["chat"]
-            encoded = encode(Chat(chat.messages, chat.tools, chat.completion, where))
+            chat = Chat(chat.messages, chat.tools, chat.completion, where)
+            encoded = whole(chat)
+            if encode.max_length is not None and len(encoded.input_ids) > encode.max_length:
+                encoded = encode(chat)
+                self.num_truncated += encoded is not None
             if encoded is None:
                 continue
             kept.append(index)
@@ -70,9 +79,10 @@ class Conversations(RowDataset):
     def notes(self, name: str, max_length: int) -> list[str]:
         """Describe what the rows lost: whole conversations that are too long, and texts that the template drops."""
         found = []
-        if self.num_dropped:
-            number = counted(self.num_dropped, f"{name} conversation")
-            found.append(f"{number} dropped: longer than {max_length:,} tokens (--overlong)")
+        for number, what in ((self.num_truncated, "truncated"), (self.num_dropped, "dropped")):
+            if number:
+                conversations = counted(number, f"{name} conversation")
+                found.append(f"{conversations} {what}: longer than {max_length:,} tokens (--overlong)")
         if self.num_dropped_texts:
             number = counted(self.num_dropped_texts, f"{name} conversation")
             found.append(f"the template drops texts of the assistant in {number}, such as earlier thinking")
