@@ -84,8 +84,8 @@ class Conversations(RowDataset):
                 conversations = counted(number, f"{name} conversation")
                 found.append(f"{conversations} {what}: longer than {max_length:,} tokens (--overlong)")
         if self.num_dropped_texts:
-            number = counted(self.num_dropped_texts, f"{name} conversation")
-            found.append(f"the template drops texts of the assistant in {number}, such as earlier thinking")
+            conversations = counted(self.num_dropped_texts, f"{name} conversation")
+            found.append(f"the template drops texts of the assistant in {conversations}, such as earlier thinking")
         return found
 
 
