@@ -345,6 +345,24 @@ def test_a_turn_of_which_nothing_is_left_is_not_trained_but_counted():
     turns = [("user", "A"), {"role": "assistant", "tool_calls": [CALL]}, ("tool", "4"), ("assistant", "Cold.")]
     encoded = encoder("chatml")(chat(*turns))
     assert trained(encoded) == ["Cold.<|im_end|>\n"] and encoded.dropped == ["weather"]
+    thought = {"role": "assistant", "content": "", "reasoning_content": "plan"}
+    encoded = encoder("chatml")(chat(("user", "A"), thought, ("user", "B"), ("assistant", "Cold.")))
+    assert trained(encoded) == ["Cold.<|im_end|>\n"] and encoded.dropped == ["plan"]
+
+
+def test_an_empty_turn_is_found_beside_a_call_without_text():
+    call = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    turns = [("user", "A"), call, ("tool", "4"), ("assistant", ""), ("user", "B"), ("assistant", "Cold.")]
+    for mark in ("plain", "marked"):
+        found = trained(encoder("qwen 2.5", mark)(chat(*turns, tools=TOOLS)))
+        assert found == [SHAPES["qwen 2.5"].calls, "<|im_end|>\n", "Cold.<|im_end|>\n"]
+
+
+def test_a_header_that_only_the_whole_conversation_has_is_not_trained():
+    prompt = "{% if add_generation_prompt and messages[-1].role != 'tool' %}<|im_start|>assistant {% endif %}"
+    made = ChatEncoder(tokenizer(), chat_template=LOOP % "{{ m.content }}{{ '!' if m.role == 'tool' }}" + prompt)
+    turns = [("user", "A"), ("assistant", "Wait."), ("tool", "4"), ("assistant", "Cold.")]
+    assert trained(made(chat(*turns))) == ["Wait.<|im_end|>", "Cold.<|im_end|>"]
 
 
 def test_a_message_inside_a_turn_is_refused():

@@ -306,15 +306,12 @@ class ChatEncoder:
 
     def _length(self, kind: str, gap: str, chat: Chat, sentinels: Sentinels, index: int) -> int:
         """Return how much of the text between two contents is a header, or the end of a turn."""
-        if (known := self._lengths.get((kind, gap))) is not None:
-            return known
-        if kind == "header":
-            length = self._header(gap, chat, sentinels.messages[:index])
-        else:
-            length = self._end(gap, chat, sentinels.messages[: index + 1])
-        if len(self._lengths) < _MOST_KNOWN:
-            self._lengths[kind, gap] = length
-        return length
+        if (kind, gap) not in self._lengths:
+            if len(self._lengths) >= _MOST_KNOWN:
+                self._lengths.clear()
+            measured = self._header if kind == "header" else self._end
+            self._lengths[kind, gap] = measured(gap, chat, sentinels.messages[: index + (kind == "end")])
+        return self._lengths[kind, gap]
 
     def _written(self, chat: Chat, messages: list[dict[str, Any]], *, prompt: bool = False) -> str | None:
         """Return what the template writes after the last content; None for messages that it does not take."""

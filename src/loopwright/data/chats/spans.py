@@ -75,10 +75,8 @@ class Sentinels:
             wrapped = dict(message)
             is_marked = empty and not message.get("tool_calls")
             if roles is None or message["role"] in roles:
-                for name in ("content", *_THOUGHT_FIELDS):
-                    if name not in message:
-                        continue
-                    wrapped[name] = self._content(index, message[name], is_marked, message["role"] == "assistant")
+                for name in [each for each in ("content", *_THOUGHT_FIELDS) if each in message]:
+                    wrapped[name] = self._content(index, message[name], is_marked)
             if message.get("tool_calls"):
                 wrapped["tool_calls"] = [self._call(index, each) for each in message["tool_calls"]]
             self.messages.append(wrapped)
@@ -100,12 +98,12 @@ class Sentinels:
                 (segment.ends if number % 2 else segment.starts).append(position)
         return Rendering(PRIVATE.sub("", rendered), self.segments, marks)
 
-    def _content(self, index: int, content: Any, empty: bool, may_think: bool) -> Any:
+    def _content(self, index: int, content: Any, empty: bool) -> Any:
         if isinstance(content, list):
-            return [{**each, "text": self._content(index, each["text"], empty, may_think)} for each in content]
+            return [{**each, "text": self._content(index, each["text"], empty)} for each in content]
         if not isinstance(content, str) or not (content.strip() or empty):
             return content
-        pieces = _THINKING.split(content) if may_think else [content]  # every second one is a tag
+        pieces = _THINKING.split(content)  # every second one is a tag
         if not any(piece.strip() for piece in pieces[::2]):
             return self._wrap(index, content)
         return "".join(
