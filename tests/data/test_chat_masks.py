@@ -370,7 +370,7 @@ def test_a_message_inside_a_turn_is_refused():
     said = "{% if m.role != 'tool' %}" + body + "{{ m.content }}{% endif %}"
     call = {"role": "assistant", "content": "Well", "tool_calls": [CALL]}
     message = refused(LOOP % said, ("user", "A"), call, ("tool", "4 degrees"), ("assistant", "Cold."))
-    assert "another message stands inside a turn" in message and "weather4 degreesWell" in message
+    assert "another message is inside a turn" in message and "weather4 degreesWell" in message
 
 
 def test_private_use_characters_are_refused():

@@ -288,7 +288,7 @@ class ChatEncoder:
             before = text[max((p for p in others if p <= first), default=0) : first]
             after = text[last : min((p for p in others if p >= last), default=len(text))]
             if any(first < p < last for p in others):
-                what = "another message stands inside a turn of the assistant"
+                what = "another message is inside a turn of the assistant"
                 raise self._unproven(chat, what, text[first:last], [chat.messages[index]])
             header = self._length("header", before, chat, sentinels, index)
             is_last = index == len(chat.messages) - 1
