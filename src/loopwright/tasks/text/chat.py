@@ -22,7 +22,7 @@ from loopwright.run_folder import RunFolder
 from loopwright.sources import DataPlan, Role
 from loopwright.sources.chats import Chat
 from loopwright.tasks import pretrained
-from loopwright.tasks.arguments import ShortName, TaskTrainingArguments, flag, flag_list
+from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag, flag_list
 from loopwright.tasks.base import Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.scoring import BaselineScores, JointScorer, MetricScorer, PartScorer, Scorer, score_rows
@@ -43,7 +43,7 @@ _BACKOFF = 5.0  # the weight of the frequencies of tokens in those of pairs
 
 
 @dataclass
-class ChatArguments(language.LossArguments):
+class ChatArguments(TaskArguments):
     chat_column: str | None = flag(None, "Column of the conversations, a list of messages each; inferred if unset.")
     chat_template: str | None = flag(
         None, "Chat template: the name of a built-in one, or a file; the tokenizer's own if unset."
@@ -69,11 +69,13 @@ class ChatArguments(language.LossArguments):
         0, "Validation rows whose last answer is generated and compared at each evaluation.", at_least=0
     )
     trained_tokens: list[str] = flag_list("With --lora: tokens whose embeddings are trained; those added if unset.")
+    loss_chunk: str = language.loss_chunk_flag()
 
     max_seq_length = ShortName("max_length", int)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        language.check_loss_chunk(self.loss_chunk)
         if self.vocab_size is not None and self.model is not None:
             raise ConfigError("vocab_size is for a model from scratch, but --model has a vocabulary: leave it out")
         if self.exact_match_rows and self.train_on == "all":

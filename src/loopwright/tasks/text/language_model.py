@@ -38,21 +38,20 @@ _BYTES_PER_TOKEN_TYPE = 2_000
 Numbers = npt.NDArray[np.int64]
 
 
-@dataclass
-class LossArguments(TaskArguments):
-    loss_chunk: str = flag(
+def loss_chunk_flag() -> Any:
+    return flag(
         "auto", "Tokens whose logits exist at a time in training: a number, off, or auto: in chunks if they are large."
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.loss_chunk not in ("auto", "off") and not (self.loss_chunk.isdecimal() and int(self.loss_chunk)):
-            near = nearest(self.loss_chunk, ["auto", "off"])
-            raise must_be("loss_chunk", "a number of tokens, 'auto' or 'off'", self.loss_chunk, nearest=near)
+
+def check_loss_chunk(given: str) -> None:
+    if given not in ("auto", "off") and not (given.isdecimal() and int(given)):
+        near = nearest(given, ["auto", "off"])
+        raise must_be("loss_chunk", "a number of tokens, 'auto' or 'off'", given, nearest=near)
 
 
 @dataclass
-class LanguageArguments(LossArguments):
+class LanguageArguments(TaskArguments):
     text_column: str | None = flag(None, "Column of the text; inferred if unset.")
     text_unit: str = flag("line", "What a row of a txt file is.", choices=("line", "paragraph"))
     line_by_line: bool = flag(False, "Keep rows separate, cut to --block_size, instead of joining them into blocks.")
@@ -62,12 +61,14 @@ class LanguageArguments(LossArguments):
     vocab_size: int | None = flag(
         None, "Vocabulary size of a model from scratch, 300 or more; chosen from the data if unset.", at_least=300
     )
+    loss_chunk: str = loss_chunk_flag()
 
     max_length = ShortName("block_size", int)
     max_seq_length = ShortName("block_size", int)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_loss_chunk(self.loss_chunk)
         if self.vocab_size is not None and self.model is not None:
             raise ConfigError("vocab_size is for a model from scratch, but --model has a vocabulary: leave it out")
 
