@@ -1,6 +1,7 @@
 """Images per second of fine-tuning on a GPU: the vision tasks against a hand-written loop over the same data and model.
 
     python benchmarks/vision.py                     both settings and all sides, written to results/vision.md
+    python benchmarks/vision.py --cache off         images are decoded in each epoch
 
 A ViT of the base size and a DETR on a small ResNet, from their configs with random weights, on generated scenes (JPEG
 files, decoded and augmented in loader workers), in bf16. Each side runs in a process of its own: some updates to warm
@@ -116,7 +117,7 @@ class Clock:
             self.seconds = now if self.count == WARM_UP else now - self.seconds
 
 
-def child(name: str, side: str, data: str, model: str, output: str) -> None:
+def child(name: str, side: str, data: str, model: str, cache: str, output: str) -> None:
     """Measure one side; called in a process of its own."""
     from loopwright.callbacks import TrainerCallback
     from loopwright.runs.job import build_job, given_origin, load_data, make_optimizer, prepare_torch
@@ -128,6 +129,7 @@ def child(name: str, side: str, data: str, model: str, output: str) -> None:
     task_name, _, batch_size, image_size = SETTINGS[name]
     task = get_task(task_name)
     words = ["--data", data, "--model", model, "--batch", str(batch_size), "--image_size", str(image_size), "--bf16"]
+    words += ["--cache", cache]
     settings = settle(task, [*words, "--workers", str(min(12, os.cpu_count() or 1))], None)
     plan = RunData(task.preflight(settings.args))
     prepare_torch(settings)
@@ -182,7 +184,8 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS)
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
     parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--cache", default="auto", choices=("auto", "ram", "disk", "off"))
+    parser.add_argument("--child", nargs=6, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         child(*options.child)
@@ -191,7 +194,7 @@ def main() -> None:
         sys.exit("vision.py measures a GPU, and there is none here")
     lines = [
         f"`python benchmarks/vision.py`: {torch.cuda.get_device_name()}, torch {torch.__version__}, Python "
-        f"{platform.python_version()}, {os.cpu_count()} cores, bf16.",
+        f"{platform.python_version()}, {os.cpu_count()} cores, bf16, --cache {options.cache}.",
         "",
         "| model | side | images/s | over the hand-written loop | graphed |",
         "|---|---|--:|--:|--:|",
@@ -207,6 +210,7 @@ def main() -> None:
                 output.unlink(missing_ok=True)
                 data = folder / "classes" if name == "vit" else folder
                 command = [sys.executable, str(THIS_FILE), "--child", name, side, str(data), str(folder / name)]
+                command.append(options.cache)
                 environment = os.environ | {
                     "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
                 }
