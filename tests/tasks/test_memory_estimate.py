@@ -45,7 +45,7 @@ def measured(run: RunJob) -> memory.MemoryEstimate:
     optimizer.step()
     gradients = sum(each.grad.nbytes for each in parameters if each.grad is not None)
     state = sum(each.nbytes for each in iter_tensors(list(optimizer.state.values())))
-    return memory.MemoryEstimate(sum(each.nbytes for each in parameters), gradients, state, kept.num_bytes, 0)
+    return memory.MemoryEstimate(sum(each.nbytes for each in parameters), gradients, state, kept.num_bytes, 0, 4 * 32)
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,24 @@ def test_lw_check_says_what_to_change_before_it_loads_what_will_not_fit(models, 
     assert main([*words, "--json"]) == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     need = next(event["expected_memory"] for event in events if event["event"] == "check")
-    assert set(need) == {"weights", "gradients", "optimizer", "activations", "logits"}
-    monkeypatch.setattr(memory, "free_bytes", lambda device: sum(need.values()) - 1)
-    assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "will probably not fit" in said and "--batch 2 --gradient_accumulation_steps 2 (−" in said, said
-    assert "--gradient_checkpointing (−" in said and "--lora (−" in said
-    monkeypatch.setattr(memory, "free_bytes", lambda device: need["weights"])
+    assert set(need) == {"weights", "gradients", "optimizer", "activations", "logits", "tokens"}
+    assert need.pop("tokens") == 4 * 32
+    total, most = sum(need.values()), need["activations"] + need["logits"]
+
+    def said(free: float) -> str:
+        monkeypatch.setattr(memory, "free_bytes", lambda device: int(free))
+        main(words)
+        printed = capsys.readouterr()
+        return printed.out + printed.err
+
+    assert "will not" not in said(total)
+    warned = said(total - 1)
+    assert "will probably not fit" in warned and "check   1 step" in warned
+    assert "--batch 2 --gradient_accumulation_steps 2 (−" in warned and "--gradient_checkpointing (−" in warned
+    alone = said(total - 0.45 * most)  # half a batch is just enough, adapters are not
+    assert "--batch 2 --gradient_accumulation_steps 2 (−" in alone and "--lora" not in alone
+    all_together = said(total - 0.8 * most)
+    assert "--batch 2 --gradient_accumulation_steps 2 --gradient_checkpointing --lora" in all_together, all_together
     monkeypatch.delattr(pretrained, "open_weights")
-    assert main(words) != 0
-    said = capsys.readouterr().err
-    assert "error[memory.train]: the model does not fit into memory" in said and "--lora (−" in said, said
+    refused = said(need["weights"])
+    assert "error[memory.train]: the model does not fit into memory" in refused

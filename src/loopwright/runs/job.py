@@ -382,7 +382,7 @@ def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> 
     base = _kept_base(origin) if args.lora else None
     if base is not None:
         origin = replace(origin, base=find_base(_base_path(task, settings), base))
-    if args.load_in is not None:
+    if args.load_in is not None and not origin.is_empty:
         origin = replace(origin, quantization=four_bits(training.bf16))
     with consenting(args):
         job = task.build(data, args, training, origin)

@@ -254,9 +254,14 @@ def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
     return found
 
 
+def has_bitsandbytes() -> bool:
+    """Whether weights can be loaded in 4 bits here."""
+    return find_spec("bitsandbytes") is not None
+
+
 def four_bits(is_bf16: bool) -> Any:
     """Return how `--load_in 4bit` quantizes weights: nf4, with quantized scales."""
-    if find_spec("bitsandbytes") is None:
+    if not has_bitsandbytes():
         what, fix = "--load_in 4bit needs bitsandbytes", "pip install 'loopwright[qlora]'"
         raise InputError("install.extra", what, fix=fix, flag="--load_in")
     from transformers import BitsAndBytesConfig

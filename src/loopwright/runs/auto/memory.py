@@ -18,7 +18,7 @@ from loopwright.quantities import size
 from loopwright.runs.job import RunJob, build_job, given_origin, make_optimizer
 from loopwright.runs.settings import Settings
 from loopwright.runs.trainer import LENGTH_FLAGS
-from loopwright.tasks.adapters import made_up_inputs
+from loopwright.tasks.adapters import has_bitsandbytes, made_up_inputs
 from loopwright.tasks.base import Job
 from loopwright.tasks.text.chunked_loss import tokens_at_a_time
 from loopwright.tasks.text.models import longest_allowed
@@ -38,6 +38,7 @@ class MemoryEstimate:
     optimizer: int
     activations: int
     logits: int
+    tokens: int  # of the micro-batch that this is for
 
     @property
     def state(self) -> int:
@@ -56,34 +57,37 @@ def print_expected(run: RunJob) -> MemoryEstimate | None:
     if found is None:
         return None
     free, where = free_bytes(run.training.device), "GPU" if run.training.device.type == "cuda" else "host"
-    parts = ", ".join(f"{name} {size(value)}" for name, value in asdict(found).items() if value)
+    parts = ", ".join(f"{name} {size(value)}" for name, value in asdict(found).items() if value and name != "tokens")
     text = f"about {size(found.total)} of {size(free)} free on the {where}: {parts}"
-    run.screen.block("needs", f"{text} (predicted)")
+    run.screen.block("needs", text, f"predicted for micro-batches of {found.tokens:,} tokens")
     if found.total > free:
-        what, remedies = "the model and its batch will probably not fit into memory", _remedies(run, found)
+        what, remedies = "the model and its batch will probably not fit into memory", _remedies(run, found, free)
         if found.state > free:
             raise MemoryLimitError("memory.train", "the model does not fit into memory", saw=[text], fix=remedies)
         run.screen.remark("warning", f"{what}: {remedies}")
     return found
 
 
-def _remedies(run: RunJob, found: MemoryEstimate) -> str:
-    args, training = run.args, run.training
-    rows, accumulation = training.train_batch_size, training.gradient_accumulation_steps
-    changes: dict[str, tuple[str, dict[str, Any]]] = {
-        "half": (f"--batch {rows // 2} --gradient_accumulation_steps {2 * accumulation}", {_BATCH: rows // 2}),
-        "checkpointing": ("--gradient_checkpointing", {"gradient_checkpointing": True}),
-        "lora": ("--lora", {"lora": True}),
-        "4bit": ("--lora --load_in 4bit" if not args.lora else "--load_in 4bit", {"lora": True, "load_in": "4bit"}),
-    }
-    is_done = {"half": rows < 2, "checkpointing": training.gradient_checkpointing, "lora": args.lora}
-    is_done["4bit"] = args.load_in is not None
-    savings = []
-    for name, (_, values) in changes.items():
-        changed = None if is_done[name] else estimate(run, values)
-        if changed is not None and changed.total < found.total:
-            savings.append(MemorySaving(name, found.total - changed.total))
-    return list_savings({name: text for name, (text, _) in changes.items()}, savings) or "choose a smaller model"
+def _remedies(run: RunJob, found: MemoryEstimate, free: int) -> str:
+    """Return the changes that make a run fit, each alone, or else all together."""
+    args, training, rows = run.args, run.training, run.training.train_batch_size
+    halved = f"--batch {rows // 2} --gradient_accumulation_steps {2 * training.gradient_accumulation_steps}"
+    in_4_bits = "--load_in 4bit" if args.lora else "--lora --load_in 4bit"
+    possible: list[tuple[str, bool, dict[str, Any]]] = [
+        (halved, rows > 1, {_BATCH: rows // 2}),
+        ("--gradient_checkpointing", not training.gradient_checkpointing, {"gradient_checkpointing": True}),
+        ("--lora", not args.lora, {"lora": True}),
+        (in_4_bits, not args.load_in and has_bitsandbytes(), {"lora": args.lora or True, "load_in": "4bit"}),
+    ]
+    changes = {text: values for text, is_open, values in possible if is_open}
+    needs = {text: each for text, values in changes.items() if (each := estimate(run, values)) is not None}
+    savings = [MemorySaving(text, found.total - each.total) for text, each in needs.items() if each.total <= free]
+    if savings:
+        return list_savings({text: text for text in needs}, savings)
+    together = estimate(run, {name: value for text in needs for name, value in changes[text].items()})
+    if together is None or together.total > free:
+        return "choose a smaller model"
+    return " ".join(text for text in needs if text != "--lora" or in_4_bits not in needs)
 
 
 def estimate(run: RunJob, changes: dict[str, Any] | None = None) -> MemoryEstimate | None:
@@ -121,19 +125,18 @@ def _estimated(job: Job, settings: Settings) -> MemoryEstimate:
     kept = _Kept(parameters)
     precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(str(training.mixed_precision))
     with torch.autocast(training.device.type, precision, enabled=precision is not None), kept.counting():
-        outputs = model(**made_up_inputs(inner, rows, tokens))
+        outputs = model(**made_up_inputs(inner, rows, tokens), **getattr(job.task, "forward_options", {}))
     logits, head = 0, inner.get_output_embeddings()
     if head is not None and outputs[0].dim() == 3:  # a language model
         at_once = tokens_at_a_time(model, rows * tokens, getattr(args, "loss_chunk", "off")) or rows * tokens
         logits = _LOGIT_COPIES * 4 * min(at_once, rows * tokens) * int(outputs[0].shape[-1])
     return MemoryEstimate(
-        weights=int(
-            sum(each.numel() * (_FOUR_BITS if id(each) in quantized else each.itemsize) for each in parameters)
-        ),
+        weights=int(sum(_FOUR_BITS * each.numel() if id(each) in quantized else each.nbytes for each in parameters)),
         gradients=sum(each.nbytes for each in trained),
         optimizer=_optimizer_bytes(job, trained),
         activations=kept.num_bytes,
         logits=logits,
+        tokens=rows * tokens,
     )
 
 
