@@ -152,8 +152,10 @@ def test_embeddings_that_were_resized_and_new_heads_are_in_the_checkpoints(tmp_p
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "gpt2")
     tokenizer.add_tokens([f"<new{number}>" for number in range(1200)])
     tokenizer.save_pretrained(tmp_path / "gpt2")
-    whole = check_kill(tmp_path, words[:-2], 3)
-    (*_, newest) = sorted((whole / "checkpoints").glob("step-*"))
+    run_lines(words, folder=tmp_path, failpoint="after_optimizer_step:3:kill")
+    code, said = run_lines(["resume", "run"], folder=tmp_path)
+    assert code == 0 and "resume  T0" in said, said
+    (*_, newest) = sorted((tmp_path / "run/checkpoints").glob("step-*"))
     kept = {name.removeprefix("base_model.model.") for name in read(newest).model if ".lora_" not in name}
     assert kept == {"transformer.wte.weight", "lm_head.weight"}
 

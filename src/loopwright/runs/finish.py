@@ -70,7 +70,7 @@ def finish(run: RunJob, trained: TrainResult, spent: TimeSpent) -> None:
         run.owner.check_folder()
         job.model, check = merged(job.model)
         if check is not None and not check.is_passed:
-            screen.remark("warning", f"{check}: prefer lw export with --adapters to the model folder")
+            screen.remark("warning", f"{check.text}: prefer lw export with --adapters to the model folder")
         drawn = _illustrate(job, folder, examples, screen)
         replace_folder(folder.model, lambda aside: _write_model(job, aside, folder, result))
         folder.write_result(result)

@@ -379,7 +379,8 @@ def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> 
     before = dict(vars(args))
     if origin.path is not None and origin.module is None:
         check_sums(Path(origin.path))
-    base = _kept_base(origin) if args.lora else None
+    # Of a run with adapters, if its checkpoints leave the base model out.
+    base = read_json(Path(str(origin.path)) / BASE, {}) or None if args.lora and origin.is_run else None
     if base is not None:
         origin = replace(origin, base=find_base(_base_path(task, settings), base))
     if args.load_in is not None and not origin.is_empty:
@@ -411,12 +412,6 @@ def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> 
         options: Any = training.gradient_checkpointing_kwargs or {}
         job.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False, **options})
     return job
-
-
-def _kept_base(origin: Origin) -> dict[str, Any] | None:
-    """Return the base model that a run with adapters began with, if its checkpoints leave it out."""
-    found: dict[str, Any] = read_json(Path(str(origin.path)) / BASE, {}) if origin.is_run else {}
-    return found or None
 
 
 def _base_path(task: Task, settings: Settings) -> str:

@@ -159,10 +159,10 @@ def export_run(
         job.model, check = merged(job.model)
         if merge and (check is None or not check.is_passed):
             what = "the adapters cannot be merged: the merged model computes something else"
-            saw = [str(check) if check is not None else "its outputs cannot be compared: it takes unusual inputs"]
+            saw = [check.text if check is not None else "its outputs cannot be compared: it takes unusual inputs"]
             raise InputError("model.merge", what, saw=saw, fix="--adapters instead of --merge")
-        if merge and say is not None:
-            say(str(check))
+        if merge and check is not None and say is not None:
+            say(check.text)
     target.mkdir(parents=True, exist_ok=True)
     job.task.save(job, target)
     card, is_kept = folder.model / "README.md", folder.is_finished and (folder.model / "README.md").is_file()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 from loopwright.errors import InputError, near_names, nearest
 
@@ -254,14 +254,9 @@ def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
     return found
 
 
-def has_bitsandbytes() -> bool:
-    """Whether weights can be loaded in 4 bits here."""
-    return find_spec("bitsandbytes") is not None
-
-
 def four_bits(is_bf16: bool) -> Any:
     """Return how `--load_in 4bit` quantizes weights: nf4, with quantized scales."""
-    if not has_bitsandbytes():
+    if find_spec("bitsandbytes") is None:
         what, fix = "--load_in 4bit needs bitsandbytes", "pip install 'loopwright[qlora]'"
         raise InputError("install.extra", what, fix=fix, flag="--load_in")
     from transformers import BitsAndBytesConfig
@@ -349,23 +344,11 @@ def _excuse(names: set[str], model: Any, keys: Any) -> None:
     keys.missing_keys[:] = [name for name in keys.missing_keys if name not in names]
 
 
-@dataclass(frozen=True)
-class MergeCheck:
-    """How much the outputs of a merged model differ from those with adapters, relative to the largest of them."""
+class MergeCheck(NamedTuple):
+    """Whether the outputs of a merged model are those with adapters, within a tolerance; and the figures."""
 
-    difference: float
-    tolerance: float
-    kind: str
-
-    @property
-    def is_passed(self) -> bool:
-        """Whether the difference, which is nan for outputs that are not finite, is within the tolerance."""
-        return self.difference <= self.tolerance
-
-    def __str__(self) -> str:
-        return (
-            f"merged outputs differ by {self.difference:.1e} of the largest (tolerance {self.tolerance:g}, {self.kind})"
-        )
+    is_passed: bool
+    text: str
 
 
 def merged(model: Any) -> tuple[Any, MergeCheck | None]:
@@ -384,7 +367,10 @@ def merged(model: Any) -> tuple[Any, MergeCheck | None]:
     tolerance = 5e-2 if is_coarse else 1e-2 if is_quantized else 1e-4
     largest = max((each.abs().max().item() for each in before), default=0.0) or 1.0
     differences = [(one - other).abs().max().item() / largest for one, other in zip(before, after, strict=True)]
-    return whole, MergeCheck(max(differences), tolerance, kind) if differences else None
+    if not differences:
+        return whole, None
+    text = f"merged outputs differ by {max(differences):.1e} of the largest (tolerance {tolerance:g}, {kind})"
+    return whole, MergeCheck(max(differences) <= tolerance, text)
 
 
 def _outputs(model: Any) -> list[Any]:

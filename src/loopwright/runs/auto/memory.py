@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from loopwright.quantities import size
 from loopwright.runs.job import RunJob, build_job, given_origin, make_optimizer
 from loopwright.runs.settings import Settings
 from loopwright.runs.trainer import LENGTH_FLAGS
-from loopwright.tasks.adapters import has_bitsandbytes, made_up_inputs
+from loopwright.tasks.adapters import made_up_inputs
 from loopwright.tasks.base import Job
 from loopwright.tasks.text.chunked_loss import tokens_at_a_time
 from loopwright.tasks.text.models import longest_allowed
@@ -77,7 +78,11 @@ def _remedies(run: RunJob, found: MemoryEstimate, free: int) -> str:
         (halved, rows > 1, {_BATCH: rows // 2}),
         ("--gradient_checkpointing", not training.gradient_checkpointing, {"gradient_checkpointing": True}),
         ("--lora", not args.lora, {"lora": True}),
-        (in_4_bits, not args.load_in and has_bitsandbytes(), {"lora": args.lora or True, "load_in": "4bit"}),
+        (
+            in_4_bits,
+            not args.load_in and find_spec("bitsandbytes") is not None,
+            {"lora": args.lora or True, "load_in": "4bit"},
+        ),
     ]
     changes = {text: values for text, is_open, values in possible if is_open}
     needs = {text: each for text, values in changes.items() if (each := estimate(run, values)) is not None}

@@ -1,8 +1,6 @@
-"""The loss of a language model in training, without the logits of a whole batch.
+"""The loss of a language model in training, some tokens at a time: the logits of a whole batch never exist.
 
-A linear output layer and the cross-entropy are computed together, some tokens at a time, with their gradients, so that
-only the logits of these tokens exist. What comes after the layer, such as soft-capping, would be left out: a model is
-compared with its layer alone first.
+What a model does after its output layer, such as soft-capping, would be left out: it is compared with the layer first.
 """
 
 from __future__ import annotations
