@@ -199,6 +199,9 @@ class ChatTuning(Task):
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
         return [{"chat": Chat([{"role": "user", "content": each}]) if each.strip() else None} for each in texts]
 
+    def model_card_lines(self, job: Job) -> list[str]:
+        return ['The folder has its chat template: pipeline("text-generation", "FOLDER") answers a list of messages.']
+
     def preview(self, job: Job) -> list[tuple[str, bool]]:
         lines = getattr(job.train_dataset, "lines", job.train_dataset)
         return chats.marked_tokens(job.processor, lines[0]["input_ids"], lines[0]["labels"])
