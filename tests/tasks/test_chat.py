@@ -314,3 +314,29 @@ def test_packed_training_rows_are_scored_by_conversation_and_other_files_are_eva
 
 def _as_sharegpt(messages):
     return [{"from": turn["role"], "value": turn["content"]} for turn in messages]
+
+
+def test_tools_and_calls_are_rendered_and_the_calls_are_trained(llama, tmp_path):
+    tools = [{"type": "function", "function": {"name": "total", "parameters": {"type": "object", "properties": {}}}}]
+    call = {"type": "function", "function": {"name": "total", "arguments": {"of": 3}}}
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Add {number}."},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "content": "3", "name": "total"},
+                {"role": "assistant", "content": "The total is 3."},
+            ],
+            "tools": tools,
+        }
+        for number in range(30)
+    ]
+    data = write_jsonl(tmp_path / "tools.jsonl", rows)
+    flags = {**FLAGS, "max_length": 1024, "max_steps": 1, "vocab_size": 600}
+    run = api.train("chat", data=data, **flags)
+    first = (run.path / "samples" / "train_batch0.txt").read_text()
+    assert "<tools>" in first and '"name": "total"' in first
+    trained = re.findall("⟦(.*?)⟧", first)
+    assert {each.removesuffix(END) for each in trained if "total is" in each} == {"The total is 3."}
+    assert any("<tool_call>" in each and '"of": 3' in each for each in trained)
+    assert "30 conversations with tools" in (run.path / "log.txt").read_text()

@@ -86,7 +86,7 @@ def test_a_model_that_cannot_generate_samples_is_still_trained(tmp_path, gpt2, m
     def refuse(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr(causal_lm, "_continued", refuse)
+    monkeypatch.setattr(causal_lm, "continued", refuse)
     run = train(tmp_path, "run", gpt2)
     assert not (run.path / "eval" / "samples.jsonl").exists()
     weights = [(each.path / "model" / "model.safetensors").read_bytes() for each in (expected, run)]
