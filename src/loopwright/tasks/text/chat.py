@@ -109,18 +109,10 @@ class ChatTuning(Task):
     prediction_flags = ("max_new_tokens", "temperature")
     logs_samples = True
     dialogue = chats.Dialogue
-    demo = dict(
-        max_length=256,
-        packing=True,
-        vocab_size=400,
-        max_new_tokens=16,
-        exact_match_rows=100,
-        epochs=2,
-        batch=4,
-        lr=3e-3,
-        warmup_steps=0.1,
-        threads=1,
-    )
+    demo = {
+        **dict(max_length=256, packing=True, vocab_size=400, max_new_tokens=16, exact_match_rows=100),
+        **dict(epochs=2, batch=4, lr=3e-3, warmup_steps=0.1, threads=1),
+    }
     demo_note = "a small Llama learns to keep a running total: perplexity 1.04 (bigram 2.02), 89 % right answers, 90 s"
 
     def demo_data(self) -> Any:
@@ -230,12 +222,8 @@ class ChatTuning(Task):
         with causal_lm.generating(job, next(job.model.parameters()).device):
             tokens = [encoded[index]["input_ids"] for index in range(len(prompts))]
             written = chats.answers(job, tokens, job.args.temperature)
-        true = [
-            "\n".join(map(chats.content_of, chat.messages[len(prompt.messages) :]))
-            for chat, prompt in zip(asked, prompts, strict=True)
-        ]
         sources = [chats.content_of(prompt.messages[-1]) for prompt in prompts]
-        triples = zip(sources, written, true, strict=True)
+        triples = zip(sources, written, map(chats.last_answer, asked), strict=True)
         return [{"source": source, "written": answer, "true": right} for source, answer, right in triples]
 
     def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
@@ -407,7 +395,10 @@ def _choose_packing(args: Any, model: Any, is_asked: bool) -> list[str]:
         args.packing = False
     if args.tokens_per_update is not None:
         rows, rest = divmod(args.tokens_per_update, args.max_length)
-        if rest or not args.packing or args.effective_batch is not None:
+        if args.effective_batch is not None:
+            what = "--tokens_per_update and --effective_batch exclude each other"
+            raise InputError("args.value", what, fix="leave out --effective_batch   or   leave out --tokens_per_update")
+        if rest or not args.packing:
             what = f"--tokens_per_update {args.tokens_per_update} is for packed rows of {args.max_length} tokens"
             fix = f"--packing --tokens_per_update {max(rows, 1) * args.max_length}"
             raise InputError("args.value", what, fix=fix)

@@ -352,12 +352,7 @@ def unigram(job: Job, encode: RowEncoder, metrics: Sequence[str], skipped: Seque
         for ids, _ in encode([row["text"] for row in rows]):
             learnt += np.bincount(ids, minlength=vocabulary)
     learnt[list(skipped)] = 0
-    return unigram_scores(job, learnt, metrics)
-
-
-def unigram_scores(job: Job, learnt: Numbers, metrics: Sequence[str]) -> BaselineScores:
-    """Score token frequencies, smoothed by adding one."""
-    losses, usual = -np.log((learnt + 1) / (learnt.sum() + len(learnt))), int(learnt.argmax())
+    losses, usual = -np.log((learnt + 1) / (learnt.sum() + vocabulary)), int(learnt.argmax())
     samples = [job.eval_dataset[place] for place in range(min(len(job.eval_dataset), _MOST_BASELINE))]
     labels = [np.asarray(sample["labels"]) for sample in samples]
     targets = [each[each != text.IGNORED] for each in labels]
