@@ -14,7 +14,7 @@ from loopwright import api
 from loopwright.cli import main
 from loopwright.demos.dialogue_rows import dialogue_rows, right_answer
 from loopwright.errors import InputError
-from loopwright.sources.chats import read_chat
+from loopwright.sources.chats import Chat, read_chat
 from loopwright.tasks.text import conversations as chats
 from loopwright.tasks.text import models as text_models
 from loopwright.tasks.text.causal_lm import PackedLines
@@ -70,6 +70,13 @@ def test_the_demo_follows_its_rule_and_holds_out_other_dialogues():
         for place, turn in enumerate(turns):
             assert turn["role"] != "assistant" or turn["content"] == right_answer(turns[:place])
     assert len(demo.validation) > 150 and not {str(row) for row in demo.train} & {str(row) for row in demo.validation}
+
+
+def test_a_sample_asks_for_the_last_answer_whatever_follows_it():
+    turns = [{"role": role, "content": role} for role in ("user", "assistant", "user", "assistant", "user")]
+    until = chats.until_answer(Chat(turns))
+    assert (chats.before_answer(until).messages, chats.last_answer(until)) == (turns[:3], "assistant")
+    assert chats.before_answer(Chat(turns)).messages == turns
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

@@ -216,7 +216,7 @@ class ChatTuning(Task):
         if not number or job.training.fsdp:  # with a sharded model, all processes would have to take part
             return []
         places = sorted({index * len(rows) // number for index in range(number)})
-        asked = [rows[place]["chat"] for place in places]
+        asked = [chats.until_answer(rows[place]["chat"]) for place in places]
         prompts = [chats.before_answer(chat) for chat in asked]
         encoded = self.create_dataset(job, [{"chat": prompt} for prompt in prompts], is_labelled=False)
         with causal_lm.generating(job, next(job.model.parameters()).device):

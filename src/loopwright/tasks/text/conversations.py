@@ -140,6 +140,12 @@ def before_answer(chat: Chat) -> Chat:
     return Chat(chat.messages[:end], chat.tools)
 
 
+def until_answer(chat: Chat) -> Chat:
+    """Return a conversation without the turns that follow the last answer."""
+    end = max((place + 1 for place, turn in enumerate(chat.messages) if turn["role"] == "assistant"), default=0)
+    return Chat(chat.messages[:end], chat.tools)
+
+
 def last_answer(chat: Chat) -> str:
     """Return the last turn of the assistant."""
     return next(content_of(turn).strip() for turn in reversed(chat.messages) if turn["role"] == "assistant")
