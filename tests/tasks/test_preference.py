@@ -118,6 +118,7 @@ def test_a_killed_run_resumes_to_the_same_bits_and_reads_the_same_reference(lora
         "model/SHA256SUMS",
         "eval/samples.jsonl",
     )
+    assert "T2" not in (whole / "log.txt").read_text()  # generating leaves nothing behind
     rows = read_json(whole / FILE)["log_probs"]
     assert len(rows) == 2  # training and validation
 

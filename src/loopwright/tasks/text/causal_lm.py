@@ -207,6 +207,7 @@ def continued(
     room = most if limit is None else min(most, limit - ids.shape[1])
     config = GenerationConfig(**{"max_new_tokens": room, **ends, **sampling, **options})
     mask = batch.get("attention_mask", ids.new_ones(ids.shape))
+    model = getattr(model, "get_base_model", lambda: model)()  # it has the adapters, and peft's own would be patched
     with text.quiet():
         generated = model.generate(input_ids=ids, attention_mask=mask, generation_config=config, streamer=streamer)
     return list(tokenizer.batch_decode(generated[:, ids.shape[1] :], skip_special_tokens=True))

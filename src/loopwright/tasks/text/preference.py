@@ -197,7 +197,7 @@ class PreferenceTuning(Task):
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         log_probs, num_tokens = answer_log_probs(model, batch)
         found = _loss(job.args)(log_probs, num_tokens, batch.get("reference"))
-        return found.losses.mean(), found
+        return found.losses.mean(), None if found.losses.requires_grad else found
 
     def create_scorer(self, job: Job) -> scoring.Scorer:
         accuracy = scoring.MetricScorer(RewardAccuracy, {"reward_accuracy": True})
@@ -476,7 +476,9 @@ def _log_probs_of_rows(job: Job, model: Any, dataset: Any) -> Any:
     device = torch.device("cpu") if training.fsdp else training.device
     precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(str(training.mixed_precision))
     modes = [(module, module.training) for module in model.modules()]
-    model.to(device).eval()
+    if next(model.parameters()).device != device:
+        model.to(device)
+    model.eval()
     found = []
     with (
         torch.no_grad(),
