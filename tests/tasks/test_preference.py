@@ -164,6 +164,24 @@ def test_log_probabilities_do_not_depend_on_the_batch(folder):
     assert tokenizer.decode(ids[start:]) == pairs[0].chosen + "<|endoftext|>"
 
 
+def test_what_a_template_writes_after_an_answer_counts_unless_its_turn_is_the_end(learnt, folder):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    row = {"pair": as_messages(Pair(**text_rows(1)[0]))}
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    whole, cut = PairEncoder(tokenizer)(row), PairEncoder(tokenizer, end=end)(row)
+    assert whole["start"] == cut["start"]
+    for long, short in zip(whole["input_ids"], cut["input_ids"], strict=True):
+        assert tokenizer.decode(long[len(short) :]) == "\n" and short[-1] == end and long[: len(short)] == short
+    assert "--answer_end turn leaves it out" in (learnt.path / "log.txt").read_text()
+    files = {"train_file": folder / "train.jsonl", "validation_file": folder / "validation.jsonl"}
+    flags = {**TRAINING, "epochs": 1, "max_train_samples": 16, "max_eval_samples": 8, "answer_end": "turn"}
+    run = api.train("preference", model=folder / "model", **files, **flags)
+    assert "--answer_end" not in (run.path / "log.txt").read_text()
+    assert "<|im_end|>\n\nrow" in (run.path / "samples" / "train_batch0.txt").read_text()
+
+
 def test_label_smoothing_and_simpo_follow_their_formulas():
     log_probs, counts = torch.tensor([[-3.0, -4.0]]), torch.tensor([[2, 4]])
     reference = torch.tensor([[-3.5, -3.0]])

@@ -50,6 +50,11 @@ class PreferenceArguments(TaskArguments):
     chat_template: str | None = flag(
         None, "Chat template for messages: the name of a built-in one, or a file; the tokenizer's own if unset."
     )
+    answer_end: str = flag(
+        "template",
+        "What an answer of messages ends with: all that the template writes, as in trl, or its end-of-turn token.",
+        choices=("template", "turn"),
+    )
     loss: str = flag("dpo", "Loss; simpo needs no reference model.", choices=LOSSES)
     beta: float | None = flag(None, "Scale of the rewards; 0.1, or 2 for simpo, if unset.", above=0)
     gamma: float | None = flag(None, "simpo: by how much the chosen reward should be higher; 1 if unset.", at_least=0)
@@ -97,7 +102,8 @@ class PreferenceTuning(Task):
         "loss": "--loss dpo (with --label_smoothing), ipo or simpo (with --gamma); --beta scales the rewards.",
         "reference": "The model as it was before training. Its log-probabilities are computed once, before the first "
         "update, and kept in reference.json of the run; with --lora and without it, training holds one model.",
-        "texts": "Rows of texts are tokenized as they are, with the end token; messages by the chat template.",
+        "texts": "Rows of texts are tokenized as they are, with the end token; messages by the chat template. What it "
+        "writes after an answer's end-of-turn token counts, as in trl; --answer_end turn leaves it out.",
         "model": "--model FOLDER, usually one that was tuned on conversations; from scratch it is a small decoder.",
         "metric": "Reward accuracy: how often the chosen answer has the higher reward, beta times the log-ratio to the "
         "reference (for simpo, beta times the mean log-probability). Chance is 0.5.",
@@ -111,9 +117,10 @@ class PreferenceTuning(Task):
     pretrained, pretrained_megabytes = "HuggingFaceTB/SmolLM2-135M-Instruct", 269
     adapter_kind = "CAUSAL_LM"
     prediction_flags = ("max_new_tokens", "temperature")
-    logs_samples = has_dialogues = True
+    logs_samples = True
+    dialogue = chats.Dialogue
     predicted = ("preferred", "margin", "chosen_reward", "rejected_reward")
-    demo = {"epochs": 1, "batch": 16, "lr": 1e-3, "threads": 1}
+    demo = {"answer_end": "turn", "epochs": 1, "batch": 16, "lr": 1e-3, "threads": 1}
     demo_model = "chat"
     demo_first = {
         **{"data": "dialogues", "max_length": 64, "vocab_size": 400, "packing": False, "num_samples": 0},
@@ -157,6 +164,7 @@ class PreferenceTuning(Task):
             loaded = _create_model(args, training, tokenizer, origin.path)
             causal_lm.check_causal(origin.path, loaded.model)
             notes.append(_choose_length(args, tokenizer, data, text.longest_allowed(tokenizer, loaded.model.config)))
+        notes += [] if origin.is_run else _note_tail(args, tokenizer, data, end)
         if end is not None:
             settings = loaded.model.generation_config
             known = settings.eos_token_id if settings.eos_token_id is not None else tokenizer.eos_token_id
@@ -176,8 +184,8 @@ class PreferenceTuning(Task):
             most = text.longest_allowed(job.processor, job.model.config) or job.args.max_length
             return RowDataset(rows, chats.PromptEncoder(job.processor, most - min(job.args.max_new_tokens, most // 2)))
         if not is_labelled:
-            return RowDataset(rows, PairEncoder(job.processor, job.args.max_length))
-        dataset = PairDataset(rows, job.processor, job.args.max_length, job.args.overlong)
+            return RowDataset(rows, _encoder(job.args, job.processor, job.args.max_length))
+        dataset = PairDataset(rows, _encoder(job.args, job.processor), job.args.max_length, job.args.overlong)
         job.notes += dataset.notes("training" if is_training else "validation", job.args.max_length)
         if job.reference is not None:
             model = job.model if job.is_initial else None
@@ -293,12 +301,6 @@ class PreferenceTuning(Task):
         labels = [text.IGNORED] * first["start"] + ids[first["start"] :]
         return chats.marked_tokens(job.processor, ids[:-1], labels[1:])
 
-    def open_dialogue(self, job: Job, system: str | None) -> chats.Dialogue:
-        if not job.processor.chat_template:
-            what = "lw chat needs a chat template, and the model was tuned on texts"
-            raise InputError("model.chat_template", what, fix='lw predict RUN "prompt" "answer" "answer"')
-        return chats.Dialogue(job, system)
-
     def save_skeleton(self, job: Job, folder: Path) -> None:
         super().save_skeleton(job, folder)
         inner = job.model.get_base_model() if job.args.lora else job.model
@@ -314,6 +316,7 @@ class PairEncoder:
 
     tokenizer: Any
     max_length: int | None = None
+    end: int | None = None  # the token that ends an answer of messages; None for the last one
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         pair, answers = row["pair"], (row["pair"].chosen, row["pair"].rejected)
@@ -346,14 +349,15 @@ class PairEncoder:
             what = "the chat template cannot render a conversation"
             saw = [f"{type(error).__name__}: {error}"[:200], f"roles: {', '.join(each['role'] for each in messages)}"]
             raise InputError("model.chat_template", what, saw=saw, fix=_FIX) from error
-        return list(found["input_ids"])
+        ids = list(found["input_ids"])
+        is_answer = not options and self.end in ids
+        return ids[: len(ids) - ids[::-1].index(self.end)] if is_answer else ids
 
 
 class PairDataset(RowDataset):
     """Pairs, encoded once; `reference` has the log-probabilities of the reference model, if the loss needs them."""
 
-    def __init__(self, rows: Rows, tokenizer: Any, max_length: int, overlong: str) -> None:
-        encode = PairEncoder(tokenizer)
+    def __init__(self, rows: Rows, encode: PairEncoder, max_length: int, overlong: str) -> None:
         self.reference: Any = None
         self._pairs: list[tuple[int, list[Any]]] = []
         self._num_unlike = 0
@@ -493,6 +497,23 @@ def _log_probs_of_rows(job: Job, model: Any, dataset: Any) -> Any:
     return np.concatenate(found)
 
 
+def _encoder(args: Any, tokenizer: Any, max_length: int | None = None) -> PairEncoder:
+    from loopwright.data.chats import ChatEncoder
+
+    is_cut = args.answer_end == "turn" and tokenizer.chat_template
+    return PairEncoder(tokenizer, max_length, ChatEncoder(tokenizer).end_of_turn if is_cut else None)
+
+
+def _note_tail(args: Any, tokenizer: Any, data: RunData, end: int | None) -> list[str]:
+    """Say what the template writes after the end of an answer: it counts, but is never generated."""
+    pair = data.rows("train")[0]["pair"]
+    ids = PairEncoder(tokenizer)({"pair": pair})["input_ids"][0] if end is not None and pair.is_chat else []
+    tail = tokenizer.decode(ids[len(ids) - ids[::-1].index(end) :]) if end in ids else ""
+    if not tail or args.answer_end == "turn":
+        return []
+    return [f"the template writes {tail!r} after an answer, which counts, as in trl: --answer_end turn leaves it out"]
+
+
 def _settle_template(args: Any, tokenizer: Any, data: RunData, origin: Origin) -> int | None:
     """Give a tokenizer its chat template with the tokens it writes, and return the one that ends a turn, if any."""
     from loopwright.data.chats import ChatEncoder, resolve_template
@@ -539,7 +560,7 @@ def _reference_model(args: Any, training: Any, tokenizer: Any) -> Any:
 
 def _choose_length(args: Any, tokenizer: Any, data: RunData, limit: int | None) -> str:
     text.check_length("max_length", args.max_length, limit)
-    encode = PairEncoder(tokenizer)
+    encode = _encoder(args, tokenizer)
     splits = [split for split in ("train", "validation") if data.has(split)]
     lengths = [max(map(len, encode(row)["input_ids"])) for split in splits for row in data.each_row(split)]
     if args.max_length is None:
