@@ -215,6 +215,15 @@ def test_bad_input_is_refused_with_the_row_and_a_fix(folder, tmp_path):
     assert any("truncated" in line for line in (run.path / "log.txt").read_text().splitlines())
 
 
+def test_a_model_without_a_head_is_refused(tmp_path):
+    from transformers import AutoModel
+
+    model = write_model(tmp_path / "model")
+    AutoModel.from_pretrained(model).save_pretrained(model)
+    data = write_jsonl(tmp_path / "pairs.jsonl", text_rows(40))
+    assert "no lm_head" in refusal("preference", {"data": data, "model": model, **TRAINING}, "model.task")
+
+
 def test_a_tokenizer_without_a_template_is_refused_with_the_built_in_ones(folder, tmp_path):
     model = write_model(tmp_path / "model")
     (model / "chat_template.jinja").unlink(missing_ok=True)

@@ -162,6 +162,7 @@ class PreferenceTuning(Task):
             loaded = _create_model(args, training, tokenizer, None)
         else:
             loaded = _create_model(args, training, tokenizer, origin.path)
+            _check_head(origin.path, loaded)
             causal_lm.check_causal(origin.path, loaded.model)
             notes.append(_choose_length(args, tokenizer, data, text.longest_allowed(tokenizer, loaded.model.config)))
         notes += [] if origin.is_run else _note_tail(args, tokenizer, data, end)
@@ -502,6 +503,15 @@ def _encoder(args: Any, tokenizer: Any, max_length: int | None = None) -> PairEn
 
     is_cut = args.answer_end == "turn" and tokenizer.chat_template
     return PairEncoder(tokenizer, max_length, ChatEncoder(tokenizer).end_of_turn if is_cut else None)
+
+
+def _check_head(path: str, loaded: text.Loaded) -> None:
+    head = loaded.model.get_output_embeddings()
+    own = {name for name, weight in loaded.model.named_parameters() if head is not None and weight is head.weight}
+    if head is None or own & set(loaded.new):
+        what = f"{path} has no lm_head: the weights that predict tokens are in no file"
+        saw = [f"it was saved as {', '.join(loaded.model.config.architectures or ['no known class'])}"]
+        raise InputError("model.task", what, saw=saw, fix="leave out --model")
 
 
 def _note_tail(args: Any, tokenizer: Any, data: RunData, end: int | None) -> list[str]:
