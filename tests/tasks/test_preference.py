@@ -10,7 +10,7 @@ from loopwright import api
 from loopwright.errors import ConfigError, InputError
 from loopwright.run_folder import read_json
 from loopwright.sources.chats.pairs import Pair
-from loopwright.tasks.text.preference import PairCollator, PairEncoder, answer_log_probs, as_messages
+from loopwright.tasks.text.answer_pairs import PairCollator, PairEncoder, answer_log_probs, as_messages
 from loopwright.tasks.text.preference_losses import PreferenceLoss
 from loopwright.tasks.text.reference import FILE
 from tasks.conftest import FLAGS

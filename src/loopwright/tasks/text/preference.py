@@ -27,6 +27,7 @@ from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArg
 from loopwright.tasks.base import Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.pretrained import consenting, open_pretrained
+from loopwright.tasks.text import answer_pairs as answers
 from loopwright.tasks.text import causal_lm
 from loopwright.tasks.text import conversations as chats
 from loopwright.tasks.text import language_model as language
@@ -34,12 +35,8 @@ from loopwright.tasks.text import models as text
 from loopwright.tasks.text.preference_losses import DEFAULT_BETAS, DEFAULT_GAMMA, LOSSES, PreferenceLoss
 from loopwright.tasks.text.reference import Reference, digest_of_weights
 
-_MOST_LOGITS = 2**26  # maximum logits that an evaluation holds at a time
-_LARGEST_SCRATCH = 512  # tokens
 _MOST_BASELINE = 50_000
-_COLUMNS = ("prompt", "chosen", "rejected")
 _GENERATION = "generation_config.json"
-_FIX = "correct this row in the data file   or   --chat_template chatml"
 
 
 @dataclass
@@ -141,7 +138,7 @@ class PreferenceTuning(Task):
         return preference_files()
 
     def schema(self, args: Any) -> Schema:
-        given = tuple(getattr(args, f"{name}_column", None) or "" for name in _COLUMNS)
+        given = tuple(getattr(args, f"{name}_column", None) or "" for name in answers.PARTS)
         return Schema(self.name, (Role("pair", "pair", names=given if any(given) else ()),))
 
     def columns(self, args: Any) -> dict[str, Any]:
@@ -171,7 +168,7 @@ class PreferenceTuning(Task):
             known = settings.eos_token_id if settings.eos_token_id is not None else tokenizer.eos_token_id
             ends = [end, *(known if isinstance(known, list) else [known])]
             settings.eos_token_id = list(dict.fromkeys(each for each in ends if each is not None))
-        collator = PairCollator(tokenizer.pad_token_id, text.padding_multiple(training))
+        collator = answers.PairCollator(tokenizer.pad_token_id, text.padding_multiple(training))
         job = PreferenceJob(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
         if _loss(args).needs_reference:
             weights = None if origin.is_run else digest_of_weights(loaded.model)
@@ -186,7 +183,7 @@ class PreferenceTuning(Task):
             return RowDataset(rows, chats.PromptEncoder(job.processor, most - min(job.args.max_new_tokens, most // 2)))
         if not is_labelled:
             return RowDataset(rows, _encoder(job.args, job.processor, job.args.max_length))
-        dataset = PairDataset(rows, _encoder(job.args, job.processor), job.args.max_length, job.args.overlong)
+        dataset = answers.PairDataset(rows, _encoder(job.args, job.processor), job.args.max_length, job.args.overlong)
         job.notes += dataset.notes("training" if is_training else "validation", job.args.max_length)
         if job.reference is not None:
             model = job.model if job.is_initial else None
@@ -204,7 +201,7 @@ class PreferenceTuning(Task):
         return super().callbacks(job, run)
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        log_probs, num_tokens = answer_log_probs(model, batch)
+        log_probs, num_tokens = answers.answer_log_probs(model, batch)
         found = _loss(job.args)(log_probs, num_tokens, batch.get("reference"))
         return found.losses.mean(), None if found.losses.requires_grad else found
 
@@ -224,20 +221,22 @@ class PreferenceTuning(Task):
         return {**{name: sample[name] for name in kept}, "preferred": preferred}
 
     def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: _shown(getattr(row["pair"], name)) for name in _COLUMNS}
+        return {name: answers.shown(getattr(row["pair"], name)) for name in answers.PARTS}
 
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
         ids, mask, is_answer = (batch[name][index] for name in ("input_ids", "attention_mask", "is_answer"))
         prompt = ids[0][mask[0].bool() & ~is_answer[0]]
         parts = [prompt, *(ids[place][is_answer[place]] for place in (0, 1))]
-        return [(name, job.processor.decode(part.tolist())) for name, part in zip(_COLUMNS, parts, strict=True)]
+        return [(name, job.processor.decode(part.tolist())) for name, part in zip(answers.PARTS, parts, strict=True)]
 
     def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
         """Score chance, the longer and the shorter answer, and the reference model's own log-probabilities."""
         dataset = job.eval_dataset
         size = min(len(dataset), _MOST_BASELINE)
         pairs = [dataset.rows[place]["pair"] for place in range(size)]
-        lengths = np.array([[len(_shown(pair.chosen)), len(_shown(pair.rejected))] for pair in pairs], np.float64)
+        lengths = np.array(
+            [[len(answers.shown(pair.chosen)), len(answers.shown(pair.rejected))] for pair in pairs], np.float64
+        )
         scores = {"longer answer": lengths, "shorter answer": -lengths}
         if dataset.reference is not None:
             scores["reference model"] = dataset.reference[:size].astype(np.float64)
@@ -262,16 +261,16 @@ class PreferenceTuning(Task):
         formats = plan.chats.get("format", {})
         is_chat = not any(name.endswith("texts") for name in formats)
         pairs = [Pair(prompt, chosen, rejected) for prompt, chosen, rejected in groups]
-        return [{"pair": as_messages(pair) if is_chat else pair} for pair in pairs]
+        return [{"pair": answers.as_messages(pair) if is_chat else pair} for pair in pairs]
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
         assert isinstance(job, PreferenceJob)
-        log_probs, num_tokens = answer_log_probs(model, batch)
+        log_probs, num_tokens = answers.answer_log_probs(model, batch)
         reference = None
         if job.reference is not None:
             if job.folder is not None and job.reference.weights is None:
                 job.reference.read(job.folder)
-            reference, _ = answer_log_probs(job.reference.model.to(log_probs.device), batch)
+            reference, _ = answers.answer_log_probs(job.reference.model.to(log_probs.device), batch)
         rewards = _loss(job.args)(log_probs, num_tokens, reference).rewards.tolist()
         names = ("preferred", "margin", "chosen_reward", "rejected_reward")
         return [
@@ -289,7 +288,7 @@ class PreferenceTuning(Task):
             prompts = [each["input_ids"][0][: each["start"]] for each in found]
             written = chats.answers(job, prompts, job.args.temperature)
         pairs = [dataset.rows[place]["pair"] for place in places]
-        texts = [(_last(pair.prompt), _last(pair.chosen)) for pair in pairs]
+        texts = [(answers.last(pair.prompt), answers.last(pair.chosen)) for pair in pairs]
         return [
             {"source": source, "written": answer, "true": true}
             for (source, true), answer in zip(texts, written, strict=True)
@@ -306,169 +305,6 @@ class PreferenceTuning(Task):
         super().save_skeleton(job, folder)
         inner = job.model.get_base_model() if job.args.lora else job.model
         inner.generation_config.save_pretrained(folder)
-
-
-@dataclass(frozen=True)
-class PairEncoder:
-    """Encodes a pair: both answers after their prompt, and the length of the prompt that they have in common.
-
-    Texts are tokenized as they are, with the end token; messages by the chat template. A long answer loses its end.
-    """
-
-    tokenizer: Any
-    max_length: int | None = None
-    end: int | None = None  # the token that ends an answer of messages; None for the last one
-
-    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        pair, answers = row["pair"], (row["pair"].chosen, row["pair"].rejected)
-        if pair.is_chat:
-            prompt = self._render(pair.prompt, pair.tools, add_generation_prompt=True)
-            both = [self._render([*pair.prompt, *answer], pair.tools) for answer in answers]
-        else:
-            end = self.tokenizer.eos_token or ""
-            whole = [pair.prompt + answer + ("" if answer.endswith(end) else end) for answer in answers]
-            prompt, *both = (self.tokenizer(each, verbose=False)["input_ids"] for each in (pair.prompt, *whole))
-        start = min(_num_common(prompt, ids) for ids in both)
-        if both[0] == both[1] or start == min(map(len, both)):
-            what = "the tokenizer or its chat template leaves nothing of an answer, or makes both answers the same"
-            texts = {"prompt": _shown(pair.prompt)}
-            texts |= {name: self.tokenizer.decode(both[place][start:]) for place, name in enumerate(_COLUMNS[1:])}
-            saw = [f"{name}: {each!r}"[:200] for name, each in texts.items()]
-            raise InputError("data.pair", what, saw=saw, fix=_FIX)
-        if self.max_length is not None and start >= self.max_length:
-            what = f"a prompt has {start} tokens, and --max_length {self.max_length} leaves none for the answers"
-            raise InputError("model.length", what, fix=f"--max_length {max(map(len, both))}")
-        ids = [each[: self.max_length] for each in both]
-        return {"input_ids": ids, "start": start, "num_unlike": len(prompt) - start}
-
-    def _render(self, messages: Sequence[Any], tools: Any, **options: Any) -> list[int]:
-        try:
-            found = self.tokenizer.apply_chat_template(
-                list(messages), tools=tools, tokenize=True, return_dict=True, **options
-            )
-        except Exception as error:  # of a template, which may raise anything
-            what = "the chat template cannot render a conversation"
-            saw = [f"{type(error).__name__}: {error}"[:200], f"roles: {', '.join(each['role'] for each in messages)}"]
-            raise InputError("model.chat_template", what, saw=saw, fix=_FIX) from error
-        ids = list(found["input_ids"])
-        is_answer = not options and self.end in ids
-        return ids[: len(ids) - ids[::-1].index(self.end)] if is_answer else ids
-
-
-class PairDataset(RowDataset):
-    """Pairs, encoded once; `reference` has the log-probabilities of the reference model, if the loss needs them."""
-
-    def __init__(self, rows: Rows, encode: PairEncoder, max_length: int, overlong: str) -> None:
-        self.reference: Any = None
-        self._pairs: list[tuple[int, list[Any]]] = []
-        self._num_unlike = 0
-        kept, long = [], {}
-        for position in range(len(rows)):
-            try:
-                found = encode(rows[position])
-            except InputError as error:
-                error.what = f"{_place(rows, position)}: {error.what}"
-                raise
-            if (longest := max(map(len, found["input_ids"]))) > max_length:
-                long[position] = longest
-                if overlong != "truncate" or found["start"] >= max_length:
-                    continue
-            kept.append(position)
-            self._num_unlike += found["num_unlike"] > 0
-            self._pairs.append((found["start"], [np.array(ids[:max_length], np.int32) for ids in found["input_ids"]]))
-        self.num_long, self.num_dropped, self._size = len(long), len(rows) - len(kept), len(rows)
-        if long and (overlong == "refuse" or not kept):
-            raise _too_long(rows, long, max_length)
-        super().__init__(chats.KeptRows(rows, kept))
-
-    def features(self, position: int) -> dict[str, Any]:
-        start, both = self._pairs[position]
-        return {"input_ids": [ids.tolist() for ids in both], "start": start}
-
-    def __getitem__(self, position: int) -> dict[str, Any]:
-        found = super().__getitem__(position)
-        return found if self.reference is None else {**found, "reference": self.reference[position]}
-
-    def notes(self, split: str, max_length: int) -> list[str]:
-        notes = []
-        if self.num_long:
-            cut = self.num_long - self.num_dropped
-            done = f"{f'{cut:,} truncated, ' if cut else ''}{self.num_dropped:,} left out"
-            notes.append(
-                f"{split}: {self.num_long:,} of {self._size:,} pairs are longer than {max_length} tokens: {done}"
-            )
-        if self._num_unlike:
-            what = f"{split}: {self._num_unlike:,} of {self._size:,} prompts are tokenized differently before an answer"
-            notes.append(f"{what}: the answer begins where they differ")
-        return notes
-
-
-def _place(rows: Rows, position: int) -> str:
-    return str(rows.place(position)) if hasattr(rows, "place") else f"row {position}"
-
-
-def _too_long(rows: Rows, long: Mapping[int, int], max_length: int) -> InputError:
-    position, longest = next(iter(long.items()))
-    what = f"{len(long):,} of {len(rows):,} pairs are longer than {max_length} tokens"
-    saw = [f"{_place(rows, position)}: {longest:,} tokens", f"the longest has {max(long.values()):,}"]
-    return InputError("model.length", what, saw=saw, fix="--overlong truncate   or   --overlong drop")
-
-
-class PairCollator:
-    """Makes batches of shape (pairs, 2, tokens); "is_answer" marks the tokens whose log-probability counts."""
-
-    bucket_lengths: Sequence[int] | None = None
-
-    def __init__(self, pad_id: int | None, multiple: int | None = None) -> None:
-        self._pad_id = pad_id or 0
-        self._prompts = language.PaddingCollator("left", pad_id=pad_id)
-        self._multiple = multiple or 1
-
-    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        import torch
-
-        from loopwright.data.buckets import bucket_length
-
-        if "text" in features[0]:
-            return self._prompts(features)
-        longest = max(len(ids) for each in features for ids in each["input_ids"])
-        width = -(-longest // self._multiple) * self._multiple
-        width = width if self.bucket_lengths is None else bucket_length(longest, self.bucket_lengths)
-        shape = len(features), 2, width
-        ids, mask, is_answer = np.full(shape, self._pad_id), np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
-        for index, each in enumerate(features):
-            for place, tokens in enumerate(each["input_ids"]):
-                ids[index, place, : len(tokens)] = tokens
-                mask[index, place, : len(tokens)] = 1
-                is_answer[index, place, each["start"] : len(tokens)] = True
-        arrays = {"input_ids": ids, "attention_mask": mask, "is_answer": is_answer}
-        if "reference" in features[0]:
-            arrays["reference"] = np.stack([each["reference"] for each in features])
-        arrays["position"] = np.array([each["position"] for each in features])
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        return dict.fromkeys(("input_ids", "attention_mask", "is_answer"), 2)
-
-
-def answer_log_probs(model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the log-probability of each answer, a sum over its tokens, and their number: (pairs, 2) each.
-
-    Without gradients a few rows are computed at a time, so that logits never exist for a whole batch.
-    """
-    import torch
-
-    ids, mask, is_answer = (batch[name].flatten(0, 1) for name in ("input_ids", "attention_mask", "is_answer"))
-    labels = ids.masked_fill(~is_answer, text.IGNORED)
-    step = len(ids)
-    if not torch.is_grad_enabled():
-        step = max(1, _MOST_LOGITS // (ids.shape[1] * language.num_embeddings(getattr(model, "module", model))))
-    parts = []
-    for start in range(0, len(ids), step):
-        rows = slice(start, start + step)
-        logits = model(input_ids=ids[rows], attention_mask=mask[rows], use_cache=False).logits
-        parts.append(-text.token_losses(logits[:, :-1], labels[rows, 1:]).sum(-1))
-    return torch.cat(parts).view(-1, 2), is_answer.sum(-1).view(-1, 2)
 
 
 def _log_probs_of_rows(job: Job, model: Any, dataset: Any) -> Any:
@@ -492,17 +328,19 @@ def _log_probs_of_rows(job: Job, model: Any, dataset: Any) -> Any:
     ):
         for start in range(0, len(dataset), size):
             features = [dataset[position] for position in range(start, min(start + size, len(dataset)))]
-            found.append(answer_log_probs(model, to_device(job.collate_fn(features), device))[0].float().cpu().numpy())
+            found.append(
+                answers.answer_log_probs(model, to_device(job.collate_fn(features), device))[0].float().cpu().numpy()
+            )
     for module, mode in modes:
         module.training = mode
     return np.concatenate(found)
 
 
-def _encoder(args: Any, tokenizer: Any, max_length: int | None = None) -> PairEncoder:
+def _encoder(args: Any, tokenizer: Any, max_length: int | None = None) -> answers.PairEncoder:
     from loopwright.data.chats import ChatEncoder
 
     is_cut = args.answer_end == "turn" and tokenizer.chat_template
-    return PairEncoder(tokenizer, max_length, ChatEncoder(tokenizer).end_of_turn if is_cut else None)
+    return answers.PairEncoder(tokenizer, max_length, ChatEncoder(tokenizer).end_of_turn if is_cut else None)
 
 
 def _check_head(path: str, loaded: text.Loaded) -> None:
@@ -517,7 +355,7 @@ def _check_head(path: str, loaded: text.Loaded) -> None:
 def _note_tail(args: Any, tokenizer: Any, data: RunData, end: int | None) -> list[str]:
     """Say what the template writes after the end of an answer: it counts, but is never generated."""
     pair = data.rows("train")[0]["pair"]
-    ids = PairEncoder(tokenizer)({"pair": pair})["input_ids"][0] if end is not None and pair.is_chat else []
+    ids = answers.PairEncoder(tokenizer)({"pair": pair})["input_ids"][0] if end is not None and pair.is_chat else []
     tail = tokenizer.decode(ids[len(ids) - ids[::-1].index(end) :]) if end in ids else ""
     if not tail or args.answer_end == "turn":
         return []
@@ -587,29 +425,8 @@ def _loss(args: Any) -> PreferenceLoss:
 
 def _texts(data: RunData) -> Iterator[str]:
     for row in data.each_row("train"):
-        yield from (_shown(getattr(row["pair"], name)) for name in _COLUMNS)
-
-
-def _shown(turns: Any) -> str:
-    if isinstance(turns, str):
-        return turns
-    return "\n".join(f"{each['role']}: {chats.content_of(each)}" for each in turns)
-
-
-def _last(turns: Any) -> str:
-    return turns if isinstance(turns, str) else chats.content_of(turns[-1])
-
-
-def as_messages(pair: Pair) -> Pair:
-    """Return a pair of texts as messages: a question and two answers."""
-    chosen, rejected = ([{"role": "assistant", "content": each}] for each in (pair.chosen, pair.rejected))
-    return Pair([{"role": "user", "content": pair.prompt}], chosen, rejected)
+        yield from (answers.shown(getattr(row["pair"], name)) for name in answers.PARTS)
 
 
 def _preferred(chosen: float, rejected: float) -> str:
     return "chosen" if chosen > rejected else "rejected"
-
-
-def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    unlike = (place for place, (mine, its) in enumerate(zip(one, other, strict=False)) if mine != its)
-    return next(unlike, min(len(one), len(other)))

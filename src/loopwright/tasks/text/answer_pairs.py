@@ -1,0 +1,205 @@
+"""Pairs of answers as samples: tokens, datasets, batches, and the log-probabilities of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from loopwright.errors import InputError
+from loopwright.sources.chats.pairs import Pair
+from loopwright.tasks.base import Rows
+from loopwright.tasks.data import RowDataset
+from loopwright.tasks.text import conversations as chats
+from loopwright.tasks.text import language_model as language
+from loopwright.tasks.text import models as text
+
+PARTS = ("prompt", "chosen", "rejected")
+_MOST_LOGITS = 2**26  # maximum logits that an evaluation holds at a time
+_FIX = "correct this row in the data file   or   --chat_template chatml"
+
+
+@dataclass(frozen=True)
+class PairEncoder:
+    """Encodes a pair: both answers after their prompt, and the length of the prompt that they have in common.
+
+    Texts are tokenized as they are, with the end token; messages by the chat template. A long answer loses its end.
+    """
+
+    tokenizer: Any
+    max_length: int | None = None
+    end: int | None = None  # the token that ends an answer of messages; None for the last one
+
+    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        pair, answers = row["pair"], (row["pair"].chosen, row["pair"].rejected)
+        if pair.is_chat:
+            prompt = self._render(pair.prompt, pair.tools, add_generation_prompt=True)
+            both = [self._render([*pair.prompt, *answer], pair.tools) for answer in answers]
+        else:
+            end = self.tokenizer.eos_token or ""
+            whole = [pair.prompt + answer + ("" if answer.endswith(end) else end) for answer in answers]
+            prompt, *both = (self.tokenizer(each, verbose=False)["input_ids"] for each in (pair.prompt, *whole))
+        start = min(_num_common(prompt, ids) for ids in both)
+        if both[0] == both[1] or start == min(map(len, both)):
+            what = "the tokenizer or its chat template leaves nothing of an answer, or makes both answers the same"
+            texts = {"prompt": shown(pair.prompt)}
+            texts |= {name: self.tokenizer.decode(both[place][start:]) for place, name in enumerate(PARTS[1:])}
+            saw = [f"{name}: {each!r}"[:200] for name, each in texts.items()]
+            raise InputError("data.pair", what, saw=saw, fix=_FIX)
+        if self.max_length is not None and start >= self.max_length:
+            what = f"a prompt has {start} tokens, and --max_length {self.max_length} leaves none for the answers"
+            raise InputError("model.length", what, fix=f"--max_length {max(map(len, both))}")
+        ids = [each[: self.max_length] for each in both]
+        return {"input_ids": ids, "start": start, "num_unlike": len(prompt) - start}
+
+    def _render(self, messages: Sequence[Any], tools: Any, **options: Any) -> list[int]:
+        try:
+            found = self.tokenizer.apply_chat_template(
+                list(messages), tools=tools, tokenize=True, return_dict=True, **options
+            )
+        except Exception as error:  # of a template, which may raise anything
+            what = "the chat template cannot render a conversation"
+            saw = [f"{type(error).__name__}: {error}"[:200], f"roles: {', '.join(each['role'] for each in messages)}"]
+            raise InputError("model.chat_template", what, saw=saw, fix=_FIX) from error
+        ids = list(found["input_ids"])
+        is_answer = not options and self.end in ids
+        return ids[: len(ids) - ids[::-1].index(self.end)] if is_answer else ids
+
+
+class PairDataset(RowDataset):
+    """Pairs, encoded once; `reference` has the log-probabilities of the reference model, if the loss needs them."""
+
+    def __init__(self, rows: Rows, encode: PairEncoder, max_length: int, overlong: str) -> None:
+        self.reference: Any = None
+        self._pairs: list[tuple[int, list[Any]]] = []
+        self._num_unlike = 0
+        kept, long = [], {}
+        for position in range(len(rows)):
+            try:
+                found = encode(rows[position])
+            except InputError as error:
+                error.what = f"{_place(rows, position)}: {error.what}"
+                raise
+            if (longest := max(map(len, found["input_ids"]))) > max_length:
+                long[position] = longest
+                if overlong != "truncate" or found["start"] >= max_length:
+                    continue
+            kept.append(position)
+            self._num_unlike += found["num_unlike"] > 0
+            self._pairs.append((found["start"], [np.array(ids[:max_length], np.int32) for ids in found["input_ids"]]))
+        self.num_long, self.num_dropped, self._size = len(long), len(rows) - len(kept), len(rows)
+        if long and (overlong == "refuse" or not kept):
+            raise _too_long(rows, long, max_length)
+        super().__init__(chats.KeptRows(rows, kept))
+
+    def features(self, position: int) -> dict[str, Any]:
+        start, both = self._pairs[position]
+        return {"input_ids": [ids.tolist() for ids in both], "start": start}
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        found = super().__getitem__(position)
+        return found if self.reference is None else {**found, "reference": self.reference[position]}
+
+    def notes(self, split: str, max_length: int) -> list[str]:
+        notes = []
+        if self.num_long:
+            cut = self.num_long - self.num_dropped
+            done = f"{f'{cut:,} truncated, ' if cut else ''}{self.num_dropped:,} left out"
+            notes.append(
+                f"{split}: {self.num_long:,} of {self._size:,} pairs are longer than {max_length} tokens: {done}"
+            )
+        if self._num_unlike:
+            what = f"{split}: {self._num_unlike:,} of {self._size:,} prompts are tokenized differently before an answer"
+            notes.append(f"{what}: the answer begins where they differ")
+        return notes
+
+
+def _place(rows: Rows, position: int) -> str:
+    return str(rows.place(position)) if hasattr(rows, "place") else f"row {position}"
+
+
+def _too_long(rows: Rows, long: Mapping[int, int], max_length: int) -> InputError:
+    position, longest = next(iter(long.items()))
+    what = f"{len(long):,} of {len(rows):,} pairs are longer than {max_length} tokens"
+    saw = [f"{_place(rows, position)}: {longest:,} tokens", f"the longest has {max(long.values()):,}"]
+    return InputError("model.length", what, saw=saw, fix="--overlong truncate   or   --overlong drop")
+
+
+class PairCollator:
+    """Makes batches of shape (pairs, 2, tokens); "is_answer" marks the tokens whose log-probability counts."""
+
+    bucket_lengths: Sequence[int] | None = None
+
+    def __init__(self, pad_id: int | None, multiple: int | None = None) -> None:
+        self._pad_id = pad_id or 0
+        self._prompts = language.PaddingCollator("left", pad_id=pad_id)
+        self._multiple = multiple or 1
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        import torch
+
+        from loopwright.data.buckets import bucket_length
+
+        if "text" in features[0]:
+            return self._prompts(features)
+        longest = max(len(ids) for each in features for ids in each["input_ids"])
+        width = -(-longest // self._multiple) * self._multiple
+        width = width if self.bucket_lengths is None else bucket_length(longest, self.bucket_lengths)
+        shape = len(features), 2, width
+        ids, mask, is_answer = np.full(shape, self._pad_id), np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
+        for index, each in enumerate(features):
+            for place, tokens in enumerate(each["input_ids"]):
+                ids[index, place, : len(tokens)] = tokens
+                mask[index, place, : len(tokens)] = 1
+                is_answer[index, place, each["start"] : len(tokens)] = True
+        arrays = {"input_ids": ids, "attention_mask": mask, "is_answer": is_answer}
+        if "reference" in features[0]:
+            arrays["reference"] = np.stack([each["reference"] for each in features])
+        arrays["position"] = np.array([each["position"] for each in features])
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
+        return dict.fromkeys(("input_ids", "attention_mask", "is_answer"), 2)
+
+
+def answer_log_probs(model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the log-probability of each answer, a sum over its tokens, and their number: (pairs, 2) each.
+
+    Without gradients a few rows are computed at a time, so that logits never exist for a whole batch.
+    """
+    import torch
+
+    ids, mask, is_answer = (batch[name].flatten(0, 1) for name in ("input_ids", "attention_mask", "is_answer"))
+    labels = ids.masked_fill(~is_answer, text.IGNORED)
+    step = len(ids)
+    if not torch.is_grad_enabled():
+        step = max(1, _MOST_LOGITS // (ids.shape[1] * language.num_embeddings(getattr(model, "module", model))))
+    parts = []
+    for start in range(0, len(ids), step):
+        rows = slice(start, start + step)
+        logits = model(input_ids=ids[rows], attention_mask=mask[rows], use_cache=False).logits
+        parts.append(-text.token_losses(logits[:, :-1], labels[rows, 1:]).sum(-1))
+    return torch.cat(parts).view(-1, 2), is_answer.sum(-1).view(-1, 2)
+
+
+def shown(turns: Any) -> str:
+    if isinstance(turns, str):
+        return turns
+    return "\n".join(f"{each['role']}: {chats.content_of(each)}" for each in turns)
+
+
+def last(turns: Any) -> str:
+    return turns if isinstance(turns, str) else chats.content_of(turns[-1])
+
+
+def as_messages(pair: Pair) -> Pair:
+    """Return a pair of texts as messages: a question and two answers."""
+    chosen, rejected = ([{"role": "assistant", "content": each}] for each in (pair.chosen, pair.rejected))
+    return Pair([{"role": "user", "content": pair.prompt}], chosen, rejected)
+
+
+def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    unlike = (place for place, (mine, its) in enumerate(zip(one, other, strict=False)) if mine != its)
+    return next(unlike, min(len(one), len(other)))
