@@ -21,12 +21,11 @@ from loopwright.metrics.paired import RowScores
 from loopwright.run_folder import RunFolder
 from loopwright.sources import DataPlan, Role
 from loopwright.sources.chats import Chat
-from loopwright.tasks import pretrained
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag, flag_list
 from loopwright.tasks.base import Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.scoring import BaselineScores, JointScorer, MetricScorer, PartScorer, Scorer, score_rows
-from loopwright.tasks.text import causal_lm
+from loopwright.tasks.text import causal_lm, decoders
 from loopwright.tasks.text import conversations as chats
 from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import models as text
@@ -34,7 +33,6 @@ from loopwright.tasks.text.samples import SAMPLES, add_samples
 
 TEMPLATE = "chatml"  # of a model from scratch
 PAD_TOKEN = "<|pad|>"
-_GENERATION = "generation_config.json"
 _LEAST_LENGTH, _LEAST_SCRATCH_LENGTH = 1_024, 256
 _ROWS_MEASURED = 2_000
 _WIDTH = 128  # of a model from scratch
@@ -128,7 +126,7 @@ class ChatTuning(Task):
             loaded, notes = text.load_model(origin, causal_lm.AUTO_CLASS), []
             loaded.tokenizer = text.load_tokenizer(origin.path, needs_pad=False)
             if origin.is_run:
-                _open_generation(loaded.model, Path(origin.path))
+                decoders.open_generation(loaded.model, Path(origin.path))
             else:
                 notes = _fit(args, loaded, origin.path, data)
         if not origin.is_run:
@@ -233,8 +231,7 @@ class ChatTuning(Task):
     def save_skeleton(self, job: Job, folder: Path) -> None:
         """Write the generation settings too: a resumed run answers in the same way."""
         super().save_skeleton(job, folder)
-        inner = job.model.get_base_model() if job.args.lora else job.model
-        inner.generation_config.save_pretrained(folder)
+        decoders.save_generation(job, folder)
 
     def finish_adapters(self, job: Job) -> None:
         """Train the embeddings of added tokens too, and no others."""
@@ -281,20 +278,6 @@ def _encoder(args: Any, tokenizer: Any, max_length: int | None) -> Any:
     return ChatEncoder(tokenizer, train_on=args.train_on, max_length=max_length, overlong=args.overlong)
 
 
-def _set_template(tokenizer: Any, given: str | None) -> list[str]:
-    """Give the tokenizer another chat template and the control tokens that it lacks, and return these."""
-    from loopwright.data.chats import resolve_template
-
-    template = resolve_template(tokenizer, given)
-    if given is None:
-        return []
-    known = tokenizer.get_vocab()
-    added = [token for token in template.tokens if token not in known]
-    tokenizer.add_tokens(added, special_tokens=True)
-    tokenizer.chat_template = template.default
-    return added
-
-
 def _from_scratch(args: Any, data: RunData) -> tuple[text.Loaded, list[str]]:
     """Return a small Llama with byte pairs trained on the data."""
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -307,7 +290,7 @@ def _from_scratch(args: Any, data: RunData) -> tuple[text.Loaded, list[str]]:
     vocabulary = language.choose_vocabulary(args, texts())
     pairs = text.train_byte_pairs(texts(), vocabulary, [causal_lm.END_TOKEN, PAD_TOKEN], prefix_space=False)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=pairs, **ends)
-    _set_template(tokenizer, args.chat_template or TEMPLATE)
+    decoders.set_template(tokenizer, args.chat_template or TEMPLATE)
     encoder = _encoder(args, tokenizer, args.max_length)
     notes = _choose_length(args, encoder, data, None)
     tokenizer.model_max_length = args.max_length
@@ -330,14 +313,8 @@ def _from_scratch(args: Any, data: RunData) -> tuple[text.Loaded, list[str]]:
 def _fit(args: Any, loaded: text.Loaded, path: str, data: RunData) -> list[str]:
     """Prepare a pretrained model for its template: added tokens, padding, the end of a turn, the length."""
     model, tokenizer = loaded.model, loaded.tokenizer
-    head = model.get_output_embeddings()
-    new = {name for name, weight in model.named_parameters() if head is not None and weight is head.weight}
-    if head is None or new & set(loaded.new):
-        what = f"{path} has no lm_head: the weights that predict tokens are in no file"
-        saw = [f"it was saved as {', '.join(model.config.architectures or ['no known class'])}", *sorted(new)]
-        raise InputError("model.task", what, saw=saw, fix="leave out --model")
-    causal_lm.check_causal(path, model)
-    added = _set_template(tokenizer, args.chat_template)
+    decoders.check_decoder(path, loaded)
+    added = decoders.set_template(tokenizer, args.chat_template)
     encoder = _encoder(args, tokenizer, args.max_length)
     if tokenizer.pad_token_id in (None, tokenizer.eos_token_id, encoder.end_of_turn):
         tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
@@ -349,20 +326,10 @@ def _fit(args: Any, loaded: text.Loaded, path: str, data: RunData) -> list[str]:
 
 
 def _set_generation(loaded: text.Loaded, end_of_turn: int | None) -> None:
-    """Make the end of a turn end a generation, wherever the model is opened; padding is never an end."""
-    model, tokenizer = loaded.model, loaded.tokenizer
-    settings = model.generation_config
-    known = settings.eos_token_id if settings.eos_token_id is not None else tokenizer.eos_token_id
-    ends = [end_of_turn, *(known if isinstance(known, list) else [known])]
-    settings.eos_token_id = list(dict.fromkeys(end for end in ends if end is not None)) or None
-    settings.pad_token_id = tokenizer.pad_token_id  # in the config it would change how the embeddings are built
-
-
-def _open_generation(model: Any, folder: Path) -> None:
-    from transformers import GenerationConfig
-
-    if (folder / _GENERATION).is_file():
-        model.generation_config = pretrained.open_pretrained(GenerationConfig, str(folder), _GENERATION)
+    """Set what ends a generation; padding never does."""
+    decoders.end_generation(loaded.model, loaded.tokenizer, end_of_turn)
+    # In the config it would change how the embeddings are built.
+    loaded.model.generation_config.pad_token_id = loaded.tokenizer.pad_token_id
 
 
 def _choose_length(args: Any, encoder: Any, data: RunData, limit: int | None) -> list[str]:

@@ -26,9 +26,9 @@ from loopwright.tasks import scoring
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
-from loopwright.tasks.pretrained import consenting, open_pretrained
+from loopwright.tasks.pretrained import consenting
 from loopwright.tasks.text import answer_pairs as answers
-from loopwright.tasks.text import causal_lm
+from loopwright.tasks.text import causal_lm, decoders
 from loopwright.tasks.text import conversations as chats
 from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import models as text
@@ -36,7 +36,6 @@ from loopwright.tasks.text.preference_losses import DEFAULT_BETAS, DEFAULT_GAMMA
 from loopwright.tasks.text.reference import Reference, digest_of_weights
 
 _MOST_BASELINE = 50_000
-_GENERATION = "generation_config.json"
 
 
 @dataclass
@@ -153,21 +152,17 @@ class PreferenceTuning(Task):
         end = None if origin.is_run else _settle_template(args, tokenizer, data, origin)
         if origin.is_run:
             loaded = text.load_model(origin, causal_lm.AUTO_CLASS)
-            _restore_generation(loaded.model, str(origin.path))
+            decoders.open_generation(loaded.model, Path(str(origin.path)))
         elif origin.path is None:
             notes.append(_choose_length(args, tokenizer, data, None))
             loaded = _create_model(args, training, tokenizer, None)
         else:
             loaded = _create_model(args, training, tokenizer, origin.path)
-            _check_head(origin.path, loaded)
-            causal_lm.check_causal(origin.path, loaded.model)
+            decoders.check_decoder(origin.path, loaded)
             notes.append(_choose_length(args, tokenizer, data, text.longest_allowed(tokenizer, loaded.model.config)))
         notes += [] if origin.is_run else _note_tail(args, tokenizer, data, end)
         if end is not None:
-            settings = loaded.model.generation_config
-            known = settings.eos_token_id if settings.eos_token_id is not None else tokenizer.eos_token_id
-            ends = [end, *(known if isinstance(known, list) else [known])]
-            settings.eos_token_id = list(dict.fromkeys(each for each in ends if each is not None))
+            decoders.end_generation(loaded.model, tokenizer, end)
         collator = answers.PairCollator(tokenizer.pad_token_id, text.padding_multiple(training))
         job = PreferenceJob(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
         if _loss(args).needs_reference:
@@ -303,8 +298,7 @@ class PreferenceTuning(Task):
 
     def save_skeleton(self, job: Job, folder: Path) -> None:
         super().save_skeleton(job, folder)
-        inner = job.model.get_base_model() if job.args.lora else job.model
-        inner.generation_config.save_pretrained(folder)
+        decoders.save_generation(job, folder)
 
 
 def _log_probs_of_rows(job: Job, model: Any, dataset: Any) -> Any:
@@ -343,15 +337,6 @@ def _encoder(args: Any, tokenizer: Any, max_length: int | None = None) -> answer
     return answers.PairEncoder(tokenizer, max_length, ChatEncoder(tokenizer).end_of_turn if is_cut else None)
 
 
-def _check_head(path: str, loaded: text.Loaded) -> None:
-    head = loaded.model.get_output_embeddings()
-    own = {name for name, weight in loaded.model.named_parameters() if head is not None and weight is head.weight}
-    if head is None or own & set(loaded.new):
-        what = f"{path} has no lm_head: the weights that predict tokens are in no file"
-        saw = [f"it was saved as {', '.join(loaded.model.config.architectures or ['no known class'])}"]
-        raise InputError("model.task", what, saw=saw, fix="leave out --model")
-
-
 def _note_tail(args: Any, tokenizer: Any, data: RunData, end: int | None) -> list[str]:
     """Say what the template writes after the end of an answer: it counts, but is never generated."""
     pair = data.rows("train")[0]["pair"]
@@ -364,27 +349,15 @@ def _note_tail(args: Any, tokenizer: Any, data: RunData, end: int | None) -> lis
 
 def _settle_template(args: Any, tokenizer: Any, data: RunData, origin: Origin) -> int | None:
     """Give a tokenizer its chat template with the tokens it writes, and return the one that ends a turn, if any."""
-    from loopwright.data.chats import ChatEncoder, resolve_template
+    from loopwright.data.chats import ChatEncoder
 
     if all(name.endswith("texts") for name in data.plan.chats.get("format", {})):
         if args.chat_template is not None:
             what, fix = "--chat_template has no effect: the rows are texts", "leave out --chat_template"
             raise InputError("args.value", what, fix=fix)
         return None
-    template = resolve_template(tokenizer, args.chat_template or (None if origin.path else "chatml"))
-    if args.chat_template is not None or origin.path is None:
-        tokenizer.chat_template = template.default
-        tokenizer.add_tokens(
-            [each for each in template.tokens if each not in tokenizer.get_vocab()], special_tokens=True
-        )
+    decoders.set_template(tokenizer, args.chat_template or (None if origin.path else "chatml"))
     return ChatEncoder(tokenizer).end_of_turn if tokenizer.is_fast else None
-
-
-def _restore_generation(model: Any, folder: str) -> None:
-    from transformers import GenerationConfig
-
-    if (Path(folder) / _GENERATION).is_file():
-        model.generation_config = open_pretrained(GenerationConfig, folder, _GENERATION)
 
 
 def _create_model(args: Any, training: Any, tokenizer: Any, path: str | None) -> text.Loaded:

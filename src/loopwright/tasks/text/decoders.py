@@ -1,0 +1,59 @@
+"""What chat and preference do with a decoder and its tokenizer: the template, and how a generation ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from loopwright.errors import InputError
+from loopwright.tasks.base import Job
+from loopwright.tasks.pretrained import open_pretrained
+from loopwright.tasks.text import causal_lm, models
+
+_GENERATION = "generation_config.json"
+
+
+def check_decoder(path: str, loaded: models.Loaded) -> None:
+    """Refuse a model whose output layer is in no file, or that sees the tokens it is to predict."""
+    head = loaded.model.get_output_embeddings()
+    own = {name for name, weight in loaded.model.named_parameters() if head is not None and weight is head.weight}
+    if head is None or own & set(loaded.new):
+        what = f"{path} has no lm_head: the weights that predict tokens are in no file"
+        saw = [f"it was saved as {', '.join(loaded.model.config.architectures or ['no known class'])}", *sorted(own)]
+        raise InputError("model.task", what, saw=saw, fix="leave out --model")
+    causal_lm.check_causal(path, loaded.model)
+
+
+def set_template(tokenizer: Any, given: str | None) -> list[str]:
+    """Give the tokenizer another chat template and the control tokens that it lacks, and return these."""
+    from loopwright.data.chats import resolve_template
+
+    template = resolve_template(tokenizer, given)
+    if given is None:
+        return []
+    known = tokenizer.get_vocab()
+    added = [token for token in template.tokens if token not in known]
+    tokenizer.add_tokens(added, special_tokens=True)
+    tokenizer.chat_template = template.default
+    return added
+
+
+def end_generation(model: Any, tokenizer: Any, end_of_turn: int | None) -> None:
+    """Make the end of a turn end a generation, wherever the model is opened."""
+    settings = model.generation_config
+    known = settings.eos_token_id if settings.eos_token_id is not None else tokenizer.eos_token_id
+    ends = [end_of_turn, *(known if isinstance(known, list) else [known])]
+    settings.eos_token_id = list(dict.fromkeys(end for end in ends if end is not None)) or None
+
+
+def open_generation(model: Any, folder: Path) -> None:
+    """Take over the settings of `save_generation`: a resumed run answers in the same way."""
+    from transformers import GenerationConfig
+
+    if (folder / _GENERATION).is_file():
+        model.generation_config = open_pretrained(GenerationConfig, str(folder), _GENERATION)
+
+
+def save_generation(job: Job, folder: Path) -> None:
+    inner = job.model.get_base_model() if job.args.lora else job.model
+    inner.generation_config.save_pretrained(folder)
