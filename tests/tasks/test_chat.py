@@ -298,6 +298,13 @@ def test_a_killed_run_resumes_to_the_same_bits(lora, tmp_path):
     assert [line["update"] for line in lines] == [3, 6, 8, None]
 
 
+@pytest.mark.parametrize(("flag", "value"), [("chat_template", "llama-3"), ("vocab_size", 700)])
+def test_a_resumed_run_keeps_its_tokenizer(learnt, flag, value):
+    with pytest.raises(InputError) as caught:
+        api.resume(learnt.path, max_steps=1000, quiet=True, **{flag: value})
+    assert caught.value.code == "args.value" and caught.value.fix == f"leave out --{flag}"
+
+
 def test_a_model_that_mixes_packed_conversations_is_not_packed(data, tmp_path, monkeypatch):
     monkeypatch.setattr(chats, "separates_packed", lambda model: False)
     flags = {**FLAGS, "data": data, "vocab_size": 400, "max_steps": 1}

@@ -25,6 +25,8 @@ from loopwright.tasks.consent import check_foreign
 from loopwright.tasks.data import RunData
 from loopwright.tasks.pretrained import CONSENTS
 
+_TOKENIZER_FLAGS = ("vocab_size", "chat_template")
+
 
 def resume_run(
     folder: RunFolder, changes: Sequence[str] | Mapping[str, Any], screen: Screen, module: Any = None
@@ -63,6 +65,7 @@ def _resume(
         write_atomically(folder.config, read_bytes(config))
     if settings.training.max_steps > 0 and "num_train_epochs" in settings.given:
         screen.remark("note", f"--max_steps {settings.training.max_steps} sets the length of the run, not --epochs")
+    _check_tokenizer(settings, task, folder)
     with ReadingProgress(screen) as progress:
         plan = _same_plan(task, settings, folder, progress)
     status, updates = folder.status, folder.read_result().get("updates")  # of an earlier end, after a kill
@@ -78,6 +81,14 @@ def _resume(
     from loopwright.runs.train import train
 
     return train(RunJob(task, settings, RunData(plan), screen, folder, owner=owner))
+
+
+def _check_tokenizer(settings: Settings, task: Task, folder: RunFolder) -> None:
+    then, now = settle(task, config=folder.config).values(), settings.values()
+    changed = [name for name in _TOKENIZER_FLAGS if name in settings.given and then.get(name) != now[name]]
+    if changed:
+        flag = f"--{changed[0]}"
+        raise InputError("args.value", f"{flag}: a resumed run keeps its tokenizer", fix=f"leave out {flag}", flag=flag)
 
 
 def _is_changed(settings: Settings, task: Task, folder: RunFolder) -> bool:
