@@ -41,7 +41,7 @@ MOST_LINES = {
     "checkpoint": 3089,
     "cli": 2179,
     "config": 2673,
-    "core": 3457,
+    "core": 3461,
     "data": 6239,
     "demos": 1528,
     "engine": 2560,
@@ -50,20 +50,20 @@ MOST_LINES = {
     "models": 777,
     "report": 3389,
     "run_folder": 1655,
-    "runs": 6013,
+    "runs": 6027,
     "schedulers": 1266,
     "sources": 8556,
     "stepping": 1052,
-    "tasks": 11150,
+    "tasks": 11186,
     "tracking": 546,
     "training": 3009,
 }
 
 # Lines of the packages that any training run needs, and of the tests.
 # docs/decisions/0017-lines-of-state-that-nobody-registered.md, 0018-libraries-over-transformers.md,
-# 0019-the-first-hour.md
+# 0019-the-first-hour.md, 0020-graphs-for-any-batch.md, 0021-language-models.md
 MOST_CORE_LINES = 20_650
-MOST_TEST_LINES = 64_900
+MOST_TEST_LINES = 65_000
 CORE_FOLDERS = {"core", "training", "stepping", "checkpoint", "engine"}
 CORE_FOLDERS |= {"callbacks", "run_folder", "schedulers", "tracking"}
 CORE_OF_DATA = ("order", "loader", "samples", "workers", "prefetch", "streams", "defaults", "collate")

@@ -64,6 +64,7 @@ USES = {
     "hf/model_setup.py": {"_apply_liger_kernel_to_instance", "_compiled_call_impl"},
     "lr_finder.py": {"_buffers", "_parameters"},
     "metrics/texts.py": {"_compute_score_from_stats", "_extract_corpus_statistics"},
+    "runs/auto/memory.py": {"_subclasses"},
     "runs/settings.py": {"_actions", "_option_string_actions"},
     "sources/arrow.py": {"_fingerprint"},
     "stepping/cast_weights.py": {"_foreach_copy_"},
@@ -227,6 +228,12 @@ def _():
     torch._dynamo.maybe_mark_dynamic(torch.zeros(4, 2), [0])
     plain = nn.Linear(2, 1)
     assert torch.compile(plain, backend="eager")._orig_mod is plain
+
+
+@part("_subclasses")
+def _():
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        assert (torch.empty(2, 3) @ torch.empty(3, 4)).shape == (2, 4)
 
 
 @part("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")

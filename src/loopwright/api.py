@@ -270,6 +270,10 @@ class Run:
         """Return the metrics of the best model, on the validation data or on a file."""
         return evaluate(self, data, **options)
 
+    def chat(self, system: str | None = None, **changes: Any) -> Any:
+        """Return a dialogue with the best model: `answer(text)` returns its answer, `reset()` starts again."""
+        return open_dialogue(self.folder, system, changes)
+
     def resume(self, **changes: Any) -> Run:
         """Resume the run."""
         return resume(self, **changes)

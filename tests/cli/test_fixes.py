@@ -41,7 +41,8 @@ FILES = ["check", TEXT, "--data", "x.csv", "--files"]  # reads the data, and no 
 SHORT = ["--no_rehearsal", "--max_steps", "2", "--batch", "8", "--threads", "1", "--quiet"]
 TRAIN = ["train", TEXT, "--data", "x.csv", *SHORT]
 EXTRAS = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
-LEFT_TO_OTHERS = {"checkpoint.size"}  # a notice of a run that goes on: it has no fix
+# A notice of a run that goes on, without a fix; and what only a damaged merge can cause (tests/tasks/test_adapters.py).
+LEFT_TO_OTHERS = {"checkpoint.size", "model.merge"}
 
 
 @dataclass
@@ -936,6 +937,41 @@ for place, (words, fix) in enumerate(
 case("mistyped-optimizer", "args.value", [*TRAIN, "--optim", "adamm"], contains="--optim adam")
 URL = ["check", TEXT, "--data", "https://example.com/x.csv", "--files"]
 case("a-url", "data.file", URL, edit=lambda way: FILES, contains="download")
+
+
+# ------------------------------------------------------------------------------------------------------- conversations
+
+CHATS = (Path(__file__).resolve().parents[1] / "samples" / "chat" / "sample.jsonl").read_text()
+PAIRS = (Path(__file__).resolve().parents[1] / "samples" / "preference" / "sample.jsonl").read_text()
+LOUD = "{% for m in messages %}<|{{ m.role }}|>{{ m.content | upper }}<|end|>{% endfor %}"
+
+case(
+    "a-conversation-without-an-answer",
+    "data.chat",
+    ["check", "chat", "--data", "x.jsonl", "--files"],
+    {"x.jsonl": '{"messages": [{"role": "user", "content": "Hi"}]}\n' + CHATS},
+    edit=rewrite("x.jsonl", CHATS),
+)
+case(
+    "a-pair-of-equal-answers",
+    "data.pair",
+    ["check", "preference", "--data", "x.jsonl", "--files"],
+    {"x.jsonl": '{"prompt": "Hi", "chosen": "Hello", "rejected": "Hello"}\n' + PAIRS},
+    edit=rewrite("x.jsonl", PAIRS),
+)
+case(
+    "no-such-template",
+    "model.chat_template",
+    ["train", "chat", "--data", "x.jsonl", "--chat_template", "chatlm", *SHORT],
+    {"x.jsonl": CHATS},
+)
+case(
+    "a-template-that-changes-texts",
+    "data.chat_mask",
+    ["train", "chat", "--data", "x.jsonl", "--chat_template", "loud.jinja", *SHORT],
+    {"x.jsonl": CHATS, "loud.jinja": LOUD},
+    edit=rewrite("x.jsonl", re.sub('"content": "[^"]*"', '"content": "8"', CHATS)),
+)
 
 
 @pytest.fixture(autouse=True)

@@ -162,7 +162,7 @@ def test_the_verbs_that_look_answer_in_objects(capsys, finished, tmp_path, revie
         "no_intervals"
     ]
     code, tasks = told(capsys, "tasks")
-    assert code == 0 and len(tasks) == 14 and all(set(one) == {"task", "summary"} for one in tasks)
+    assert code == 0 and len(tasks) == 16 and all(set(one) == {"task", "summary"} for one in tasks)
     code, (machine,) = told(capsys, "doctor")
     assert code == 0 and machine["threads"] >= 1 and machine["missing"]["text"] == []
     line = ["find-lr", "text-classification", "--data", reviews, "--threads", "1", "--num_updates", "12"]

@@ -1,5 +1,7 @@
 """Several sequences in one row: which ones, and that each gets what it would get alone."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -151,10 +153,14 @@ def test_the_task_trains_on_packed_lines_and_refuses_to_pack_blocks(tmp_path, mo
         api.train("causal-lm", data=data, **{**options, "line_by_line": False}, packing=True)
 
 
+def job_of(network):
+    """Return as much of a job as a loss asks for."""
+    training = SimpleNamespace(fsdp="", torch_compile=False, step_mode="eager", fp16=False, mixed_precision="no")
+    return SimpleNamespace(model=network, args=SimpleNamespace(loss_chunk="auto"), training=training)
+
+
 def test_packed_lines_are_the_lines_and_their_loss_is_theirs():
     pytest.importorskip("transformers")
-    from types import SimpleNamespace
-
     from loopwright.tasks.data import RowDataset
     from loopwright.tasks.text.causal_lm import CausalLanguageModel, PackedLines
     from loopwright.tasks.text.language_model import PaddingCollator
@@ -168,7 +174,7 @@ def test_packed_lines_are_the_lines_and_their_loss_is_theirs():
 
     rows = RowDataset(data, encode)
     packed = PackedLines(rows, 16)
-    collate, job = PaddingCollator(pad_id=0), SimpleNamespace(model=network)
+    collate, job = PaddingCollator(pad_id=0), job_of(network)
     plain = collate([rows[index] for index in range(6)])
     dense = collate([packed[index] for index in range(len(packed))])
     assert len(packed) < 6 and sum(dense["num_bytes"].tolist()) == sum(plain["num_bytes"].tolist())

@@ -81,6 +81,13 @@ def test_system_and_tools_belong_to_the_prompt():
     assert found.tools == [{"type": "function", "function": tool}]
 
 
+def refused(code: str, row: dict) -> InputError:
+    with pytest.raises(InputError) as raised:
+        read_pair(row, where="pairs.jsonl, line 3")
+    assert raised.value.code == code
+    return raised.value
+
+
 @pytest.mark.parametrize(
     "row, why",
     [
@@ -95,10 +102,8 @@ def test_system_and_tools_belong_to_the_prompt():
     ],
 )
 def test_a_row_without_two_different_answers_to_one_prompt_is_refused(row, why):
-    with pytest.raises(InputError) as raised:
-        read_pair(row, where="pairs.jsonl, line 3")
-    assert raised.value.code == "data.pair" and raised.value.what.startswith("pairs.jsonl, line 3")
-    assert why in raised.value.what and raised.value.saw
+    error = refused("data.pair", row)
+    assert error.what.startswith("pairs.jsonl, line 3") and why in error.what and error.saw
 
 
 def test_bad_rows_are_refused_with_their_place_or_dropped_with_a_count(tmp_path):

@@ -526,6 +526,7 @@ def test_a_split_is_a_dataset_for_loaders_with_workers(reviews_csv):
         ("causal-lm", "wiki_text/wiki_00", {"file_kind": "txt"}),
         ("masked-lm", "wiki_text/wiki_00", {"file_kind": "txt", "text_unit": "paragraph"}),
         ("multiple-choice", "swag", {}),
+        ("chat", "chat/sample.jsonl", {}),
         ("preference", "preference/sample.jsonl", {}),
         ("summarization", "xsum", {}),
         ("translation", "wmt16", {"columns": {"source": "translation.en"}}),

@@ -58,7 +58,7 @@ def test_few_images_get_many_epochs_and_a_resumed_run_keeps_them(tmp_path, capsy
 
 def test_every_task_names_a_small_model_to_start_from_and_the_run_says_so(reviews, capsys):
     tasks, _ = load_tasks()
-    assert len(tasks) == 14 and all(task.pretrained.count("/") == 1 for task in tasks)
+    assert len(tasks) == 16 and all(task.pretrained.count("/") == 1 for task in tasks)
     assert all(10 <= task.pretrained_megabytes <= 350 for task in tasks)
     main(["explain", "text-classification"])
     assert "--model distilbert/distilbert-base-uncased" in " ".join(capsys.readouterr().out.split())

@@ -10,9 +10,9 @@ from loopwright import api
 from loopwright.errors import ConfigError, InputError
 from loopwright.run_folder import read_json
 from loopwright.sources.chats.pairs import Pair
-from loopwright.tasks.text.answer_pairs import PairCollator, PairEncoder, answer_log_probs, as_messages
-from loopwright.tasks.text.preference_losses import PreferenceLoss
-from loopwright.tasks.text.reference import FILE
+from loopwright.tasks.text.preference.answers import PairCollator, PairEncoder, answer_log_probs, as_messages
+from loopwright.tasks.text.preference.losses import PreferenceLoss
+from loopwright.tasks.text.preference.reference import FILE
 from tasks.conftest import FLAGS
 from tasks.pairs import COLOURS, chat_rows, text_rows, whole_rows, write_model
 from tasks.recomputed import assert_recomputed

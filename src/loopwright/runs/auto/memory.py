@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode  # private, but what torch itself measures memory with
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from loopwright.engine.memory import MemorySaving, SavedBytes, free_bytes, list_savings

@@ -341,7 +341,7 @@ def _choose_length(args: Any, encoder: Any, data: RunData, limit: int | None) ->
     step = max(1, len(rows) // _ROWS_MEASURED)
     measure = _encoder(args, encoder.tokenizer, None)
     with text.quiet():
-        lengths = sorted(len(measure(rows[index]["chat"]).input_ids) for index in range(0, len(rows), step))
+        lengths = sorted(len(measure(chats.placed_chat(rows, index)).input_ids) for index in range(0, len(rows), step))
     half, longest = lengths[(len(lengths) - 1) // 2], lengths[-1]
     if args.max_length is None:
         least = _LEAST_SCRATCH_LENGTH if limit is None else _LEAST_LENGTH

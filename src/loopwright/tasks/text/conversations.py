@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,9 +37,7 @@ class Conversations(RowDataset):
         labels: list[Ids] = []
         kept, self.num_dropped_texts, self.num_truncated, first = [], 0, 0, ""
         for index in range(len(rows)):
-            where = rows.place(index) if hasattr(rows, "place") else f"row {index + 1:,}"
-            chat: Chat = rows[index]["chat"]
-            chat = Chat(chat.messages, chat.tools, chat.completion, where)
+            chat = placed_chat(rows, index)
             encoded = whole(chat)
             if encode.max_length is not None and len(encoded.input_ids) > encode.max_length:
                 encoded = encode(chat)
@@ -87,6 +85,13 @@ class Conversations(RowDataset):
             conversations = counted(self.num_dropped_texts, f"{name} conversation")
             found.append(f"the template drops texts of the assistant in {conversations}, such as earlier thinking")
         return found
+
+
+def placed_chat(rows: Rows, index: int) -> Chat:
+    """Return a conversation that knows its row, for errors."""
+    where = rows.place(index) if hasattr(rows, "place") else f"row {index + 1:,}"
+    chat: Chat = rows[index]["chat"]
+    return replace(chat, where=where)
 
 
 class KeptRows:
@@ -185,7 +190,7 @@ class Dialogue:
         """Forget everything but the system message."""
         self.messages = list(self._start)
 
-    def answer(self, said: str, write: Callable[[str], object]) -> str:
+    def answer(self, said: str, write: Callable[[str], object] = lambda text: None) -> str:
         """Return the answer to a user's turn, and write it as it is generated; InputError if it is too long."""
         from transformers import TextStreamer
 

@@ -27,13 +27,13 @@ from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArg
 from loopwright.tasks.base import Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.pretrained import consenting
-from loopwright.tasks.text import answer_pairs as answers
 from loopwright.tasks.text import causal_lm, decoders
 from loopwright.tasks.text import conversations as chats
 from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import models as text
-from loopwright.tasks.text.preference_losses import DEFAULT_BETAS, DEFAULT_GAMMA, LOSSES, PreferenceLoss
-from loopwright.tasks.text.reference import Reference, digest_of_weights
+from loopwright.tasks.text.preference import answers
+from loopwright.tasks.text.preference.losses import DEFAULT_BETAS, DEFAULT_GAMMA, LOSSES, PreferenceLoss
+from loopwright.tasks.text.preference.reference import Reference, digest_of_weights
 
 _MOST_BASELINE = 50_000
 
