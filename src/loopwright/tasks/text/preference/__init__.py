@@ -123,7 +123,7 @@ class PreferenceTuning(Task):
         **{"max_steps": 200, "batch": 16, "lr": 3e-3, "threads": 1, "rehearsal": False},
     }
     demo_note = (
-        "a small model that learnt dialogues learns when to answer briefly: reward accuracy 1.0 (chance 0.5), 60 s"
+        "a small model that learnt dialogues learns when to answer briefly: reward accuracy 1.0 (chance 0.5), 26 s"
     )
 
     def demo_data(self) -> Any:
