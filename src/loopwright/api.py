@@ -326,7 +326,7 @@ class Run:
     ) -> Path:
         """Export the best model to a folder with a README.md on how to open it, and return the folder.
 
-        `merge` merges the adapters of a run with --lora anew, and checks that the outputs stay the same; `adapters`
+        `merge` merges the adapters of a run with --lora again, and checks that the outputs stay the same; `adapters`
         exports them alone, as peft reads them. `say` is called with the result of the check.
         """
         _check_changes(consents, CONSENTS)

@@ -64,7 +64,7 @@ def _rate(function: Callable[[], Any], work: int, device: torch.device) -> float
 def limits_of(
     seconds: float, waited: float, busy: float | None, flops: int, traffic: int, rates: tuple[float, float]
 ) -> dict[str, Any]:
-    """Return what an update of so many seconds needs at least, and the share of that limit it reaches.
+    """Return the least time that an update needs, by part, and the share of that limit it reaches.
 
     `busy` is the time in which the device runs kernels; None if it has no clock of its own.
     """
