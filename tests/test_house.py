@@ -41,10 +41,10 @@ MOST_LINES = {
     "checkpoint": 3089,
     "cli": 2179,
     "config": 2673,
-    "core": 3461,
+    "core": 3466,
     "data": 6239,
     "demos": 1528,
-    "engine": 2560,
+    "engine": 2858,
     "hf": 4877,
     "metrics": 4360,
     "models": 777,
@@ -53,17 +53,17 @@ MOST_LINES = {
     "runs": 6027,
     "schedulers": 1266,
     "sources": 8556,
-    "stepping": 1052,
+    "stepping": 1175,
     "tasks": 11186,
     "tracking": 546,
-    "training": 3009,
+    "training": 3011,
 }
 
 # Lines of the packages that any training run needs, and of the tests.
 # docs/decisions/0017-lines-of-state-that-nobody-registered.md, 0018-libraries-over-transformers.md,
-# 0019-the-first-hour.md, 0020-graphs-for-any-batch.md, 0021-language-models.md
-MOST_CORE_LINES = 20_650
-MOST_TEST_LINES = 65_000
+# 0019-the-first-hour.md, 0020-graphs-for-any-batch.md, 0021-language-models.md, 0022-rows-without-padding.md
+MOST_CORE_LINES = 21_080
+MOST_TEST_LINES = 65_202
 CORE_FOLDERS = {"core", "training", "stepping", "checkpoint", "engine"}
 CORE_FOLDERS |= {"callbacks", "run_folder", "schedulers", "tracking"}
 CORE_OF_DATA = ("order", "loader", "samples", "workers", "prefetch", "streams", "defaults", "collate")

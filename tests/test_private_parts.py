@@ -54,6 +54,12 @@ USES = {
         *("_BatchNorm", "_is_accelerate_prepared", "_orig_mod", "_original_forward", "_reset_state"),
         *("_optimizer_original_step_method", "_optimizer_patched_step_method", "_shared_state"),
     },
+    "engine/segments.py": {
+        "_attn_implementation",
+        "_flash_attention_forward",
+        "_supports_attention_backend",
+        "_supports_flash_attn",
+    },
     "engine/graphs.py": {"_C", "_cuda_endAllocateToPool", "_foreach_copy_", "_foreach_zero_"},
     "engine/joint_failure.py": {"_get_default_store"},
     "engine/processes.py": {"_abort_process_group", "_foreach_add_"},
@@ -191,6 +197,21 @@ def _():
     before = tensor._version
     tensor.add_(1)
     assert tensor._version == before + 1
+
+
+@part("_flash_attention_forward")
+def _():
+    names = [each.name for each in torch.ops.aten._flash_attention_forward.default._schema.arguments]
+    assert names[3:10] == ["cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal", "return_debug_mask"]
+    assert {"scale", "window_size_left", "window_size_right"} <= set(names)
+
+
+@part("_supports_attention_backend", "_supports_flash_attn")
+def _():
+    from transformers import BertModel, DebertaV2Model
+
+    assert BertModel._supports_flash_attn and BertModel._supports_attention_backend
+    assert not DebertaV2Model._supports_flash_attn
 
 
 @part("_attn_implementation")

@@ -24,10 +24,12 @@ from loopwright.quantities import counted
 from loopwright.schedulers import SchedulerBase
 
 STEP_MODES = ("auto", "eager", "compile", "graph")
+PADDINGS = ("auto", "free")
 NAN_POLICIES = ("stop", "skip")
 BAD_SAMPLE_POLICIES = ("raise", "skip")
 _CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "step_mode": STEP_MODES,
+    "padding": PADDINGS,
     "nan": NAN_POLICIES,
     "bad_samples": BAD_SAMPLE_POLICIES,
     "reduction": ("fast", "exact"),
@@ -72,6 +74,7 @@ class RunSettings:
     gradient_clip_norm: float | None = None
     mixed_precision: str | None = None
     step_mode: str = "auto"
+    padding: str = "auto"
     checkpoints: Checkpointing | None = None
     log_every: int = 50
     evaluate_every: Interval = Interval(1, "epoch")

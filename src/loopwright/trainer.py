@@ -138,6 +138,7 @@ class Trainer(TrainerHooks):
         mixed_precision: str | None = None,
         gradient_clip_norm: float | None = None,
         step_mode: str = "auto",
+        padding: str = "auto",
         checkpoints: Checkpointing | None = None,
         log_every: int = 50,
         evaluate_every: int | str | None = None,
@@ -166,6 +167,7 @@ class Trainer(TrainerHooks):
             mixed_precision: "no", "bf16", "fp16" or "fp8"; None follows accelerate's configuration.
             gradient_clip_norm: clip the gradient's norm.
             step_mode: "eager", "compile" (torch.compile) or "graph" (CUDA graphs); "auto" takes graphs where they work.
+            padding: "free" lets CUDA graphs leave out the padding of a batch; "auto" runs batches as they are.
             checkpoints: where and when to save.
             log_every: updates between logs.
             evaluate_every: updates between evaluations within an epoch, or "2 epochs"; None is after each epoch.

@@ -44,6 +44,9 @@ class EagerStepper:
     def __init__(self, run: TrainingRun) -> None:
         self.run = run
 
+    def close(self) -> None:
+        """Leave the model as it was: nothing to do."""
+
     @property
     def step(self) -> Callable[[Window], None]:
         """The trainer's own update, without another frame around it."""

@@ -25,6 +25,7 @@ from loopwright.hooks import TrainerHooks
 from loopwright.settings import is_overridden
 from loopwright.stepping.cast_weights import CastWeights
 from loopwright.stepping.eager import EagerStepper
+from loopwright.stepping.unpadded import UnpaddedRows
 
 if TYPE_CHECKING:
     from loopwright.trainer import Trainer
@@ -69,9 +70,10 @@ class GraphStepper:
     def __init__(self, run: TrainingRun, planned: Any, capturer: graphs.Capturer) -> None:
         self.run = run
         self._planned = planned
+        self._rows = UnpaddedRows(run)
         casts = CastWeights(run.trainer.model) if _casts_weights(run) else None
         step = graphs.Step(
-            micro_batch=partial(_micro_batch, run, casts),
+            micro_batch=partial(_micro_batch, self._rows, casts),
             apply=partial(_apply, run),
             refresh=(lambda: None) if casts is None else casts.refresh,
             begin=run.checkpoints.wait,  # a save in the background would use the device while something is recorded
@@ -89,6 +91,10 @@ class GraphStepper:
     def forget(self) -> None:
         """Free the memory of all graphs."""
         self._graphs.forget()
+
+    def close(self) -> None:
+        """Leave the model as it was."""
+        self._rows.close()
 
     def step(self, window: Window) -> None:
         if self.run.progress.update == 0 or not self._may_be_graph(window) or not self._replay(window):
@@ -113,6 +119,9 @@ class GraphStepper:
     def _fail(self, error: graphs.NotCapturableError) -> None:
         """Run updates of a shape that cannot be recorded eagerly, or all of them if it is not due to the shape."""
         run, recordings = self.run, self.run.recordings
+        if self._rows.is_on and error.key is not None and not error.is_out_of_memory:
+            self._rows.stop(str(error))
+            return
         is_of_shape = error.is_out_of_memory or bool(recordings.recorded)  # else, it seems, no shape can be recorded
         if self._planned is not None or error.key is None or not is_of_shape:
             run.run_eagerly(str(error))
@@ -143,6 +152,7 @@ class GraphStepper:
             return False
         batches = [piece.batch if piece.moved is None else piece.moved for piece in window.pieces]
         inputs = [step.graph_inputs(batch, index) for index, batch in enumerate(batches)]
+        inputs = self._rows.with_budgets(window, inputs)
 
         def before(index: int) -> None:
             run.begin_micro_batch(window, index)
@@ -187,11 +197,11 @@ def _casts_weights(run: TrainingRun) -> bool:
     return is_wrapped and not is_compiled
 
 
-def _micro_batch(run: TrainingRun, casts: CastWeights | None, inputs: Any) -> Any:
+def _micro_batch(rows: UnpaddedRows, casts: CastWeights | None, inputs: Any) -> Any:
     if casts is None:
-        return run.micro_batch_step.graphed(inputs)
+        return rows.graphed(inputs)
     with casts.substituted():
-        return run.micro_batch_step.graphed(inputs)
+        return rows.graphed(inputs)
 
 
 def _apply(run: TrainingRun) -> Tensor | None:

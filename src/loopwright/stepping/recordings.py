@@ -29,6 +29,7 @@ class Recordings:
         is_planned: the run was begun by a version that recorded planned shapes only, and keeps to that.
         settings: a digest of everything but the shapes that graphs were recorded for; "" before the first one.
         num_changes: updates in a row before which it changed.
+        unpads: whether graphs leave padding out; None before it is decided.
     """
 
     recorded: list[str] = field(default_factory=list)
@@ -37,6 +38,7 @@ class Recordings:
     is_planned: bool = False
     settings: str = ""
     num_changes: int = 0
+    unpads: bool | None = None
 
     def why_eager(self, keys: list[str]) -> str | None:
         """Return why an update of micro-batches with these shapes is not a graph, or None if it is."""
@@ -77,4 +79,4 @@ class Recordings:
     @classmethod
     def restored(cls, state: dict[str, Any] | None) -> Recordings:
         """Return the list of a saved run; older checkpoints have none."""
-        return cls(is_planned=True) if state is None else cls(**state)
+        return cls(is_planned=True, unpads=False) if state is None else cls(**{"unpads": False, **state})

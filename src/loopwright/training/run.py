@@ -204,6 +204,7 @@ class TrainingRun:
         if self.settings.step_mode == "compile" and isinstance(trainer.model, torch.nn.Module):
             trainer.model._compiled_call_impl = None  # undoes `nn.Module.compile`
         trainer.model, trainer.optimizer = self.engine.release(trainer.model, trainer.optimizer)
+        self.stepper.close()
         self.stepper, self.buffers = EagerStepper(self), BufferShadow()
         trainer.callback_handler.release()
 
@@ -463,6 +464,7 @@ class TrainingRun:
         """Run updates eagerly from here on, and report why, unless they already are."""
         if isinstance(self.stepper, GraphStepper):
             self.stepper.forget()  # it is still on the stack
+            self.stepper.close()
             self.stepper, self.recordings.ended = EagerStepper(self), reason
             report_eager(self, reason)
 

@@ -1,0 +1,108 @@
+"""Whether the micro-batches of graphs run without padding, and on how many tokens each.
+
+Decided once per run and kept in its saved state. Before the first micro-batch is recorded, it is run with and without
+padding: rows stay padded if the outputs differ by more than rounding, or if anything else goes wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from loopwright.back_reference import BackReference
+from loopwright.data import Window
+from loopwright.engine.joined_rows import JoinedRows, token_budget, why_padded
+from loopwright.engine.seeding import preserved_generators
+
+if TYPE_CHECKING:
+    from loopwright.training.run import TrainingRun
+
+
+class UnpaddedRows:
+    """The rows of a run's graphs without their padding, where that is possible."""
+
+    run = BackReference["TrainingRun"]()
+
+    def __init__(self, run: TrainingRun) -> None:
+        self.run = run
+        self._joined: JoinedRows | None = None
+        self._is_proven = False
+        if run.settings.padding != "free" or run.recordings.unpads is False:
+            run.recordings.unpads = False
+            return
+        reason = _why_padded(run)
+        if reason is not None:
+            self.stop(reason)
+            return
+        run.recordings.unpads = True
+        self._joined = JoinedRows(run.bare_model())
+
+    @property
+    def is_on(self) -> bool:
+        return self._joined is not None
+
+    def close(self) -> None:
+        if self._joined is not None:
+            self._joined.close()
+            self._joined = None
+
+    def stop(self, reason: str) -> None:
+        """Leave rows padded from here on."""
+        self.close()
+        self.run.recordings.unpads = False
+        text = f"Keeping the padding of batches: {reason}"
+        self.run.trainer.notify("graphs.padding", text, reason=reason)
+        self.run.logbook.record.write("padding", update=self.run.progress.update, mode="padded", reason=reason)
+
+    def with_budgets(self, window: Window, inputs: list[Any]) -> list[Any]:
+        """Return the inputs of micro-batches, each with the number of its tokens: None where it stays padded."""
+        if not self.is_on:
+            return inputs
+        budgets = [token_budget(piece.batch) for piece in window.pieces]
+        first = next((place for place, budget in enumerate(budgets) if budget is not None), None)
+        if first is not None and not self._is_proven:
+            self._is_proven = self._prove(window.pieces[first].on(self.run.engine.device), budgets[first] or 0)
+            if not self._is_proven:
+                return inputs
+        return [{"inputs": each, "tokens": budget} for each, budget in zip(inputs, budgets, strict=True)]
+
+    def graphed(self, inputs: Any) -> Any:
+        """Run forward and backward of a micro-batch, given what `with_budgets` returned."""
+        step = self.run.micro_batch_step
+        if self._joined is None:
+            return step.graphed(inputs)
+        batch = inputs["inputs"]["batch"]
+        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        with self._joined.running(mask, inputs["tokens"]):
+            return step.graphed(inputs["inputs"])
+
+    def _prove(self, batch: Mapping[str, Any], budget: int) -> bool:
+        run = self.run
+        assert self._joined is not None
+
+        def forward() -> Tensor:
+            return run.micro_batch_step.forward(batch)["loss"]  # type: ignore[no-any-return]
+
+        reason = "its outputs differ without padding"
+        try:
+            with preserved_generators(run.engine.device):
+                if self._joined.is_equal(batch["attention_mask"], budget, forward):
+                    return True
+        except (RuntimeError, TypeError, ValueError) as error:  # a model that does not follow transformers' interface
+            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        finally:
+            run.buffers.restore()
+        self.stop(reason)
+        return False
+
+
+def _why_padded(run: TrainingRun) -> str | None:
+    if run.engine.device.type == "cuda":
+        is_half = run.engine.accelerator.mixed_precision == "bf16"
+        is_half = is_half or all(each.dtype in (torch.bfloat16, torch.float16) for each in run.engine.parameters)
+        if not is_half:
+            return "flash attention needs bf16"
+    return why_padded(run.bare_model())
