@@ -63,7 +63,7 @@ MOST_LINES = {
 # docs/decisions/0017-lines-of-state-that-nobody-registered.md, 0018-libraries-over-transformers.md,
 # 0019-the-first-hour.md, 0020-graphs-for-any-batch.md, 0021-language-models.md, 0022-rows-without-padding.md
 MOST_CORE_LINES = 21_080
-MOST_TEST_LINES = 65_202
+MOST_TEST_LINES = 65_213
 CORE_FOLDERS = {"core", "training", "stepping", "checkpoint", "engine"}
 CORE_FOLDERS |= {"callbacks", "run_folder", "schedulers", "tracking"}
 CORE_OF_DATA = ("order", "loader", "samples", "workers", "prefetch", "streams", "defaults", "collate")

@@ -173,9 +173,9 @@ class Heedless(transformers.BertForSequenceClassification):
         return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def trained(kind=transformers.BertForSequenceClassification, padding="free", **options):
+def trained(kind=transformers.BertForSequenceClassification, padding="free", trainer_kind=GraphedTrainer, **options):
     model = toys.seeded(lambda: kind(transformers.BertConfig(**SIZES)), seed=1)
-    trainer = GraphedTrainer(model, None, torch.optim.AdamW(model.parameters(), lr=0.01, fused=True), callbacks=[])
+    trainer = trainer_kind(model, None, torch.optim.AdamW(model.parameters(), lr=0.01, fused=True), callbacks=[])
     settings = {"num_epochs": 2, "per_device_batch_size": 4, "collate_fn": collate, "seed": 5, "padding": padding}
     trainer.train(rows(), train_dataloader_kwargs={"shuffle": False, "num_workers": 0}, **settings, **options)
     return trainer
@@ -211,3 +211,14 @@ def test_a_model_whose_outputs_need_the_padding_keeps_it_and_the_reason_is_repor
     assert run_of(trainer).recordings.unpads is False and trainer.num_graphed_updates == 11
     assert "Keeping the padding of batches" in capsys.readouterr().out
     toys.assert_same_weights(trainer, trained(kind=Heedless, padding="auto"))
+
+
+def test_if_recording_fails_rows_are_padded_before_graphs_are_given_up():
+    class Failing(GraphedTrainer):
+        fails_with = "operation not permitted when stream is capturing"
+
+    trainer = trained(trainer_kind=Failing)
+    recordings = run_of(trainer).recordings
+    assert recordings.unpads is False and recordings.ended == Failing.fails_with
+    assert trainer.num_graphed_updates == 0
+    assert trainer.model.config._attn_implementation == "sdpa" and not trainer.model._forward_pre_hooks
