@@ -53,7 +53,7 @@ MOST_LINES = {
     "runs": 6027,
     "schedulers": 1266,
     "sources": 8556,
-    "stepping": 1175,
+    "stepping": 1186,
     "tasks": 11186,
     "tracking": 546,
     "training": 3011,
@@ -62,8 +62,8 @@ MOST_LINES = {
 # Lines of the packages that any training run needs, and of the tests.
 # docs/decisions/0017-lines-of-state-that-nobody-registered.md, 0018-libraries-over-transformers.md,
 # 0019-the-first-hour.md, 0020-graphs-for-any-batch.md, 0021-language-models.md, 0022-rows-without-padding.md
-MOST_CORE_LINES = 21_080
-MOST_TEST_LINES = 65_213
+MOST_CORE_LINES = 21_100
+MOST_TEST_LINES = 65_219
 CORE_FOLDERS = {"core", "training", "stepping", "checkpoint", "engine"}
 CORE_FOLDERS |= {"callbacks", "run_folder", "schedulers", "tracking"}
 CORE_OF_DATA = ("order", "loader", "samples", "workers", "prefetch", "streams", "defaults", "collate")

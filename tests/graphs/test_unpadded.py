@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import toys
 from graphs.recorder import GraphedTrainer
+from loopwright import Trainer
 from loopwright.engine import segments
 from loopwright.engine.joined_rows import JoinedRows, token_budget, why_padded
 from loopwright.training.run import run_of
@@ -222,3 +223,8 @@ def test_if_recording_fails_rows_are_padded_before_graphs_are_given_up():
     assert recordings.unpads is False and recordings.ended == Failing.fails_with
     assert trainer.num_graphed_updates == 0
     assert trainer.model.config._attn_implementation == "sdpa" and not trainer.model._forward_pre_hooks
+
+
+def test_a_run_without_graphs_reports_that_it_keeps_the_padding(capsys):
+    trained(trainer_kind=Trainer)
+    assert "Keeping the padding of batches" in capsys.readouterr().out

@@ -25,7 +25,7 @@ from loopwright.hooks import TrainerHooks
 from loopwright.settings import is_overridden
 from loopwright.stepping.cast_weights import CastWeights
 from loopwright.stepping.eager import EagerStepper
-from loopwright.stepping.unpadded import UnpaddedRows
+from loopwright.stepping.unpadded import UnpaddedRows, report_padded
 
 if TYPE_CHECKING:
     from loopwright.trainer import Trainer
@@ -36,6 +36,13 @@ _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)  # torch has one
 
 def plan_stepper(run: TrainingRun) -> EagerStepper | GraphStepper:
     """Decide how the updates of a run are run; called before the first one."""
+    stepper = _planned_stepper(run)
+    if run.settings.padding == "free" and isinstance(stepper, EagerStepper):
+        report_padded(run, "updates are not CUDA graphs")
+    return stepper
+
+
+def _planned_stepper(run: TrainingRun) -> EagerStepper | GraphStepper:
     eager = EagerStepper(run)
     if run.settings.step_mode not in ("auto", "graph") or not has_graphs(run.trainer):
         return eager

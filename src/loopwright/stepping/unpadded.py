@@ -53,9 +53,7 @@ class UnpaddedRows:
         """Leave rows padded from here on."""
         self.close()
         self.run.recordings.unpads = False
-        text = f"Keeping the padding of batches: {reason}"
-        self.run.trainer.notify("graphs.padding", text, reason=reason)
-        self.run.logbook.record.write("padding", update=self.run.progress.update, mode="padded", reason=reason)
+        report_padded(self.run, reason)
 
     def with_budgets(self, window: Window, inputs: list[Any]) -> list[Any]:
         """Return the inputs of micro-batches, each with the number of its tokens: None where it stays padded."""
@@ -97,6 +95,12 @@ class UnpaddedRows:
             run.buffers.restore()
         self.stop(reason)
         return False
+
+
+def report_padded(run: TrainingRun, reason: str) -> None:
+    text = f"Keeping the padding of batches: {reason}"
+    run.trainer.notify("graphs.padding", text, reason=reason)
+    run.logbook.record.write("padding", update=run.progress.update, mode="padded", reason=reason)
 
 
 def _why_padded(run: TrainingRun) -> str | None:
