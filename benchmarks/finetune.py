@@ -318,7 +318,7 @@ def run_lightning(name: str, clock: Clock) -> None:
     trainer.fit(Module(), loader_of(data, SETTINGS[name]))
 
 
-def run_loopwright(mode: str, name: str, clock: Clock) -> None:
+def run_loopwright(mode: str, name: str, clock: Clock, padding: str = "keep") -> None:
     from loopwright import Trainer
     from loopwright.callbacks import TrainerCallback
     from loopwright.training.run import run_of
@@ -330,10 +330,11 @@ def run_loopwright(mode: str, name: str, clock: Clock) -> None:
 
     model, data, optimizer, precision = parts(name, eager=mode == "eager")
     trainer = Trainer(model, None, optimizer, callbacks=[Ticks])
-    pad = Pad(SETTINGS[name].lengths if mode in ("auto", "graph") else ())
+    pad = Pad(() if mode == "eager" else SETTINGS[name].lengths)
     trainer.train(
         data, 1, per_device_batch_size=SETTINGS[name].batch_size, collate_fn=pad,
         train_dataloader_kwargs={"num_workers": 0}, mixed_precision=precision, step_mode=mode, log_every=LOG_EVERY,
+        padding=padding,
     )  # fmt: skip
     clock.graphed = trainer.num_graphed_updates / trainer.progress.update
 
@@ -362,17 +363,27 @@ SIDES: dict[str, tuple[str, str, Callable[[str, Clock], None]]] = {
     "transformers": ("transformers.Trainer", "transformers", run_transformers),
     "lightning": ("Lightning", "pytorch_lightning", run_lightning),
     "loopwright-eager": ("loopwright, eager", "loopwright", lambda name, clock: run_loopwright("eager", name, clock)),
+    "loopwright-graph": ("loopwright, graph", "loopwright", lambda name, clock: run_loopwright("graph", name, clock)),
+    "loopwright-casts": ("loopwright, graph, weights cast in every forward pass", "loopwright", run_loopwright_casts),
+    "loopwright-free": (
+        "loopwright, graph, no padding",
+        "loopwright",
+        lambda name, clock: run_loopwright("graph", name, clock, "free"),
+    ),
     "loopwright-compile": (
         "loopwright, compile",
         "loopwright",
         lambda name, clock: run_loopwright("compile", name, clock),
     ),
-    "loopwright-graph": ("loopwright, graph", "loopwright", lambda name, clock: run_loopwright("graph", name, clock)),
-    "loopwright-casts": ("loopwright, graph, weights cast in every forward pass", "loopwright", run_loopwright_casts),
+    "loopwright-all": (
+        "loopwright, compile, no padding",
+        "loopwright",
+        lambda name, clock: run_loopwright("compile", name, clock, "free"),
+    ),
     "loopwright-auto": ("loopwright, auto", "loopwright", lambda name, clock: run_loopwright("auto", name, clock)),
     "loopwright-hf": ("loopwright.hf, auto", "loopwright", run_loopwright_hf),
 }
-RECORDING_SIDES = ("loopwright-graph", "loopwright-casts", "loopwright-auto", "loopwright-hf")
+RECORDING_SIDES = tuple(side for side in SIDES if side.startswith("loopwright-") and side != "loopwright-eager")
 
 
 # -------------------------------------------------------------------------------------------------------- the table

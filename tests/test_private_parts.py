@@ -49,7 +49,6 @@ USES = {
         "_workers_status",
     },
     "engine/buffers.py": {"_foreach_copy_", "_version"},
-    "engine/compilation.py": {"_compiled_call_impl", "_dynamo"},
     "engine/engine.py": {
         *("_BatchNorm", "_is_accelerate_prepared", "_orig_mod", "_original_forward", "_reset_state"),
         *("_optimizer_original_step_method", "_optimizer_patched_step_method", "_shared_state"),
@@ -67,13 +66,13 @@ USES = {
     "engine/sharding.py": {"_foreach_mul_", "_no_split_modules", "_orig_mod", "_utils"},
     "hf/loss.py": {"_orig_mod"},
     "hf/transformers_checkpoint.py": {"_keys_to_ignore_on_save"},
-    "hf/model_setup.py": {"_apply_liger_kernel_to_instance", "_compiled_call_impl"},
+    "hf/model_setup.py": {"_apply_liger_kernel_to_instance"},
     "lr_finder.py": {"_buffers", "_parameters"},
     "metrics/texts.py": {"_compute_score_from_stats", "_extract_corpus_statistics"},
     "runs/auto/memory.py": {"_subclasses"},
     "runs/settings.py": {"_actions", "_option_string_actions"},
     "sources/arrow.py": {"_fingerprint"},
-    "stepping/cast_weights.py": {"_foreach_copy_"},
+    "stepping/cast_weights.py": {"_backward_hooks", "_foreach_add_", "_foreach_copy_", "_post_accumulate_grad_hooks"},
     "stepping/graphs.py": {
         *("_compiled_call_impl", "_optimizer_step_post_hooks", "_optimizer_step_pre_hooks", "_orig_mod"),
         "_original_forward",
@@ -84,7 +83,6 @@ USES = {
     "tasks/text/seq2seq.py": {"_from_model_config"},
     "training/hyper_parameters.py": {"_get_closed_form_lr", "_milestones", "_schedulers"},
     "training/losses.py": {"_foreach_mul_", "_orig_mod"},
-    "training/run.py": {"_compiled_call_impl"},
 }
 # Not checked here: a convention of other projects, not a part of one that is installed.
 CONVENTIONS = {"_argument_group_name", "_no_split_modules", "_apply_liger_kernel_to_instance"}
@@ -238,17 +236,23 @@ def _():
     assert isinstance(nn.Dropout2d(0.5), nn.modules.dropout._DropoutNd) and nn.Dropout(0.5).p == 0.5
 
 
-@part("_compiled_call_impl", "_dynamo", "_orig_mod")
+@part("_compiled_call_impl", "_orig_mod")
 def _():
     model = nn.Linear(2, 1)
     assert model._compiled_call_impl is None
     model.compile(backend="eager")
     assert callable(model._compiled_call_impl)
-    model._compiled_call_impl = lambda *args: "called"
-    assert model(torch.zeros(1, 2)) == "called"
-    torch._dynamo.maybe_mark_dynamic(torch.zeros(4, 2), [0])
     plain = nn.Linear(2, 1)
     assert torch.compile(plain, backend="eager")._orig_mod is plain
+
+
+@part("_backward_hooks", "_post_accumulate_grad_hooks")
+def _():
+    weight = nn.Parameter(torch.zeros(2))
+    assert not weight._backward_hooks and not weight._post_accumulate_grad_hooks
+    weight.register_hook(lambda gradient: None)
+    weight.register_post_accumulate_grad_hook(lambda weight: None)
+    assert weight._backward_hooks and weight._post_accumulate_grad_hooks
 
 
 @part("_subclasses")

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from loopwright.data.batch_parts import cut_rows
 from loopwright.data.defaults import create_loader, default_loader_kwargs, loader_kwargs
+from loopwright.engine.compilation import CompiledModel
 from loopwright.engine.graphs import Capturer, CudaCapturer
 from loopwright.engine.memory import MemorySaving, list_savings
 from loopwright.optimizers import drop_gradients
@@ -141,6 +142,10 @@ class TrainerHooks:
         By default only runs on a CUDA device have graphs; overriding it enables them elsewhere.
         """
         return CudaCapturer(self._current_run.engine.device)
+
+    def create_compiled_model(self, model: torch.nn.Module) -> CompiledModel:
+        """Return the compiled parts of the model, with options of torch.compile; called for step_mode="compile"."""
+        return CompiledModel(model)
 
     # --- the run ------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from loopwright.quantities import counted
 from loopwright.schedulers import SchedulerBase
 
 STEP_MODES = ("auto", "eager", "compile", "graph")
-PADDINGS = ("auto", "free")
+PADDINGS = ("auto", "free", "keep")
 NAN_POLICIES = ("stop", "skip")
 BAD_SAMPLE_POLICIES = ("raise", "skip")
 _CHOICES: Mapping[str, tuple[str | None, ...]] = {

@@ -28,7 +28,6 @@ from loopwright.collisions import CORE_CONTRACT, warn_of_collisions
 from loopwright.data import Window
 from loopwright.data.defaults import LIMIT_BATCHES_ENV_VAR, limit_of_environment
 from loopwright.engine import create_accelerator
-from loopwright.engine.compilation import compile_model
 from loopwright.engine.joint_failure import fails_together
 from loopwright.engine.memory import leave_alone
 from loopwright.engine.nested import map_tensors
@@ -339,8 +338,6 @@ class Trainer(TrainerHooks):
         run.close()
         run.start_engine()
         self.model, self.optimizer = run.engine.prepare(self.model, self.optimizer)
-        if run.settings.step_mode == "compile":
-            compile_model(self.model, getattr(run.train_loader, "collate_fn", None))
         run.adopt_loaders()
 
     def _create_run_config(

@@ -1,6 +1,7 @@
 """The outputs of a micro-batch end before its backward pass, and so before the next forward pass."""
 
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 import loopwright
 import toys
 from hf import tiny
-from loopwright import Trainer, trainer
+from loopwright import Trainer, hooks
+from loopwright.engine.compilation import CompiledModel
 from loopwright.engine.nested import iter_tensors, num_rows
 from tasks.reviews import rows, write_csv
 from tasks.texts import lines, tiny_gpt2, write_text
@@ -88,11 +90,11 @@ def test_no_output_is_alive_in_its_backward_pass_or_when_the_next_forward_begins
                 if tensor.requires_grad:
                     tensor.register_hook(lambda _, ends=ends: held.extend(end() is not None for end in ends))
 
-    monkeypatch.setattr(trainer, "compile_model", lambda model, _: model.compile(backend="eager"))
-    hooks = [register_module_forward_pre_hook(before), register_module_forward_hook(after)]
+    monkeypatch.setattr(hooks, "CompiledModel", partial(CompiledModel, backend="eager"))
+    handles = [register_module_forward_pre_hook(before), register_module_forward_hook(after)]
     try:
         run(tmp_path)
     finally:
-        for hook in hooks:
-            hook.remove()
+        for handle in handles:
+            handle.remove()
     assert len(alive) >= 5 and not any(alive) and held and not any(held), (alive, held)

@@ -1,33 +1,107 @@
-"""Models compiled by torch.compile once for all input lengths and batch sizes, not once for each."""
+"""Models compiled by torch.compile in parts: each repeated layer, what stands beside the layers, and the loss.
+
+Layers of one class are compiled once, however many there are, so a large model takes no longer to compile than a small
+one. Modules with embeddings are left out: the compiled gradient of an embedding is a sum in no fixed order. A model
+without repeated layers is compiled as a whole.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from loopwright.engine.layers import layer_stacks
+
+_ABSENT = object()
 
 
-def compile_model(model: nn.Module, collate: Any = None, **options: Any) -> None:
-    """Compile the call of a model; `model._compiled_call_impl = None` undoes it.
+class CompiledModel:
+    """The compiled parts of a model; `active` makes calls take them.
 
-    Padded lengths and batch sizes are dynamic from the first batch on, since the last batch may be short. Otherwise
-    torch compiles for the first shape alone, and again for the second. The collator's `padded_dimensions` maps each
-    input to the dimension that is a length; without it nothing is marked. `options` are those of `torch.compile`.
+    Args:
+        model: without its distributed wrapper.
+        options: of `torch.compile`.
     """
-    model.compile(**options)
-    padded_dimensions = getattr(collate, "padded_dimensions", None)
-    if padded_dimensions is None:
-        return
-    compiled: Any = model._compiled_call_impl  # where `nn.Module.compile` keeps it; there is no public name
 
-    def call(*args: Any, **inputs: Any) -> Any:
-        dimensions = padded_dimensions(inputs)
-        for name, value in inputs.items():
-            if isinstance(value, Tensor):
-                differing = {0, dimensions.get(name, 0)}
-                # Public in torch's documentation, under a private module.
-                torch._dynamo.maybe_mark_dynamic(value, [each for each in differing if each < value.dim()])
-        return compiled(*args, **inputs)
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        self._options = options
+        self._config: Any = getattr(model, "config", None)
+        self._compiled: dict[Any, Callable[..., Any]] = {}
+        self._parts: list[tuple[Any, str, Any]] = [(part, "forward", part.forward) for part in compiled_parts(model)]
+        if _has_token_loss(model):
+            self._parts.append((model, "_loss_function", model.loss_function))
 
-    model._compiled_call_impl = call
+    @property
+    def records_graphs(self) -> bool:
+        """Whether this mode of torch.compile records CUDA graphs of its own."""
+        return self._options.get("mode") in ("reduce-overhead", "max-autotune")
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def compile(self, *, is_dynamic: bool) -> None:
+        """Compile for all sizes, or for the first ones that come; nothing happens before the first call."""
+        functions = {_function_of(call) for _, _, call in self._parts}
+        self._compiled = {
+            function: torch.compile(function, dynamic=is_dynamic, **self._options) for function in functions
+        }
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Run a block in which calls of the model take its compiled parts."""
+        before = [vars(owner).get(name, _ABSENT) for owner, name, _ in self._parts]
+        config, uses_cache = self._config, getattr(self._config, "use_cache", None)
+        if uses_cache:
+            config.use_cache = False  # each layer would be compiled for its own place in a cache that training ignores
+        for owner, name, call in self._parts:
+            compiled = self._compiled[_function_of(call)]
+            vars(owner)[name] = partial(compiled, call.__self__) if isinstance(call, MethodType) else compiled
+        try:
+            yield
+        finally:
+            for (owner, name, _), value in zip(self._parts, before, strict=True):
+                if value is _ABSENT:
+                    del vars(owner)[name]
+                else:
+                    vars(owner)[name] = value
+            if uses_cache:
+                config.use_cache = uses_cache
+
+
+def _function_of(call: Any) -> Any:
+    return call.__func__ if isinstance(call, MethodType) else call
+
+
+def compiled_parts(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a model and the modules beside them, or the model itself if it has no repeated layers."""
+    layers = {id(layer) for stack in layer_stacks(model) for layer in stack}
+    return list(_parts(model, layers)) if layers else [model]
+
+
+def _parts(module: nn.Module, layers: set[int]) -> Iterator[nn.Module]:
+    for child in module.children():
+        if id(child) in layers:
+            yield child
+        elif any(id(each) in layers for each in child.modules()):
+            yield from _parts(child, layers)
+        elif _is_worth_compiling(child):
+            yield child
+
+
+def _has_token_loss(model: Any) -> bool:
+    """Whether a model of transformers computes a loss of each token, with the function that transformers has for it."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    # Set on models that have been given another function.
+    return head is not None and hasattr(type(model), "loss_function") and "_loss_function" not in vars(model)
+
+
+def _is_worth_compiling(module: nn.Module) -> bool:
+    # A module of torch's own is one kernel or a few, which compiling it alone does not change.
+    is_own = not type(module).__module__.startswith("torch.") and any(True for _ in module.parameters())
+    return is_own and not any(isinstance(each, (nn.Embedding, nn.EmbeddingBag)) for each in module.modules())

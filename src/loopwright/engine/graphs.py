@@ -261,6 +261,12 @@ class UpdateGraphs:
             replay, self.norm = self._apply
             replay()
 
+    def rehearse(self, value: Any) -> None:
+        """Run a micro-batch on inputs as for a recording, without recording it."""
+        with self._no_trace():
+            self.step.refresh()
+            self.capturer.warm_up(lambda: self.step.micro_batch(value))
+
     def forget_if_changed(self) -> str:
         """Drop graphs recorded for other optimizer settings or other trainable weights; return a digest of both."""
         options = [

@@ -47,8 +47,16 @@ def token_budget(batch: Any) -> int | None:
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.is_cuda or len(mask) < 2 or mask.is_floating_point():
         return None
     num_tokens = int(mask.count_nonzero())
-    budgets = (-(-mask.numel() * eighths // 64) * 8 for eighths in _EIGHTHS)  # multiples of 8
-    return next((budget for budget in budgets if num_tokens <= budget < mask.numel()), None)
+    return next((budget for budget in _budgets(mask) if num_tokens <= budget < mask.numel()), None)
+
+
+def usual_budget(mask: Tensor) -> int:
+    """Return the middle one of the numbers of tokens that batches with a mask of this size run with."""
+    return _budgets(mask)[1]
+
+
+def _budgets(mask: Tensor) -> list[int]:
+    return [-(-mask.numel() * eighths // 64) * 8 for eighths in _EIGHTHS]  # multiples of 8
 
 
 class JoinedRows:

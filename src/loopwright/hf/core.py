@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from loopwright.engine import create_accelerator
-from loopwright.engine.compilation import compile_model
+from loopwright.engine.compilation import CompiledModel
 from loopwright.engine.memory import MemorySaving, list_savings
 from loopwright.engine.nested import num_rows
 from loopwright.engine.sharding import Sharding
 from loopwright.hf.boundary import HfBoundary, HfLogbook
 from loopwright.hf.checkpoints import HfCheckpoints
 from loopwright.hf.loss import LossCall
-from loopwright.hf.model_setup import cast_weights, settle_labels_before
+from loopwright.hf.model_setup import cast_weights
 from loopwright.hf.run import HfRun
 from loopwright.hf.step import HfStep
 from loopwright.settings import RunSettings
@@ -155,14 +155,9 @@ class Core(CoreTrainer):
         sharding = Sharding.parse(args.fsdp, args.fsdp_config)
         return create_accelerator(args.mixed_precision, args.use_cpu, sharding, args.ddp_options)
 
-    def _prepare_model_optimizer_and_dataloaders(self) -> None:
-        super()._prepare_model_optimizer_and_dataloaders()
-        run, args = run_of(self), self.owner.args
-        if run.settings.step_mode == "compile":
-            collate = getattr(run.train_loader, "collate_fn", None)
-            backend = args.torch_compile_backend or "inductor"
-            compile_model(self.model, collate, backend=backend, mode=args.torch_compile_mode)
-            settle_labels_before(self.model, run.engine.unwrap(self.model))
+    def create_compiled_model(self, model: torch.nn.Module) -> CompiledModel:
+        args = self.owner.args
+        return CompiledModel(model, backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode)
 
     def optimizer_zero_grad(self) -> None:
         super().optimizer_zero_grad()

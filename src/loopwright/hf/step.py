@@ -107,7 +107,7 @@ class HfStep(MicroBatchStep):
         owner = owner_of(self.run)
         items = owner.item_counter.count(batch)
         given = torch.tensor(num_rows(batch)) if items is None else items
-        return {"loss": LossCall(owner.compute_loss)(owner.core.model, batch, given)}
+        return {"loss": LossCall(owner.compute_loss)(owner.core.model, batch, given)[0]}
 
     def perform(self, model: Any, batch: Any) -> None:
         run = self.run

@@ -2,18 +2,21 @@
 
 Autocast casts a weight at its first use in a forward pass, shares the result among its uses, and casts the sum of their
 gradients back to float32. With copies an update does the same with the same bits, but fills all copies in one go before
-its first micro-batch. It fills them in every update, whether a weight has changed or not: a replayed graph, a fused
-optimizer and `weight.data` change weights without a new `_version`.
+its first micro-batch, and casts all their gradients in one go after each backward pass: two kernels instead of two for
+each weight. Copies are filled in every update, whether a weight has changed or not: a replayed graph, a fused optimizer
+and `weight.data` change weights without a new `_version`.
 
 Autocast stays in charge wherever this would not be the same: outside the model's own forward pass, in an autocast
 context inside another one, without autocast's cache, in compiled models, and for everything but `nn.functional.linear`
-with the parameters of an `nn.Linear` in float32.
+with the parameters of an `nn.Linear` in float32. A gradient that does not come through the copy alone is cast where
+autograd would cast it (`_Cast`): of a weight that something else than linear layers holds or that has hooks, and in
+further forward passes of the same micro-batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -22,15 +25,26 @@ from torch.overrides import TorchFunctionMode
 
 
 class CastWeights:
-    """The copies of a model's linear weights and biases; `substituted` makes its forward pass read them."""
+    """The copies of a model's linear weights and biases; `substituted` makes a micro-batch read them.
 
-    def __init__(self, model: nn.Module) -> None:
+    Args:
+        model: whose weights are copied.
+        is_joint: the gradients of copies are cast together, because one backward pass of a micro-batch makes them all.
+        by_attribute: linear layers hold the copies during the micro-batch, so that compiled layers find them.
+    """
+
+    def __init__(self, model: nn.Module, *, is_joint: bool = True, by_attribute: bool = False) -> None:
         linear = [part for part in model.modules() if isinstance(part, nn.Linear)]
+        others = [part for part in model.modules() if not isinstance(part, nn.Linear)]
         weights = {id(each): each for part in linear for each in part.parameters(recurse=False)}
+        elsewhere = {id(each) for part in others for each in part.parameters(recurse=False)}
         self._weights = {key: each for key, each in weights.items() if each.dtype == torch.float32}
         self._copies: dict[int, Tensor] = {}
+        self._joint = self._weights.keys() - elsewhere if is_joint else set()
         self._model = model
+        self._linear = linear if by_attribute else []
         self._shared: dict[int, Tensor] | None = None  # of the current forward pass
+        self._is_first = True
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -43,32 +57,97 @@ class CastWeights:
 
     @contextmanager
     def substituted(self) -> Iterator[None]:
+        """Run forward and backward of a micro-batch with the copies."""
+        joint = [key for key in self._joint if self._weights[key].requires_grad and not _is_hooked(self._weights[key])]
+        for key in joint:
+            self._copies[key].requires_grad_()  # a leaf: backward leaves its gradient there
+        # Gradients of earlier micro-batches: what this one adds to them is one number per element, as in autograd.
+        earlier = {key: self._weights[key].grad for key in joint}
+        for key in joint:
+            self._weights[key].grad = None
         hooks = [
             self._model.register_forward_pre_hook(lambda *_: self._begin()),
             self._model.register_forward_hook(lambda *_: self._end(), always_call=True),
         ]
+        self._is_first = True
         try:
-            with _LinearMode(self.of):
+            with nullcontext() if self._linear else _LinearMode(self.of):
                 yield
+            self._cast_gradients(joint)
         finally:
             self._end()
             for hook in hooks:
                 hook.remove()
+            self._add_to(earlier)
+            for key in joint:
+                self._copies[key].grad = None
+                self._copies[key].requires_grad_(False)
 
     def _begin(self) -> None:
         self._shared = {}
+        self._put(self._copy_of)
 
     def _end(self) -> None:
-        self._shared = None
+        if self._shared is not None:
+            self._put(None)
+            self._shared, self._is_first = None, False
+
+    def _put(self, replaced: Callable[[Tensor], Tensor] | None) -> None:
+        """Let linear layers hold other tensors in the place of their parameters, or these again."""
+        for part in self._linear:
+            for name, weight in part.named_parameters(recurse=False):
+                if id(weight) in self._weights:
+                    if replaced is None:
+                        del vars(part)[name]
+                    else:
+                        vars(part)[name] = replaced(weight)  # found before the parameter, which stays registered
 
     def of(self, weight: Any) -> Any:
         """Return the copy of a weight, through which gradients reach it; anything else unchanged."""
-        copy = self._copies.get(id(weight))
-        if copy is None or self._shared is None or not _is_cast(weight.device.type):
+        if id(weight) not in self._copies or self._shared is None or not _is_cast(weight.device.type):
             return weight
+        return self._copy_of(weight)
+
+    def _copy_of(self, weight: Tensor) -> Tensor:
+        copy = self._copies[id(weight)]
+        if self._is_first and copy.requires_grad:
+            return copy
+        assert self._shared is not None
         if id(weight) not in self._shared:
-            self._shared[id(weight)] = _Cast.apply(weight, copy)  # type: ignore[no-untyped-call]
+            self._shared[id(weight)] = _Cast.apply(weight, copy.detach())  # type: ignore[no-untyped-call]
         return self._shared[id(weight)]
+
+    @torch.no_grad()
+    def _cast_gradients(self, joint: list[int]) -> None:
+        targets, sources = [], []
+        for key in joint:
+            weight, gradient = self._weights[key], self._copies[key].grad
+            if gradient is not None and weight.grad is not None:  # the loss uses the weight itself too
+                weight.grad += gradient
+            elif gradient is not None:
+                weight.grad = torch.empty_like(weight)
+                targets.append(weight.grad)
+                sources.append(gradient)
+        if targets:
+            torch._foreach_copy_(targets, sources)  # one kernel, as above
+
+    @torch.no_grad()
+    def _add_to(self, earlier: dict[int, Tensor | None]) -> None:
+        sums = []
+        for key, before in earlier.items():
+            weight = self._weights[key]
+            if before is not None:
+                if weight.grad is not None:
+                    sums.append((before, weight.grad))
+                weight.grad = before
+        if sums:
+            # Also in bfloat16 and float32 at once.
+            torch._foreach_add_([before for before, _ in sums], [added for _, added in sums])
+
+
+def _is_hooked(weight: Tensor) -> bool:
+    # Registered by public methods, but listed only there.
+    return bool(weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None))
 
 
 def _is_cast(kind: str) -> bool:

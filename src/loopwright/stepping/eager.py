@@ -44,6 +44,9 @@ class EagerStepper:
     def __init__(self, run: TrainingRun) -> None:
         self.run = run
 
+    def forget(self) -> None:
+        """Free the memory of graphs: there are none."""
+
     def close(self) -> None:
         """Leave the model as it was: nothing to do."""
 

@@ -10,11 +10,12 @@ the shape: nothing was recorded before it, or the forward pass draws on the host
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from loopwright.back_reference import BackReference
 from loopwright.data import Loader, Window
@@ -24,7 +25,8 @@ from loopwright.errors import ConfigError
 from loopwright.hooks import TrainerHooks
 from loopwright.settings import is_overridden
 from loopwright.stepping.cast_weights import CastWeights
-from loopwright.stepping.eager import EagerStepper
+from loopwright.stepping.compiled import CompiledStepper, CompiledUpdates
+from loopwright.stepping.eager import EagerStepper, is_foreign
 from loopwright.stepping.unpadded import UnpaddedRows, report_padded
 
 if TYPE_CHECKING:
@@ -43,10 +45,13 @@ def plan_stepper(run: TrainingRun) -> EagerStepper | GraphStepper:
 
 
 def _planned_stepper(run: TrainingRun) -> EagerStepper | GraphStepper:
-    eager = EagerStepper(run)
-    if run.settings.step_mode not in ("auto", "graph") or not has_graphs(run.trainer):
+    eager = eager_stepper(run)
+    if run.settings.step_mode == "eager" or not has_graphs(run.trainer):
         return eager
+    compiled = eager.compiled if isinstance(eager, CompiledStepper) else None
     reason, planned = _why_eager(run) or run.recordings.ended, None
+    if compiled is not None and compiled.model.records_graphs:
+        reason = "this mode of torch.compile records its own"
     if reason is None and run.recordings.is_planned:
         planned = _plan_shapes(run)
         reason = "the shapes of its batches are not known before they are read" if planned is None else None
@@ -54,7 +59,15 @@ def _planned_stepper(run: TrainingRun) -> EagerStepper | GraphStepper:
         report_eager(run, reason)
         return eager
     prepare_optimizer(run.trainer.optimizer)
-    return GraphStepper(run, planned, run.trainer.create_capturer())
+    return GraphStepper(run, planned, run.trainer.create_capturer(), compiled)
+
+
+def eager_stepper(run: TrainingRun) -> EagerStepper:
+    """Return the stepper of updates that are not graphs."""
+    model = run.bare_model()
+    if run.settings.step_mode == "compile" and isinstance(model, nn.Module):
+        return CompiledStepper(run, CompiledUpdates(run, run.trainer.create_compiled_model(model)))
+    return EagerStepper(run)
 
 
 def has_graphs(trainer: Trainer) -> bool:
@@ -74,13 +87,16 @@ class GraphStepper:
     run = BackReference["TrainingRun"]()
     rounds_rates = True
 
-    def __init__(self, run: TrainingRun, planned: Any, capturer: graphs.Capturer) -> None:
+    def __init__(
+        self, run: TrainingRun, planned: Any, capturer: graphs.Capturer, compiled: CompiledUpdates | None
+    ) -> None:
         self.run = run
         self._planned = planned
         self._rows = UnpaddedRows(run)
-        casts = CastWeights(run.trainer.model) if _casts_weights(run) else None
+        self._compiled = compiled
+        casts = _cast_weights(run)
         step = graphs.Step(
-            micro_batch=partial(_micro_batch, self._rows, casts),
+            micro_batch=partial(_micro_batch, self._rows, casts, compiled),
             apply=partial(_apply, run),
             refresh=(lambda: None) if casts is None else casts.refresh,
             begin=run.checkpoints.wait,  # a save in the background would use the device while something is recorded
@@ -104,6 +120,8 @@ class GraphStepper:
         self._rows.close()
 
     def step(self, window: Window) -> None:
+        if self._compiled is not None:
+            self._compiled.follow(window)
         if self.run.progress.update == 0 or not self._may_be_graph(window) or not self._replay(window):
             self.run.trainer._run_update(window)
 
@@ -140,6 +158,10 @@ class GraphStepper:
             run.checkpoints.lower_tier(run.progress.update, "a shape that was a CUDA graph can no longer be recorded")
         self._report_shape(str(error))
 
+    def _rehearse(self, batch: Any) -> None:
+        inputs = self.run.micro_batch_step.graph_inputs(batch, 0)
+        self._graphs.rehearse(self._rows.with_usual_budget(batch, inputs))
+
     def _is_planned(self, window: Window) -> bool:
         run, pieces = self.run, window.pieces
         is_full = len(pieces) == run.settings.gradient_accumulation_steps
@@ -175,6 +197,8 @@ class GraphStepper:
             keys = [graphs.shape_key(value, is_alone=len(inputs) == 1) for value in inputs]
             if not self._is_listed(keys):
                 return False
+            if self._compiled is not None:
+                self._compiled.prepare(window, self._rehearse)
             if run.is_first("graphs: recording"):
                 text = "Recording updates as CUDA graphs: each shape of batches takes a moment when it first comes"
                 trainer.notify("graphs.recording", text)
@@ -193,21 +217,25 @@ class GraphStepper:
         return True
 
 
-def _casts_weights(run: TrainingRun) -> bool:
-    """Whether the forward pass of the model is one autocast context to bfloat16, and runs as it is written."""
+def _cast_weights(run: TrainingRun) -> CastWeights | None:
+    """Return the copies of the weights, if the forward pass of the model is one autocast context to bfloat16."""
     if run.engine.accelerator.mixed_precision != "bf16":
-        return False
+        return None
     model = run.trainer.model
     # Of accelerate, for a model whose forward pass it has wrapped, and of `nn.Module.compile` and `torch.compile`.
     is_wrapped = hasattr(model, "_original_forward")
     is_compiled = any(each._compiled_call_impl is not None or hasattr(each, "_orig_mod") for each in model.modules())
-    return is_wrapped and not is_compiled
+    if not is_wrapped or is_compiled:
+        return None
+    is_joint = not is_foreign(type(run.trainer), "backward_step")  # which may run several backward passes
+    return CastWeights(model, is_joint=is_joint, by_attribute=run.settings.step_mode == "compile")
 
 
-def _micro_batch(rows: UnpaddedRows, casts: CastWeights | None, inputs: Any) -> Any:
-    if casts is None:
-        return rows.graphed(inputs)
-    with casts.substituted():
+def _micro_batch(rows: UnpaddedRows, casts: CastWeights | None, compiled: CompiledUpdates | None, inputs: Any) -> Any:
+    with (
+        nullcontext() if casts is None else casts.substituted(),
+        nullcontext() if compiled is None else compiled.active(),
+    ):
         return rows.graphed(inputs)
 
 

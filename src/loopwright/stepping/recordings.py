@@ -30,6 +30,9 @@ class Recordings:
         settings: a digest of everything but the shapes that graphs were recorded for; "" before the first one.
         num_changes: updates in a row before which it changed.
         unpads: whether graphs leave padding out; None before it is decided.
+        compiled_for: the sizes of the batch that the model is compiled with; None before the first one.
+        is_dynamic: the model is compiled for all sizes.
+        not_compiled: why the model cannot be compiled, or None.
     """
 
     recorded: list[str] = field(default_factory=list)
@@ -39,6 +42,9 @@ class Recordings:
     settings: str = ""
     num_changes: int = 0
     unpads: bool | None = None
+    compiled_for: list[list[int]] | None = None
+    is_dynamic: bool = False
+    not_compiled: str | None = None
 
     def why_eager(self, keys: list[str]) -> str | None:
         """Return why an update of micro-batches with these shapes is not a graph, or None if it is."""

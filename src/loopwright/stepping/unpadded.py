@@ -14,7 +14,7 @@ from torch import Tensor
 
 from loopwright.back_reference import BackReference
 from loopwright.data import Window
-from loopwright.engine.joined_rows import JoinedRows, token_budget, why_padded
+from loopwright.engine.joined_rows import JoinedRows, token_budget, usual_budget, why_padded
 from loopwright.engine.seeding import preserved_generators
 
 if TYPE_CHECKING:
@@ -66,6 +66,11 @@ class UnpaddedRows:
             if not self._is_proven:
                 return inputs
         return [{"inputs": each, "tokens": budget} for each, budget in zip(inputs, budgets, strict=True)]
+
+    def with_usual_budget(self, batch: Any, inputs: Any) -> Any:
+        """Return the inputs of a micro-batch with a number of tokens that depends on its size alone."""
+        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        return {"inputs": inputs, "tokens": None if mask is None else usual_budget(mask)} if self.is_on else inputs
 
     def graphed(self, inputs: Any) -> Any:
         """Run forward and backward of a micro-batch, given what `with_budgets` returned."""

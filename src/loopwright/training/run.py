@@ -41,7 +41,7 @@ from loopwright.results import TrainResult
 from loopwright.schedulers import StatefulSchedulerBase
 from loopwright.settings import RunSettings
 from loopwright.stepping.eager import EagerStepper, MicroBatchStep
-from loopwright.stepping.graphs import GraphStepper, plan_stepper, report_eager
+from loopwright.stepping.graphs import GraphStepper, eager_stepper, plan_stepper, report_eager
 from loopwright.stepping.memory import MemoryGuard, OptimizerStep
 from loopwright.stepping.recordings import Recordings
 from loopwright.training.losses import EpochLosses, check_batch_output, describe_batch, prediction
@@ -201,8 +201,6 @@ class TrainingRun:
             if isinstance(loader, Loader):
                 loader.close()
         trainer = self.trainer
-        if self.settings.step_mode == "compile" and isinstance(trainer.model, torch.nn.Module):
-            trainer.model._compiled_call_impl = None  # undoes `nn.Module.compile`
         trainer.model, trainer.optimizer = self.engine.release(trainer.model, trainer.optimizer)
         self.stepper.close()
         self.stepper, self.buffers = EagerStepper(self), BufferShadow()
@@ -465,7 +463,7 @@ class TrainingRun:
         if isinstance(self.stepper, GraphStepper):
             self.stepper.forget()  # it is still on the stack
             self.stepper.close()
-            self.stepper, self.recordings.ended = EagerStepper(self), reason
+            self.stepper, self.recordings.ended = eager_stepper(self), reason
             report_eager(self, reason)
 
 

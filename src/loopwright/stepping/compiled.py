@@ -1,0 +1,135 @@
+"""What of a run is compiled: for one size of batches, or for all of them once a second size comes.
+
+Compiled kernels depend on the sizes that they were compiled with. So the sizes are a part of the saved state, and
+everything is compiled before its first use with a batch of just these sizes, made of the current one: a resumed run
+compiles what the first one did. Short batches of a run with one size, and batches of one row, which torch would compile
+again, run as the model is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from loopwright.back_reference import BackReference
+from loopwright.data import Window
+from loopwright.engine.compilation import CompiledModel
+from loopwright.engine.graphs import NotCapturableError
+from loopwright.engine.memory import is_out_of_memory
+from loopwright.engine.nested import iter_tensors, map_tensors
+from loopwright.engine.seeding import preserved_generators
+from loopwright.stepping.eager import EagerStepper
+
+if TYPE_CHECKING:
+    from loopwright.training.run import TrainingRun
+
+
+class CompiledUpdates:
+    """The compiled model of a run; `follow` says before each update whether it takes the compiled parts."""
+
+    run = BackReference["TrainingRun"]()
+
+    def __init__(self, run: TrainingRun, model: CompiledModel) -> None:
+        self.run = run
+        self.model = model
+        self.is_on = False
+        self._is_ready = False
+
+    def active(self) -> AbstractContextManager[None]:
+        """Run a micro-batch of the current update in this context."""
+        return self.model.active() if self.is_on else nullcontext()
+
+    def follow(self, window: Window) -> None:
+        """Note the sizes of an update's batches, and decide whether it is compiled."""
+        recordings, loader = self.run.recordings, self.run.train_loader
+        full = getattr(loader, "batch_size", None)
+        sizes = [sizes_of(piece.batch) for piece in window.pieces if piece.rows > 1 and full in (None, piece.rows)]
+        if sizes and recordings.compiled_for is None:
+            recordings.compiled_for = sizes[0]
+            # Collators that pad announce it: their batches come in several lengths.
+            recordings.is_dynamic = hasattr(getattr(loader, "collate_fn", None), "padded_dimensions")
+        other = next((each for each in sizes if each != recordings.compiled_for), None)
+        if other is not None and not recordings.is_dynamic:
+            recordings.is_dynamic, recordings.compiled_for, self._is_ready = True, other, False
+            self.run.stepper.forget()
+        fits = len(sizes) == len(window.pieces)
+        if recordings.is_dynamic:
+            fits = all(piece.rows > 1 for piece in window.pieces)
+        # The first update runs as the model is written, since models set up some of their state in it.
+        self.is_on = fits and recordings.not_compiled is None and self.run.progress.update > 0
+
+    def prepare(self, window: Window, rehearse: Callable[[Any], None]) -> None:
+        """Compile before the first use; `rehearse` runs forward and backward of a batch on the device."""
+        run, recordings = self.run, self.run.recordings
+        if self._is_ready or not self.is_on or recordings.compiled_for is None:
+            return
+        sizes = "all sizes of batches" if recordings.is_dynamic else "this size of batches"
+        run.trainer.notify("compile", f"Compiling {len(self.model)} parts of the model, for {sizes}")
+        self.model.compile(is_dynamic=recordings.is_dynamic)
+        example = fitted(window.pieces[0].on(run.engine.device), recordings.compiled_for)
+        try:
+            if example is not None:
+                rehearse(example)
+        except (RuntimeError, NotCapturableError) as error:  # no C compiler, say
+            if is_out_of_memory(error) or getattr(error, "is_out_of_memory", False):
+                raise
+            cause = getattr(error, "inner_exception", error)  # torch wraps what a backend raises
+            self.is_on, recordings.not_compiled = False, (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+            text = f"Running the model as it is written, not compiled: {recordings.not_compiled}"
+            run.trainer.notify("compile.fallback", text, reason=recordings.not_compiled)
+        self._is_ready = True
+
+
+class CompiledStepper(EagerStepper):
+    """Runs every update operation by operation, with the compiled parts of the model."""
+
+    def __init__(self, run: TrainingRun, compiled: CompiledUpdates) -> None:
+        super().__init__(run)
+        self.compiled = compiled
+
+    @property
+    def step(self) -> Callable[[Window], None]:
+        return self._step
+
+    def _step(self, window: Window) -> None:
+        run, compiled = self.run, self.compiled
+        compiled.follow(window)
+        compiled.prepare(window, self._rehearse)
+        with compiled.active():
+            run.trainer._run_update(window)
+
+    def _rehearse(self, batch: Any) -> None:
+        run = self.run
+        if run.engine.is_distributed:
+            return  # gradients would be summed over all processes
+        with preserved_generators(run.engine.device), self.compiled.active():
+            try:
+                run.trainer.backward_step(run.micro_batch_step.forward(batch)["loss"])
+            finally:
+                run.buffers.restore()
+                run.drop_gradients()
+
+
+def sizes_of(batch: Any) -> list[list[int]]:
+    return [list(each.shape) for each in iter_tensors(batch)]
+
+
+def fitted(batch: Any, sizes: list[list[int]]) -> Any:
+    """Return a batch with these sizes, its rows and columns repeated or cut; None for another kind of batch."""
+    tensors = list(iter_tensors(batch))
+    if [each.dim() for each in tensors] != [len(size) for size in sizes] or any(0 in each.shape for each in tensors):
+        return None
+    remaining = iter(sizes)
+
+    def fit(value: Tensor) -> Tensor:
+        for dimension, size in enumerate(next(remaining)):
+            if value.shape[dimension] != size:
+                places = torch.arange(size, device=value.device) % value.shape[dimension]
+                value = value.index_select(dimension, places)
+        return value
+
+    return map_tensors(batch, fit)

@@ -1,0 +1,253 @@
+"""Models compiled in parts: which parts, how often, for which sizes, and that a resumed run compiles the same."""
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+import toys
+from graphs.recorder import FakeCapturer, GraphedTrainer
+from loopwright import Trainer
+from loopwright.engine.compilation import CompiledModel, compiled_parts
+from loopwright.training.run import run_of
+
+
+@pytest.fixture(autouse=True)
+def compile_counts():
+    torch._dynamo.reset()
+    counters.clear()
+    yield counters["stats"]
+    torch._dynamo.reset()
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
+
+    def forward(self, hidden):
+        return hidden + torch.relu(self.inner(self.norm(hidden)))
+
+
+class Pooler(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(6, 6)
+
+    def forward(self, hidden):
+        return torch.tanh(self.dense(hidden.mean(1)))
+
+
+class Embeddings(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.norm = nn.Embedding(9, 6), nn.LayerNorm(6)
+
+    def forward(self, ids):
+        return self.norm(self.words(ids))
+
+
+class Reader(nn.Module):
+    """Reads tokens and tells two classes apart; it notes whether its layers are compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.embeddings, self.pooler, self.head = Embeddings(), Pooler(), nn.Linear(6, 2)
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+
+    def forward(self, ids):
+        hidden = self.embeddings(ids)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.head(self.pooler(hidden))
+
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(9, 6), nn.Linear(6, 2)
+
+    def forward(self, ids):
+        return self.head(self.words(ids).mean(1))
+
+
+class Backend:
+    """Compiles to the graph itself, times a number that depends on the sizes it is compiled with, as kernels do."""
+
+    def __init__(self, fails_with=""):
+        self.fails_with = fails_with
+        self.sizes = []
+
+    def __call__(self, graph, inputs):
+        if self.fails_with:
+            raise RuntimeError(self.fails_with)
+        sizes = [int(size) for each in inputs if isinstance(each, torch.Tensor) for size in each.shape]
+        self.sizes.append(sizes)
+        factor = 1.0 + sum(sizes) * 2.0**-16
+        return lambda *args: tuple(output * factor for output in graph.forward(*args))
+
+
+class Compiles:
+    backend = Backend()
+
+    def create_compiled_model(self, model):
+        return CompiledModel(model, backend=self.backend)
+
+
+class CompiledTrainer(Compiles, Trainer):
+    pass
+
+
+class GraphedAndCompiled(Compiles, GraphedTrainer):
+    pass
+
+
+def sequences(lengths):
+    generator = torch.Generator().manual_seed(3)
+    return [(torch.randint(9, (length,), generator=generator), index % 2) for index, length in enumerate(lengths)]
+
+
+def pad(samples):
+    ids, labels = zip(*samples, strict=True)
+    return nn.utils.rnn.pad_sequence(list(ids), batch_first=True), torch.tensor(labels)
+
+
+class Announced:
+    """A collate function that says which dimensions are lengths."""
+
+    def padded_dimensions(self, batch):
+        return {}
+
+    def __call__(self, samples):
+        return pad(samples)
+
+
+LENGTHS = [2, 3, 9, 5, 5, 2, 7, 7, 2, 3, 4, 9, 1]  # by 2: lengths 3 9 5 7 3 9, and one row
+SAME = [4] * 13
+
+
+def trained(lengths, kind=CompiledTrainer, model=Reader, backend=None, **options):
+    kind.backend = Backend() if backend is None else backend
+    torch._dynamo.reset()
+    model = toys.seeded(model, seed=1)
+    trainer = kind(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), lr=0.01), callbacks=[])
+    settings = {"num_epochs": 2, "per_device_batch_size": 2, "collate_fn": pad, "seed": 5, "step_mode": "compile"}
+    loader = {"shuffle": False, "num_workers": 0}
+    trainer.train(sequences(lengths), train_dataloader_kwargs=loader, **{**settings, **options})
+    return trainer
+
+
+def test_the_parts_are_the_layers_and_what_stands_beside_them_without_embeddings():
+    model = Reader()
+    assert compiled_parts(model) == [model.pooler, *model.layers]
+    whole = Whole()
+    assert compiled_parts(whole) == [whole]
+
+
+def test_layers_are_compiled_once_and_the_model_is_as_it_was_outside(compile_counts):
+    model, plain = toys.seeded(Reader), toys.seeded(Reader)
+    compiled = CompiledModel(model, backend="eager")
+    compiled.compile(is_dynamic=True)
+    for rows, length in ((4, 7), (2, 5), (3, 9)):
+        ids = torch.arange(rows * length).reshape(rows, length) % 9
+        with compiled.active():
+            assert torch.equal(model(ids), plain(ids))
+        assert not any("forward" in vars(each) for each in model.modules())
+    assert compile_counts["unique_graphs"] == 2  # the layers, and the pooler
+
+
+def test_the_loss_of_a_language_model_is_a_part():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 20}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
+    ids, seen = torch.arange(12).reshape(2, 6), []
+
+    def backend(graph, inputs):
+        seen.append({tuple(each.shape) for each in inputs if isinstance(each, torch.Tensor)})
+        return graph.forward
+
+    compiled = CompiledModel(model, backend=backend)
+    compiled.compile(is_dynamic=False)
+    expected = model(input_ids=ids, labels=ids).loss
+    with compiled.active():
+        assert torch.equal(model(input_ids=ids, labels=ids).loss, expected)
+    assert len(seen) == 2 and any((2, 6, 20) in shapes for shapes in seen)  # a layer, and the logits' loss
+    assert "_loss_function" not in vars(model)
+
+
+@pytest.mark.parametrize("model", [Reader, Whole])
+def test_batches_of_one_size_are_compiled_for_it_and_short_ones_run_as_written(model):
+    trainer = trained(SAME, model=model)
+    backend, recordings = trainer.backend, run_of(trainer).recordings
+    assert not recordings.is_dynamic and recordings.compiled_for == [[2, 4], [2]]
+    assert len(backend.sizes) == (2 if model is Reader else 1)
+
+
+@pytest.mark.parametrize("collate_fn", [pad, Announced()])
+def test_batches_of_several_sizes_are_compiled_once_for_all(collate_fn):
+    trainer = trained(LENGTHS, collate_fn=collate_fn)
+    recordings = run_of(trainer).recordings
+    assert recordings.is_dynamic and recordings.compiled_for == [[2, 3 if collate_fn is not pad else 9], [2]]
+    assert len(trainer.backend.sizes) == 2
+
+
+def test_a_second_size_compiles_for_all_sizes_once():
+    trainer = trained([4] * 6 + [5] * 4 + [7] * 2)
+    assert run_of(trainer).recordings.is_dynamic
+    assert len(trainer.backend.sizes) == 4  # two parts for the first size, and again for all
+
+
+@pytest.mark.parametrize("kind", [CompiledTrainer, GraphedAndCompiled])
+@pytest.mark.parametrize("lengths", [LENGTHS, SAME, [4] * 6 + LENGTHS], ids=["lengths", "same", "late"])
+def test_a_resumed_run_compiles_with_the_same_sizes_and_has_the_same_bits(kind, lengths, tmp_path):
+    whole = trained(lengths, kind, checkpoints=toys.saving(tmp_path))
+    plain = trained(lengths, kind, step_mode="eager")
+    assert not torch.equal(whole.model.head.weight, plain.model.head.weight)  # the stand-in's bits are its own
+    last = whole.progress.update
+    for update in range(1, last, 3):
+        resumed = trained(lengths, kind, resume_from=toys.step(tmp_path, update))
+        toys.assert_same_weights(resumed, whole)
+        assert run_of(resumed).recordings.state_dict() == run_of(whole).recordings.state_dict()
+
+
+def test_compiled_updates_are_graphs_where_there_are_some():
+    trainer = trained(SAME, GraphedAndCompiled, mixed_precision="bf16")
+    assert trainer.num_graphed_updates == trainer.progress.update - 1
+    assert {each.dtype for each in toys.state_of(trainer).values()} == {torch.float32}
+
+
+def test_compiled_layers_read_the_copies_of_their_weights():
+    """Graphs cast no weight: the compiled layers find its copy, and its gradient reaches the weight."""
+    seen = []
+
+    class Looking(Backend):
+        def __call__(self, graph, inputs):
+            seen.append({each.dtype for each in inputs if isinstance(each, torch.Tensor) and each.shape == (6, 6)})
+            return graph.forward
+
+    graphed = trained(SAME, GraphedAndCompiled, mixed_precision="bf16", backend=Looking())
+    assert seen == [{torch.bfloat16}, {torch.bfloat16}] and not FakeCapturer.is_active
+    eager = trained(SAME, CompiledTrainer, mixed_precision="bf16", step_mode="eager")
+    for found, expected in zip(graphed.model.parameters(), eager.model.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [CompiledTrainer, GraphedAndCompiled])
+def test_a_model_that_cannot_be_compiled_runs_as_written_and_says_why_once(kind, capsys):
+    trainer = trained(LENGTHS, kind, backend=Backend(fails_with="no C++ compiler was found"))
+    printed = capsys.readouterr().out
+    assert printed.count("as it is written, not compiled") == 1 and "no C++ compiler was found" in printed
+    toys.assert_same_weights(trainer, trained(LENGTHS, kind, step_mode="auto"))
+
+
+def test_a_mode_of_torch_that_records_graphs_itself_is_left_to_it(capsys):
+    class Own(GraphedTrainer):
+        def create_compiled_model(self, model):
+            compiled = CompiledModel(model, mode="reduce-overhead")
+            compiled.compile = lambda *, is_dynamic: vars(compiled).update(
+                _compiled={function: function for function in (Layer.forward, Pooler.forward)}
+            )
+            return compiled
+
+    assert trained(SAME, Own).num_graphed_updates == 0
+    assert "records its own" in capsys.readouterr().out
