@@ -166,7 +166,8 @@ class Trainer(TrainerHooks):
             mixed_precision: "no", "bf16", "fp16" or "fp8"; None follows accelerate's configuration.
             gradient_clip_norm: clip the gradient's norm.
             step_mode: "eager", "compile" (torch.compile) or "graph" (CUDA graphs); "auto" takes graphs where they work.
-            padding: "free" lets CUDA graphs leave out the padding of a batch; "auto" runs batches as they are.
+            padding: "free" lets CUDA graphs leave out the padding of a batch, "keep" does not; "auto" leaves it out of
+                compiled graphs if batches have few lengths.
             checkpoints: where and when to save.
             log_every: updates between logs.
             evaluate_every: updates between evaluations within an epoch, or "2 epochs"; None is after each epoch.

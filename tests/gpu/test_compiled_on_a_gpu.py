@@ -1,5 +1,6 @@
 """Compiled updates on a real device: in graphs, close to eager ones, and resumed bit by bit without torch's caches."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,14 @@ from loopwright import Trainer
 from loopwright.training.run import run_of
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def deterministic() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 import toys
 from graphs.recorder import GraphedTrainer
 from loopwright import Trainer
+from loopwright.data.buckets import loop_padding
 from loopwright.engine import segments
 from loopwright.engine.joined_rows import JoinedRows, token_budget, why_padded
+from loopwright.errors import ConfigError
+from loopwright.hf import TrainingArguments
 from loopwright.training.run import run_of
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 30}
@@ -228,3 +231,25 @@ def test_if_recording_fails_rows_are_padded_before_graphs_are_given_up():
 def test_a_run_without_graphs_reports_that_it_keeps_the_padding(capsys):
     trained(trainer_kind=Trainer)
     assert "Keeping the padding of batches" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("auto", ("auto", "auto")),
+        ("free", ("free", "auto")),
+        ("bucket", ("keep", "auto")),
+        ("longest", ("keep", "off")),
+    ],
+)
+def test_the_padding_of_a_run_and_its_lengths_follow_one_flag(given, expected):
+    args = TrainingArguments(padding=given)
+    assert (loop_padding(args.padding), args.length_buckets) == expected
+
+
+@pytest.mark.parametrize(
+    "options", [{"padding": "longest", "length_buckets": [32]}, {"padding": "bucket", "length_buckets": "off"}]
+)
+def test_paddings_that_exclude_each_other_are_refused(options):
+    with pytest.raises(ConfigError, match="exclude each other"):
+        TrainingArguments(**options)

@@ -19,6 +19,7 @@ DEFAULT_OUTPUT_DIR = "trainer_output"
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical", "passive")
 SAMPLING_STRATEGIES = ("random", "sequential", "group_by_length")
 STEP_MODES = ("auto", "eager", "compile", "graph")
+PADDINGS = ("auto", "free", "bucket", "longest")
 NAN_POLICIES = ("stop", "skip")
 BAD_SAMPLE_POLICIES = ("raise", "skip")
 REDUCTIONS = ("fast", "exact")
@@ -245,6 +246,11 @@ class TrainingFields(TrainingOldNames):
     step_mode: str = honoured("auto", "How updates run.", choices=STEP_MODES)
     length_buckets: list[str] | str = honoured(
         "auto", "Lengths to pad training batches to: auto (if updates may be CUDA graphs), off, or numbers."
+    )
+    padding: str = honoured(
+        "auto",
+        "Padding of training batches: longest (row), bucket (length_buckets), free (none within CUDA graphs), or auto.",
+        choices=PADDINGS,
     )
     nan: str = honoured("stop", "What to do if a loss is not finite.", choices=NAN_POLICIES)
     bad_samples: str = honoured("raise", "What to do if a sample cannot be loaded.", choices=BAD_SAMPLE_POLICIES)

@@ -201,6 +201,13 @@ def _listed(given: Any) -> list[Any]:
 
 def _settle_buckets(args: TrainingFields) -> None:
     """Normalize the bucket lengths to "auto", "off" or ascending integers."""
+    is_off = args.length_buckets == "off"
+    if args.padding == "longest" and args.length_buckets not in ("auto", "off", None):
+        raise ConfigError('padding="longest" and length_buckets exclude each other: leave one of them out')
+    if args.padding == "bucket" and is_off:
+        raise ConfigError('padding="bucket" and length_buckets="off" exclude each other: leave one of them out')
+    if args.padding == "longest":
+        args.length_buckets = "off"
     # transformers' parser has no default for a list.
     given: Any = "auto" if args.length_buckets is None else args.length_buckets
     words = [given] if isinstance(given, str) else list(given or ["off"])

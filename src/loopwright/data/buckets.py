@@ -282,8 +282,13 @@ class PlannedShapes:
 
 def may_be_graphs(training: Any, device: Any, num_processes: int) -> bool:
     """Whether the updates of a run with these `TrainingArguments` may be CUDA graphs."""
-    is_allowed = training.step_mode in ("auto", "graph") and not training.torch_compile and not training.fp16
+    is_allowed = training.step_mode != "eager" and not training.fp16
     return is_allowed and device.type == "cuda" and num_processes == 1
+
+
+def loop_padding(padding: str) -> str:
+    """Return the `padding` of `Trainer.train`, which gets batches as the collator pads them."""
+    return "keep" if padding in ("bucket", "longest") else padding
 
 
 def with_buckets(collate: Any, lengths: tuple[int, ...] | None) -> Any:

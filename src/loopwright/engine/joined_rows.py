@@ -93,8 +93,11 @@ class JoinedRows:
         finally:
             self._mask = self._budget = self._layout = self._last = None
 
-    def is_equal(self, mask: Tensor, budget: int, forward: Callable[[], Tensor]) -> bool:
-        """Whether tokens and the loss, which `forward` returns, are the same without padding, but for rounding."""
+    def is_equal(self, mask: Tensor, budget: int, forward: Callable[[], Tensor], dtype: torch.dtype) -> bool:
+        """Whether tokens and the loss, which `forward` returns, are the same without padding, but for rounding.
+
+        `dtype` is that of matrix products: under autocast, layers may return another one.
+        """
         found = []
         modes = [(module, module.training) for module in self._model.modules()]
         self._model.eval()
@@ -110,7 +113,7 @@ class JoinedRows:
             self._is_compared = False
             for module, was_training in modes:
                 module.training = was_training
-        tolerance = _TOLERANCES.get(found[0][0].dtype, 1e-4)
+        tolerance = _TOLERANCES.get(dtype, 1e-4)
         return all(_is_close(padded, own, tolerance) for padded, own in zip(*found, strict=True))
 
     def _before_model(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:

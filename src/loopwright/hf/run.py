@@ -21,6 +21,7 @@ from loopwright.checkpoint import Checkpointing, read
 from loopwright.checkpoint.fingerprint import Change
 from loopwright.checkpoint.store import refusing_damage
 from loopwright.data import Share, adopt
+from loopwright.data.buckets import loop_padding
 from loopwright.engine.memory import release_memory
 from loopwright.engine.processes import gather_objects, sum_over_processes, world_process_zero_only
 from loopwright.engine.sharding import load_weights
@@ -140,6 +141,7 @@ class HfRun(TrainerCallback):
             "seed": args.seed,
             "mixed_precision": args.mixed_precision,
             "step_mode": "compile" if args.torch_compile else args.step_mode,
+            "padding": loop_padding(args.padding),
             "checkpoints": checkpoints,
             "log_every": sys.maxsize,
             "nan": args.nan,

@@ -19,7 +19,14 @@ from loopwright.callbacks import EarlyStoppingCallback, ProfileCallback, Tracker
 from loopwright.checkpoint import Checkpointing
 from loopwright.config import start_clock
 from loopwright.config.secrets import is_secret
-from loopwright.data.buckets import LengthGroupedSampler, chosen_lengths, may_be_graphs, sample_lengths, with_buckets
+from loopwright.data.buckets import (
+    LengthGroupedSampler,
+    chosen_lengths,
+    loop_padding,
+    may_be_graphs,
+    sample_lengths,
+    with_buckets,
+)
 from loopwright.engine.seeding import seed_generators, use_deterministic_algorithms
 from loopwright.engine.trackers import resolve_trackers
 from loopwright.errors import ConfigError, InputError
@@ -267,6 +274,7 @@ class RunJob:
             "train_dataloader_kwargs": self.loader_arguments(),
             "eval_dataloader_kwargs": {**loader_options(training), "batch_size": training.eval_batch_size},
             "step_mode": "compile" if training.torch_compile else training.step_mode,
+            "padding": loop_padding(training.padding),
             "nan": training.nan,
             "bad_samples": training.bad_samples,
             "reduction": training.reduction,

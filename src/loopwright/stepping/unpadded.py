@@ -30,7 +30,7 @@ class UnpaddedRows:
         self.run = run
         self._joined: JoinedRows | None = None
         self._is_proven = False
-        if run.settings.padding != "free" or run.recordings.unpads is False:
+        if not _is_wanted(run) or run.recordings.unpads is False:
             run.recordings.unpads = False
             return
         reason = _why_padded(run)
@@ -92,7 +92,7 @@ class UnpaddedRows:
         reason = "its outputs differ without padding"
         try:
             with preserved_generators(run.engine.device):
-                if self._joined.is_equal(batch["attention_mask"], budget, forward):
+                if self._joined.is_equal(batch["attention_mask"], budget, forward, _dtype(run)):
                     return True
         except (RuntimeError, TypeError, ValueError) as error:  # a model that does not follow transformers' interface
             reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
@@ -103,15 +103,30 @@ class UnpaddedRows:
 
 
 def report_padded(run: TrainingRun, reason: str) -> None:
-    text = f"Keeping the padding of batches: {reason}"
-    run.trainer.notify("graphs.padding", text, reason=reason)
+    if run.settings.padding == "free":
+        run.trainer.notify("graphs.padding", f"Keeping the padding of batches: {reason}", reason=reason)
     run.logbook.record.write("padding", update=run.progress.update, mode="padded", reason=reason)
 
 
+def _is_wanted(run: TrainingRun) -> bool:
+    """Whether padding is to be left out: by default of compiled runs whose batches come in a few lengths.
+
+    Each shape is up to four graphs then, which takes long to pay back for kernels that are not compiled.
+    """
+    settings = run.settings
+    if settings.padding != "auto":
+        return settings.padding == "free"
+    has_few = bool(getattr(getattr(run.train_loader, "collate_fn", None), "bucket_lengths", None))
+    return has_few and settings.step_mode == "compile" and run.engine.device.type == "cuda"
+
+
+def _dtype(run: TrainingRun) -> torch.dtype:
+    """Return the type in which matrices are multiplied."""
+    is_bf16 = run.engine.accelerator.mixed_precision == "bf16"
+    return torch.bfloat16 if is_bf16 else next((each.dtype for each in run.engine.parameters), torch.float32)
+
+
 def _why_padded(run: TrainingRun) -> str | None:
-    if run.engine.device.type == "cuda":
-        is_half = run.engine.accelerator.mixed_precision == "bf16"
-        is_half = is_half or all(each.dtype in (torch.bfloat16, torch.float16) for each in run.engine.parameters)
-        if not is_half:
-            return "flash attention needs bf16"
+    if run.engine.device.type == "cuda" and _dtype(run) not in (torch.bfloat16, torch.float16):
+        return "flash attention needs bf16"
     return why_padded(run.bare_model())

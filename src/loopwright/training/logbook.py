@@ -88,6 +88,8 @@ class Logbook:
             self._seconds_before = {} if loaded is None else dict(loaded["record"].get("spent", {}))
         if run.settings.checkpoints is not None or loaded is not None:
             but = ", but for the changes above" if checkpoints.is_changed else ""
+            if run.settings.step_mode == "compile":
+                but += ". Compiled updates have their own bits: the same on this kind of machine with these versions"
             guarantee = f"{tier}, {checkpoints.metadata.get('guarantee') or TIERS[tier]}{but}"
             run.trainer.notify("resume.guarantee", f"Resume guarantee {guarantee}", tier=tier, guarantee=guarantee)
         source = None if checkpoints.resumed_from is None else checkpoints.resumed_from.name

@@ -147,10 +147,11 @@ def print_notice(run: RunJob, kind: str, text: str, **fields: Any) -> None:
 
 
 def _step_mode(training: Any, device: torch.device, num_processes: int) -> str:
-    if training.torch_compile or training.step_mode == "compile":
-        return "updates compiled by torch.compile"
-    if training.step_mode == "eager" or not may_be_graphs(training, device, num_processes):
-        return "eager updates"
+    is_compiled = training.torch_compile or training.step_mode == "compile"
+    if not may_be_graphs(training, device, num_processes):
+        return "updates compiled by torch.compile" if is_compiled else "eager updates"
+    if is_compiled:
+        return "compiled updates as CUDA graphs where possible"
     return "updates as CUDA graphs" + ("" if training.step_mode == "graph" else " where possible (auto)")
 
 
