@@ -3,6 +3,8 @@
 A stand-in with the shape of a transformers model is always tested; the real ones where transformers is installed.
 """
 
+import inspect
+import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -14,6 +16,7 @@ from torch.utils.data import Dataset
 import toys
 from loopwright import Trainer
 from loopwright.data.order import Shuffled
+from loopwright.training import losses
 from toys import NO_WORKERS, seeded
 
 SEED = 3
@@ -237,3 +240,19 @@ def test_a_causal_language_model_with_tied_weights_can_be_saved_and_loaded(trans
         other.load_checkpoint(tmp_path / name)
         assert torch.equal(other.model.transformer.wte.weight, trainer.model.transformer.wte.weight)
         assert other.model.lm_head.weight is other.model.transformer.wte.weight
+
+
+def test_a_forward_is_inspected_once_and_again_when_it_is_replaced(monkeypatch):
+    seen, model = [], nn.Linear(2, 1)
+    monkeypatch.setattr(losses, "_signature", lambda model: seen.append(model) or inspect.signature(model.forward))
+    batch = {"input": 1, "weight": 2}
+    assert [losses._accepted(model, batch), losses._accepted(model, dict(batch))] == [{"input": 1}] * 2
+    assert len(seen) == 1
+    assert losses._accepted(model, {"input": 1}) == {"input": 1} and len(seen) == 2
+    model.forward = lambda weight: weight
+    assert losses._accepted(model, batch) == {"weight": 2} and len(seen) == 3
+    assert losses._accepted(nn.Linear(2, 1), {"other": 1}) == {"other": 1}, "the error is to name what there is"
+    gone = weakref.ref(model)
+    seen.clear()
+    del model
+    assert gone() is None

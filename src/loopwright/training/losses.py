@@ -6,9 +6,11 @@ import contextlib
 import inspect
 import math
 import re
+import weakref
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 _NEVER = 2**62
 # Losses of torch that broadcast outputs and targets, as classes or functions; the others refuse such shapes.
 _BROADCASTING = ("mseloss", "l1loss", "smoothl1loss", "huberloss", "poissonnllloss", "softmarginloss")
+# Per model, by the names of a batch: the forward, and what `_left_out` returns for it.
+_LEFT_OUT: WeakKeyDictionary[nn.Module, dict[tuple[str, ...], tuple[Any, list[str], bool]]] = WeakKeyDictionary()
 _WRAPPERS = r"^(_orig_mod\.)?module\.(_orig_mod\.)?"  # what is before the name of a parameter of a wrapped model
 
 
@@ -335,7 +339,9 @@ def _mapping_loss(model: Any, loss_func: Any, batch: Mapping[str, Any], run: Tra
 
 def _loss(loss_func: Any, outputs: Any, targets: Any, run: TrainingRun | None) -> Any:
     """Return the loss; raise a BatchLossError if targets are of a kind that a loss of torch does not take."""
-    name = getattr(loss_func, "__name__", type(loss_func).__name__)
+    # A module without the attribute would search its parameters for it, and raise, at every batch.
+    is_module = isinstance(loss_func, nn.Module)
+    name = type(loss_func).__name__ if is_module else getattr(loss_func, "__name__", type(loss_func).__name__)
     are_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
     are_unequal = are_tensors and outputs.shape != targets.shape
     if are_unequal and name.replace("_", "").lower() in _BROADCASTING:
@@ -426,18 +432,35 @@ def _accepted(
     model: Any, batch: Mapping[str, Any], run: TrainingRun | None = None, has_loss: bool = False
 ) -> Mapping[str, Any]:
     """Return the entries of a batch that the model's forward takes; a note names the others, labels aside."""
-    signature = _signature(model)
-    extra = [] if _takes_all(signature) else [name for name in batch if name not in signature.parameters]
-    kept = {name: value for name, value in batch.items() if name not in extra}
-    try:
-        signature.bind(**kept)
-    except TypeError:  # something is missing: the error names all that the batch has
+    extra, is_complete = _left_out(model, tuple(batch))
+    if not is_complete:  # the error names all that the batch has
         return {name: value for name, value in batch.items() if not has_loss or name not in {*extra} & {"labels"}}
     told = [name for name in extra if name != "labels"]
     if told and run is not None and run.is_first("batch.extra"):
         text = f"Left out of the batches, as the model's forward does not take them: {', '.join(told)}"
         run.trainer.notify("batch.extra", text, names=told)
-    return kept
+    return {name: value for name, value in batch.items() if name not in extra}
+
+
+def _left_out(model: Any, names: tuple[str, ...]) -> tuple[list[str], bool]:
+    """Return the names that the model's forward does not take, and whether the others are all that it needs.
+
+    Looked up once per model, forward and names: to inspect a signature takes longer than the forward of a small model.
+    """
+    forward = getattr(model, "forward", model)
+    function = getattr(forward, "__func__", forward)
+    is_plain = isinstance(model, nn.Module) and inspect.isfunction(function)
+    known = _LEFT_OUT.setdefault(model, {}) if is_plain else {}
+    if names not in known or known[names][0]() is not function:
+        signature = _signature(model)
+        extra = [] if _takes_all(signature) else [name for name in names if name not in signature.parameters]
+        try:
+            signature.bind(**dict.fromkeys(name for name in names if name not in extra))
+            is_complete = True
+        except TypeError:
+            is_complete = False
+        known[names] = (weakref.ref(function) if is_plain else None), extra, is_complete
+    return known[names][1:]
 
 
 def _takes_all(signature: inspect.Signature) -> bool:
