@@ -429,8 +429,11 @@ class Trainer(TrainerHooks):
 
     def call_event(self, event: str, **kwargs: Any) -> None:
         """Call an event of every callback, with this trainer as its first argument."""
+        handler = self.callback_handler
+        if type(handler) is CallbackHandler and event in handler.unheard:  # not one with its own `call_event`
+            return
         try:
-            self.callback_handler.call_event(event, self, **kwargs)
+            handler.call_event(event, self, **kwargs)
         except StopTrainingError as error:
             # If this process left alone, the others would wait for it forever.
             if not self._current_run.engine.is_distributed:

@@ -124,6 +124,22 @@ def test_a_handler_takes_instances_and_classes_and_keeps_their_order():
     ]
 
 
+def test_a_trainer_skips_events_without_a_listener_but_not_a_handler_with_its_own_call_event():
+    class Handler(CallbackHandler):
+        def call_event(self, event, *args, **kwargs):
+            events.append(event)
+            super().call_event(event, *args, **kwargs)
+
+    events, trainer = [], Trainer(None, None, None, callbacks=[])
+    trainer.call_event("on_update_end")
+    assert "on_update_end" in trainer.callback_handler.unheard
+    trainer.callback_handler.add_callback(toys.callback(on_update_end=lambda trainer, **kwargs: events.append("late")))
+    trainer.call_event("on_update_end")
+    trainer.callback_handler = Handler([])
+    trainer.call_event("on_update_end"), trainer.call_event("on_update_end")
+    assert events == ["late", "on_update_end", "on_update_end"]
+
+
 def test_callbacks_can_be_added_and_cleared_at_any_time():
     handler = CallbackHandler(())
     handler.call_event("on_train_epoch_start", "a trainer")  # nobody listens, and the next one must still be found

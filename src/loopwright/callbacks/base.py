@@ -189,6 +189,7 @@ class CallbackHandler:
         self.callbacks: list[Any] = []
         self._limited_by = limited_by
         self._listeners: dict[str, list[tuple[Any, Callable[..., Any]]]] = {}
+        self.unheard: set[str] = set()  # events found to have no listener: the loop need not call them
         self.calling: Any = None  # the callback whose method runs, or has raised
         self.add_callbacks(callbacks)
 
@@ -222,6 +223,7 @@ class CallbackHandler:
     def refresh(self) -> None:
         """Look up the callbacks' methods again at their next event (done at the start of every run)."""
         self._listeners = {}
+        self.unheard = set()
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.callbacks)
@@ -236,6 +238,8 @@ class CallbackHandler:
         listeners = self._listeners.get(event)
         if listeners is None:
             listeners = self._listeners[event] = self._find_listeners(event)
+            if not listeners:
+                self.unheard.add(event)
         outer = self.calling
         for self.calling, listener in listeners:
             try:
