@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 def collate(samples: list[Any]) -> Any:
     """Equivalent of torch's default_collate, faster for the most frequent kind: tuples of tensors."""
     first = samples[0]
-    if type(first) is tuple and all(type(item) is Tensor for item in first):
+    if type(first) is tuple and set(map(type, first)) == {Tensor}:
         try:
             return [torch.stack(column) for column in zip(*samples, strict=True)]
         except (TypeError, ValueError, RuntimeError):

@@ -36,6 +36,7 @@ from loopwright.keys import KeyStream, key
 
 _END = object()
 _NOT_PINNED_BYTES = 64 * 1024
+_BURST = 64  # micro-batches planned at once: code that runs once per update is slow, as its caches are cold
 _MOST_TRIED = 8  # micro-batches tried to find one without a bad sample
 
 
@@ -248,6 +249,8 @@ class OrderedLoader(Loader):
         fetched: deque[_Fetched] = deque()
         micro_batches = self._local_micro_batches(epoch, position, fetched)
         if self._fetches_here:
+            if self._find_plan() is not None:  # no sampler of the user's is asked ahead of its turn
+                micro_batches = _in_bursts(micro_batches)
             batches: Iterator[Any] = map(self._reader, micro_batches)
             batches = map(_pinned, batches) if self._pins else batches
         else:
@@ -372,6 +375,10 @@ class OrderedLoader(Loader):
         """Return a window as the processes run it: short ones of an evaluation are split evenly."""
         is_split = self._even_tail and 0 < len(window) < self.share.processes
         return _split_evenly(window, self.share.processes) if is_split else window
+
+
+def _in_bursts(micro_batches: Iterator[BatchIds]) -> Iterator[BatchIds]:
+    return itertools.chain.from_iterable(iter(lambda: list(itertools.islice(micro_batches, _BURST)), []))
 
 
 def _pinned(batch: Any) -> Any:
