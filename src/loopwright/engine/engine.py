@@ -203,10 +203,10 @@ class Engine:
     def gradients(self) -> list[torch.Tensor]:
         return [local(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
 
-    def begin_gradients(self, is_pad: bool) -> None:
-        """Start the gradients of an update before its first micro-batch; a pad's gradients (`is_pad`) do not count."""
+    def begin_gradients(self, rows: list[int]) -> None:
+        """Start the gradients of an update, given the rows of its micro-batches; a pad has none, and does not count."""
         if self._tree is not None:
-            self._tree.begin(self.parameters, is_pad)
+            self._tree.begin(self.parameters, is_pad=not any(rows))
 
     def finish_gradients(self) -> None:
         """Share the gradients that no wrapper shares: those only the optimizer holds, or all of them."""

@@ -131,11 +131,11 @@ class RunRecord:
 
     def is_asked_to_stop(self) -> bool:
         """Whether the file `stop` is in the folder; called at every update, it looks twice a second."""
-        now = time.monotonic()
-        is_due = now - self._looked_for_stop >= _STOP_SECONDS and not self._is_asked_to_stop
-        if self._lease is not None and self.folder is not None and is_due:
-            self._looked_for_stop = now
-            self._is_asked_to_stop = (self.folder / STOP).exists()
+        if self._lease is not None and self.folder is not None and not self._is_asked_to_stop:
+            now = time.monotonic()
+            if now - self._looked_for_stop >= _STOP_SECONDS:
+                self._looked_for_stop = now
+                self._is_asked_to_stop = (self.folder / STOP).exists()
         return self._is_asked_to_stop
 
     def is_ours(self) -> bool:

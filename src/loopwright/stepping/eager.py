@@ -71,10 +71,11 @@ class MicroBatchStep:
 
     def begin(self, window: Window) -> Window:
         """Start an update: count its items for `run.losses`; return the window without empty parts."""
-        count = self.run.trainer.count_batch_items
-        counts = [count(piece.batch) for piece in window.pieces] if self._counts_items else []
-        window, counts = with_items(window, counts)
-        self.run.losses.begin_update(window, counts)
+        run, counts = self.run, []
+        if self._counts_items:
+            counts = [run.trainer.count_batch_items(piece.batch) for piece in window.pieces]
+            window, counts = with_items(window, counts)
+        run.losses.begin_update(window, counts)
         return window
 
     def forward(self, batch: Any) -> Mapping[str, Any]:

@@ -215,9 +215,10 @@ class OptimizerStep:
         self._rates: AbstractContextManager[None] | None = None
 
     def __enter__(self) -> None:
-        self.run.is_torn = True
-        if self.run.stepper.rounds_rates:
-            self._rates = single_precision_rates(self.run.trainer.optimizer)
+        run = self.run
+        run.is_torn = True
+        if run.stepper.rounds_rates:
+            self._rates = single_precision_rates(run.trainer.optimizer)
             self._rates.__enter__()
 
     def __exit__(

@@ -38,10 +38,10 @@ class LossTracker:
             loss_batch_value: the micro-batch's mean loss. A tensor with dimensions is averaged.
                 A tensor is copied at once, so writing to it later changes nothing.
             batch_size: its number of items, possibly counted on the device.
-            is_ours: the loss is not written to again, so it need not be copied.
+            is_ours: the loss is detached, and not written to again, so it need not be copied.
         """
         if isinstance(loss_batch_value, Tensor):
-            loss = loss_batch_value.detach()
+            loss = loss_batch_value if is_ours else loss_batch_value.detach()
             # A CUDA graph writes every loss to the same memory, and a hook may scale its loss in place.
             loss_batch_value = loss.mean() if loss.dim() else loss if is_ours else loss.clone()
         elif not isinstance(batch_size, Tensor) and not self._pending and not self._folded:

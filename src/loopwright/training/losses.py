@@ -59,18 +59,20 @@ class EpochLosses:
 
     def begin_update(self, window: Window, counts: list[float | None]) -> None:
         """Start an update, given the items of each micro-batch: none, or with a None, if they are samples."""
-        self._window = window
-        pairs, is_known = zip(counts, window.pieces, strict=True), bool(counts) and None not in counts
-        self._counts = [float(count or 0) if piece.rows else 0.0 for count, piece in pairs] if is_known else None
-        self._is_alone = len(window.pieces) == 1 and window.pieces[0].rows > 0 and not self._engine.is_distributed
+        self._window, pieces = window, window.pieces
+        self._counts: list[float] | None = None
+        if counts and None not in counts:
+            pairs = zip(counts, pieces, strict=True)
+            self._counts = [float(count or 0) if piece.rows else 0.0 for count, piece in pairs]
+        self._is_alone = len(pieces) == 1 and pieces[0].rows > 0 and not self._engine.is_distributed
         self._entries: list[tuple[Tensor, float | Tensor]] = []
         self._late_items: list[float | Tensor] = []
         self._total = 0.0
-        self._engine.begin_gradients(is_pad=not any(piece.rows for piece in window.pieces))
+        self._engine.begin_gradients([piece.rows for piece in pieces])
         if not self._is_alone:
             own: list[float] | None = self._counts
             if own is None and window.is_counted:
-                own = [piece.rows for piece in window.pieces]
+                own = [piece.rows for piece in pieces]
             self._total = float(window.samples) if own is None else self._engine.agreement.total(sum(own))
 
     @property

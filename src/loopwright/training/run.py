@@ -390,9 +390,10 @@ class TrainingRun:
 
     def micro_batches(self, window: Window) -> Iterator[tuple[Any, int]]:
         """Yield every micro-batch of an update on the device, seeded, with its number in the epoch."""
+        first, device = self.progress.batch, self.engine.device
         for index, piece in enumerate(window.pieces):
             self.begin_micro_batch(window, index)
-            yield piece.on(self.engine.device), self.progress.batch + window.number_of(index)
+            yield piece.on(device), first + window.number_of(index)
 
     def begin_micro_batch(self, window: Window, index: int) -> None:
         """Start a micro-batch: seed its forward pass, and share gradients only after the update's last one."""
