@@ -83,6 +83,16 @@ def test_an_error_comes_when_its_window_is_due_and_not_before():
     assert seen == [0, 1]
 
 
+def test_a_window_of_which_nothing_is_copied_ahead_stays_the_one_that_was_read():
+    class Small(FakeCopier):
+        def start(self, batches):
+            return [None] * len(batches), None
+
+    journal, found = [], list(windows(3, []))
+    seen = list(prefetched(iter(found), CPU, lambda device: Small(journal)))
+    assert all(one is other for one, other in zip(seen, found, strict=True)) and journal == []
+
+
 def test_a_window_that_does_not_fit_beside_the_one_in_use_is_copied_when_its_turn_comes():
     journal = []
 

@@ -30,7 +30,7 @@ class Copier(Protocol):
     def start(self, batches: list[Any]) -> tuple[list[Any], Any]:
         """Begin to copy batches; return the copies and a ticket to wait for, without a device sync.
 
-        None in place of a batch means that it is copied at its turn.
+        None in place of a batch means that it is copied at its turn, and None in place of the ticket that all are.
         """
 
     def await_copies(self, moved: list[Any], ticket: Any) -> None:
@@ -94,9 +94,8 @@ def _ahead(windows: Iterator[Window], copier: Copier) -> Iterator[Window]:
             coming = _started(windows, copier)
         except Exception as raised:  # noqa: BLE001 - raised again below, at its turn
             error = raised
-        moved = [piece.moved for piece in window.pieces]
-        if any(batch is not None for batch in moved):
-            copier.await_copies(moved, ticket)
+        if ticket is not None:
+            copier.await_copies([piece.moved for piece in window.pieces], ticket)
         yield window
         if error is not None:
             raise error
@@ -113,6 +112,8 @@ def _started(windows: Iterator[Window], copier: Copier) -> tuple[Window, Any] | 
         if not is_out_of_memory(error):
             raise
         forget_frames(error)  # they hold the copies so far
+        return window, None
+    if ticket is None:  # nothing is on its way
         return window, None
     pieces = [piece._replace(moved=batch) for piece, batch in zip(window.pieces, moved, strict=True)]
     return window._replace(pieces=pieces), ticket
