@@ -31,8 +31,11 @@ def is_container(value: Any) -> bool:
 def iter_tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (list, tuple, Mapping)):
-        for item in value.values() if isinstance(value, Mapping) else value:
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from iter_tensors(item)
+    elif isinstance(value, (dict, Mapping)):  # whether it is a dict is answered sooner
+        for item in value.values():
             yield from iter_tensors(item)
     elif is_container(value):
         for field in dataclasses.fields(value):

@@ -66,9 +66,11 @@ class Boundary:
             run.requests.log = True
         if run.eval_loader is not None and settings.evaluate_every.is_due(update, "update"):
             run.requests.evaluate = True
-        run.logbook.record.beat()
-        run.checkpoints.request_due(update)
-        if not run.engine.agreement.is_begun:
+        has_folder = settings.checkpoints is not None
+        if has_folder:
+            run.logbook.record.beat()
+            run.checkpoints.request_due(update)
+        if (has_folder or run.signals.received is not None) and not run.engine.agreement.is_begun:
             self.heed_signals()
 
     def serve(self) -> None:

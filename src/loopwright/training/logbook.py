@@ -220,10 +220,8 @@ class Logbook:
         return None if batches is None else [index for _, ids in batches for index in ids]
 
     def skips_update(self) -> bool:
-        """Whether `nan="skip"` leaves this update out; all processes agree on it."""
+        """Whether this update of a run with `nan="skip"` is left out; all processes agree on it."""
         run, engine = self.run, self.run.engine
-        if run.settings.nan != "skip":
-            return False
         gradients = [] if engine.accelerator.scaler is not None else engine.gradients()
         is_bad = not run.losses.update_is_finite(gradients)
         if not engine.agreement.largest(is_bad)[0]:

@@ -418,7 +418,8 @@ class TrainingRun:
             if not self._output_is_checked:
                 describe_batch(error, batch, trainer.model)
             raise
-        self.check_first_output(output, "calculate_train_batch_loss")
+        if not self._output_is_checked:
+            self.check_first_output(output, "calculate_train_batch_loss")
         trainer.call_event("on_train_step_end", batch=batch, batch_output=output, step=step)
         return self.losses.weighted(output)
 
@@ -445,7 +446,7 @@ class TrainingRun:
     def finish_gradients(self) -> bool:
         """Reduce the gradients of an update; return False if `nan="skip"` leaves it out."""
         self.losses.finish_update()
-        return not self.logbook.skips_update()
+        return self.settings.nan != "skip" or not self.logbook.skips_update()
 
     def step_scheduler(self) -> None:
         """Step the scheduler, if there is one and the loss scaler has not refused the update."""
