@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from loopwright.data.buckets import sample_lengths
 from loopwright.data.collators import DataCollatorWithFlattening
-from loopwright.data.packing import PackedDataset, PackingCollator, block_diagonal_mask, joined, packed_groups
+from loopwright.data.packing import (
+    PackedDataset,
+    PackingCollator,
+    block_diagonal_mask,
+    joined,
+    most_bounds,
+    packed_groups,
+    row_bounds,
+)
 from loopwright.errors import ConfigError, DataError
 
 LENGTHS = (3, 9, 12, 5, 7, 1, 20)
@@ -31,6 +39,19 @@ def test_every_sample_is_in_one_row_and_no_row_is_too_long(lengths, capacity):
     # No two rows could have been one.
     fills = sorted(int(clipped[group].sum()) for group in groups)
     assert len(fills) < 2 or fills[0] + fills[1] > capacity or min(lengths) == 0
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(1, 32))
+def test_the_bounds_of_rows_are_as_many_and_hold_every_token(lengths, capacity):
+    clipped = np.minimum(lengths, capacity)
+    rows = [clipped[group] for group in packed_groups(lengths, capacity)]
+    longest = int(clipped.max())
+    number = most_bounds(rows, capacity, longest)
+    for row in rows:
+        bounds = row_bounds(row.tolist(), capacity, longest, number)
+        assert len(bounds) == number and bounds[0] == 0 and bounds[-1] == capacity
+        assert ((np.diff(bounds) >= 0) & (np.diff(bounds) <= longest)).all()
+        assert bounds[: len(row) + 1].tolist() == [0, *np.cumsum(row)]
 
 
 def test_little_room_is_left_in_rows_of_short_sequences():

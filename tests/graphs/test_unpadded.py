@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import toys
+from graphs.flash import kernel
 from graphs.recorder import GraphedTrainer
 from loopwright import Trainer
 from loopwright.data.buckets import loop_padding
@@ -118,31 +119,14 @@ def test_packed_sequences_have_the_logits_of_each_alone(name):
     assert (packed - alone).abs().max() <= 1e-5
 
 
+@pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize(("is_causal", "window"), [(True, None), (False, None), (True, 3), (False, 3)])
-def test_the_flash_kernel_gets_rows_behind_each_other(monkeypatch, is_causal, window):
-    """A stand-in for the kernel attends to each segment between two of the bounds that it is given."""
-
-    def kernel(query, key, value, begins, ends, longest, _, dropout, is_causal, debug, **options):
-        output = torch.full_like(query, torch.nan)
-        sides = (options["window_size_left"], options["window_size_right"])
-        for start, end in zip(begins[:-1].tolist(), ends[1:].tolist(), strict=True):
-            assert 0 <= end - start <= longest
-            places = torch.arange(end - start)
-            distance = places[:, None] - places
-            mask = distance >= 0 if is_causal else torch.ones_like(distance, dtype=torch.bool)
-            if sides != (None, None):
-                mask &= (distance <= sides[0]) & (-distance <= sides[1])
-            parts = [each[start:end].transpose(0, 1) for each in (query, key, value)]
-            output[start:end] = torch.nn.functional.scaled_dot_product_attention(
-                *parts, attn_mask=mask, dropout_p=dropout, scale=options["scale"]
-            ).transpose(0, 1)
-        return (output,)
-
+def test_the_flash_kernel_gets_rows_behind_each_other(monkeypatch, is_causal, window, rows):
     monkeypatch.setattr(segments, "_flash_kernel", lambda: kernel)
     generator = torch.Generator().manual_seed(2)
-    query = torch.randn(2, 4, 8, 6, generator=generator)
-    key, value = (torch.randn(2, 2, 8, 6, generator=generator) for _ in range(2))
-    bounds = segments.segment_bounds(torch.tensor([[0, 5, 8, 8], [0, 1, 6, 8]]), 8)
+    query = torch.randn(rows, 4, 8, 6, generator=generator)
+    key, value = (torch.randn(rows, 2, 8, 6, generator=generator) for _ in range(2))
+    bounds = segments.segment_bounds(torch.tensor([[0, 5, 8, 8], [0, 1, 6, 8]][:rows]), 8)
     module, sdpa = torch.nn.Linear(1, 1), transformers.AttentionInterface()["sdpa"]
     module.num_key_value_groups, module.is_causal = 2, is_causal
     expected, _ = segments.attention(sdpa, module, query, key, value, bounds, scaling=0.3, sliding_window=window)

@@ -5,17 +5,22 @@ import io
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from graphs.flash import kernel
 from loopwright import api
 from loopwright.cli import main
+from loopwright.data import packing
 from loopwright.demos.dialogue_rows import dialogue_rows, right_answer
+from loopwright.engine import segments
 from loopwright.errors import InputError
 from loopwright.sources.chats import Chat, read_chat
 from loopwright.tasks.text import conversations as chats
+from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import models as text_models
 from loopwright.tasks.text.causal_lm import PackedLines
 from loopwright.tasks.text.chat import PAD_TOKEN
@@ -79,12 +84,12 @@ def test_a_sample_asks_for_the_last_answer_whatever_follows_it():
     assert chats.before_answer(Chat(turns)).messages == turns
 
 
+@pytest.mark.parametrize("way", ["mask", "bounds", "kernel"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_packed_conversations_get_the_logits_that_each_has_alone(kind, tmp_path):
+def test_packed_conversations_get_the_logits_that_each_has_alone(kind, way, tmp_path, monkeypatch):
     from transformers import AutoModelForCausalLM
 
     from loopwright.data.chats import ChatEncoder
-    from loopwright.tasks.text import language_model as language
 
     folder = tiny_decoder(tmp_path / kind, kind)
     tokenizer = text_models.load_tokenizer(str(folder))
@@ -93,10 +98,17 @@ def test_packed_conversations_get_the_logits_that_each_has_alone(kind, tmp_path)
     lines = chats.Conversations(rows, ChatEncoder(tokenizer), ChatEncoder(tokenizer))
     packed = PackedLines(lines, 128)
     assert chats.separates_packed(model) and len(packed) < len(lines)
-    job = type("Job", (), {"model": model})()
+    job = type("Job", (), {"model": model, "train_dataset": packed})()
+    if way != "mask":
+        segments.use_segments(model)
+        monkeypatch.setattr(segments, "_flash_kernel", lambda: kernel)
+        monkeypatch.setattr(segments, "_is_for_flash", lambda *args: way == "kernel")
+        monkeypatch.setattr(packing, "block_diagonal_mask", None)  # not called
     seen = 0
+    collate = language.PaddingCollator(pad_id=0, row_width=None if way == "mask" else 128)
     for place, numbers in enumerate(packed.rows.groups):
-        batch = language.PaddingCollator(pad_id=0)([packed[place]])
+        batch = collate([packed[place]])
+        assert ("segment_bounds" in batch) == (way != "mask")
         with torch.no_grad():
             logits = model(**language.packed_inputs(job, batch)).logits[0]
         for number, row in enumerate(numbers):
@@ -108,6 +120,46 @@ def test_packed_conversations_get_the_logits_that_each_has_alone(kind, tmp_path)
             assert batch["labels"][0][mine].tolist() == lines[row]["labels"].tolist()
             seen += 1
     assert seen == 12
+
+
+def test_packed_rows_train_alike_by_bounds_and_by_a_mask(llama, data, monkeypatch):
+    flags = {**FLAGS, "data": data, "model": llama, "max_steps": 3, "optim": "sgd", "lr": 0.1, "packing": True}
+    runs = [api.train("chat", **flags, lora=lora) for lora in ("", "r=2")]
+
+    def separate_rows(model, training):
+        segments.use_segments(model)
+        return []
+
+    monkeypatch.setattr(language, "separate_rows", separate_rows)
+    monkeypatch.setattr(language, "packed_width", lambda training, capacity: capacity)
+    monkeypatch.setattr(packing, "block_diagonal_mask", lambda *args: pytest.fail("a mask was made"))
+    monkeypatch.setattr(chats, "separates_packed", lambda model: True)
+    for run, lora in zip(runs, ("", "r=2"), strict=True):
+        own = api.train("chat", **flags, lora=lora)
+        for first, second in zip(run.model.parameters(), own.model.parameters(), strict=True):
+            assert torch.allclose(first, second, atol=1e-6)
+        assert own.metrics == pytest.approx(run.metrics, rel=1e-5)
+        assert "loopwright_segments" not in (own.folder.model / "config.json").read_text()
+
+
+def test_rows_take_bounds_on_cuda_in_half_precision_and_a_mask_elsewhere(llama):
+    from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
+
+    def training(device="cuda", precision="bf16", mode="auto"):
+        precisions = {"mixed_precision": precision, "step_mode": mode, "torch_compile": False}
+        return SimpleNamespace(device=torch.device(device), **precisions)
+
+    model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+    for other in (training("cpu"), training(precision="no")):
+        assert language.separate_rows(model, other) == [] and not segments.has_segments(model)
+    assert language.separate_rows(model, training()) == [] and segments.has_segments(model)
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=30, hidden_size=8, n_layer=1, n_head=2))
+    (note,) = language.separate_rows(bloom, training())
+    assert "by a mask, which is slower: BloomForCausalLM does not take flash attention" in note
+    widths = [
+        language.packed_width(each, 64) for each in (training("cpu"), training(), training("cpu", mode="compile"))
+    ]
+    assert widths == [None, 64, 64]
 
 
 def test_the_loss_is_the_mean_over_trained_tokens_for_every_batch_size(llama, data):

@@ -127,6 +127,21 @@ def joined(
     return row
 
 
+def row_bounds(lengths: Sequence[int], capacity: int, longest: int, number: int) -> npt.NDArray[np.int64]:
+    """Return the bounds of a row's samples as `segment_bounds` takes them: `number` of them, from 0 to `capacity`.
+
+    Padding is divided into segments of up to `longest` tokens, and equal bounds at the end are segments of none.
+    """
+    ends = np.cumsum([0, *lengths])
+    padding = np.arange(ends[-1] + longest, capacity, longest)
+    return np.pad(np.append(ends, padding), (0, number - len(ends) - len(padding)), constant_values=capacity)
+
+
+def most_bounds(rows: Sequence[npt.NDArray[np.int64]], capacity: int, longest: int) -> int:
+    """Return how many bounds hold for each of these rows, given as the lengths of their samples."""
+    return max((1 + len(row) + -(-(capacity - int(row.sum())) // longest) for row in rows), default=1)
+
+
 def block_diagonal_mask(sequence_ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the additive attention mask: 0 for the token itself and earlier tokens of its sequence.
 

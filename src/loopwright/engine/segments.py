@@ -4,7 +4,8 @@ Models of transformers call their attention by a name. `use_segments` sets that 
 is `sdpa` until the mask says where segments begin: a mask of `segment_bounds` is a (rows, 1, longest, bounds) tensor of
 int32, with the bounds of each row's segments in its last dimension, the row's length included. The two in the middle
 are there because models pass masks of four dimensions on as they are; `longest` is the length of the longest segment
-possible. Half precision on CUDA takes the flash kernel for variable lengths, anything else a mask made of the bounds.
+possible. Half precision on CUDA, by autocast or not, takes the flash kernel for variable lengths, anything else a mask
+made of the bounds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 
 NAME = "loopwright_segments"
+_HALVES = (torch.bfloat16, torch.float16)
+_LARGEST_HEAD = 256  # of the flash kernel, in steps of 8
 
 
 def segment_bounds(bounds: Tensor, longest: int) -> Tensor:
@@ -46,6 +49,11 @@ def use_segments(model: Any) -> None:
     model.set_attn_implementation(NAME)
 
 
+def has_segments(model: Any) -> bool:
+    """Whether a model takes masks of `segment_bounds`."""
+    return getattr(getattr(model, "config", None), "_attn_implementation", None) == NAME
+
+
 def stop_segments(model: Any) -> None:
     model.set_attn_implementation("sdpa")
 
@@ -59,11 +67,24 @@ def attention(
     is_causal = options.pop("is_causal", None)
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     window = options.pop("sliding_window", None)
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and options.get("softcap") is None:
+    dtype = _autocast_dtype(query)
+    if _is_for_flash(query, dtype, options):
+        # Norms and positions may give 32 bits; autocast casts for sdpa, but not for this kernel.
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         dropout, scaling = options.get("dropout", 0.0), options.get("scaling")
         return _flash(query, key, value, attention_mask, dropout, scaling, is_causal, window), None
     mask = _mask(attention_mask, query.shape[2], is_causal, window)
     return sdpa(module, query, key, value, mask, **options)
+
+
+def _autocast_dtype(query: Tensor) -> torch.dtype:
+    device = query.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
+
+
+def _is_for_flash(query: Tensor, dtype: torch.dtype, options: dict[str, Any]) -> bool:
+    is_head = query.shape[-1] % 8 == 0 and query.shape[-1] <= _LARGEST_HEAD
+    return query.is_cuda and dtype in _HALVES and is_head and options.get("softcap") is None
 
 
 def _flash_kernel() -> Any:
@@ -81,12 +102,12 @@ def _flash(
     window: int | None,
 ) -> Tensor:
     rows, heads, tokens, size = query.shape
-    starts = torch.arange(rows, device=bounds.device, dtype=torch.int32)[:, None] * tokens
-    own = bounds[:, 0, 0, :] + starts  # rows follow each other; a row ends where the next one begins
-    joined = own.reshape(-1)
-    groups = heads // key.shape[1]
+    joined = bounds[:, 0, 0, :]
+    if rows > 1:  # rows follow each other; a row ends where the next one begins
+        joined = joined + torch.arange(rows, device=bounds.device, dtype=torch.int32)[:, None] * tokens
+    joined = joined.reshape(-1)
+    # The kernel takes fewer heads of keys than of queries as they are.
     flat = [each.transpose(1, 2).reshape(rows * tokens, -1, size) for each in (query, key, value)]
-    flat[1:] = [each.repeat_interleave(groups, 1) if groups > 1 else each for each in flat[1:]]
     longest = bounds.shape[2]
     before = None if window is None else window - 1
     reach = {"window_size_left": before, "window_size_right": 0 if is_causal and window is not None else before}

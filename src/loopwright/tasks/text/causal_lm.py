@@ -98,7 +98,10 @@ class CausalLanguageModel(language.LanguageTask):
                 notes += language.match_vocabulary(loaded.model, tokenizer)
                 limit = text.longest_allowed(tokenizer, loaded.model.config)
                 notes += language.choose_block(args, data, _counter(tokenizer), limit, _LARGEST_BLOCK)
-        collator = language.PaddingCollator("left", pad_id=tokenizer.pad_token_id)
+        if args.packing:
+            notes += language.separate_rows(loaded.model, training)
+        row_width = language.packed_width(training, args.block_size)
+        collator = language.PaddingCollator("left", pad_id=tokenizer.pad_token_id, row_width=row_width)
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
 
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
@@ -230,23 +233,28 @@ class BlockDataset(RowDataset):
 
 
 class PackedLines(RowDataset):
-    """Separate rows, several packed into one block if they fit."""
+    """Separate rows, several packed into one block if they fit; `longest` is the most tokens of a row."""
 
     def __init__(self, lines: RowDataset, size: int) -> None:
         from loopwright.data.buckets import sample_lengths
-        from loopwright.data.packing import PackedDataset
+        from loopwright.data.packing import PackedDataset, most_bounds
 
-        self._packed = PackedDataset(lines, sample_lengths(lines), size)
+        lengths = np.minimum(sample_lengths(lines), size)
+        self._packed = PackedDataset(lines, lengths, size)
         self._size = size
         self.lines = lines
+        self.longest = int(lengths.max(initial=1))
+        self._num_bounds = most_bounds([lengths[group] for group in self._packed.groups], size, self.longest)
         super().__init__(PackedRows(lines.rows, self._packed.groups))
 
     def features(self, position: int) -> dict[str, Any]:
-        from loopwright.data.packing import joined
+        from loopwright.data.packing import joined, row_bounds
 
         samples = self._packed[position]
         sizes = {"num_bytes": sum(each["num_bytes"] for each in samples)} if "num_bytes" in samples[0] else {}
-        return {**joined(samples, self._size, is_shifted=True), **sizes}
+        lengths = [min(len(each["input_ids"]), self._size) for each in samples]
+        bounds = row_bounds(lengths, self._size, self.longest, self._num_bounds)
+        return {**joined(samples, self._size, is_shifted=True), "segment_bounds": bounds, **sizes}
 
 
 @dataclass(frozen=True)

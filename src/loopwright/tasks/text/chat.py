@@ -131,7 +131,10 @@ class ChatTuning(Task):
                 notes = _fit(args, loaded, origin.path, data)
         if not origin.is_run:
             notes += _choose_packing(args, loaded.model, is_asked)
-        collator = language.PaddingCollator("left", pad_id=loaded.tokenizer.pad_token_id)
+        if args.packing:
+            notes += language.separate_rows(loaded.model, training)
+        row_width = language.packed_width(training, args.max_length)
+        collator = language.PaddingCollator("left", pad_id=loaded.tokenizer.pad_token_id, row_width=row_width)
         return Job(self, data, args, training, loaded.model, loaded.tokenizer, collator, notes, loaded.new)
 
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:

@@ -125,13 +125,38 @@ def token_loss(
 
 
 def packed_inputs(job: Job, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model inputs; packed rows get positions, and a mask that separates them."""
+    """Return the model inputs; packed rows get positions, and bounds or a mask that separates them."""
     if "sequence_ids" not in batch:
         return {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
     from loopwright.data.packing import block_diagonal_mask
+    from loopwright.engine.segments import has_segments, segment_bounds
 
-    mask = block_diagonal_mask(batch["sequence_ids"], job.model.dtype)
+    if "segment_bounds" in batch and has_segments(job.model):
+        mask = segment_bounds(batch["segment_bounds"], job.train_dataset.longest)
+    else:
+        mask = block_diagonal_mask(batch["sequence_ids"], job.model.dtype)
     return {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"], "attention_mask": mask}
+
+
+def separate_rows(model: Any, training: Any) -> list[str]:
+    """Let packed rows take the flash kernel, where there is one; return a note if the model cannot."""
+    import torch
+
+    from loopwright.engine.segments import use_segments, why_no_segments
+
+    is_half = training.mixed_precision in ("bf16", "fp16") or model.dtype in (torch.bfloat16, torch.float16)
+    if training.device.type != "cuda" or not is_half:
+        return []
+    if (reason := why_no_segments(model)) is not None:
+        return [f"packed rows are kept apart by a mask, which is slower: {reason}"]
+    use_segments(model)
+    return []
+
+
+def packed_width(training: Any, capacity: int) -> int | None:
+    """Return the width that packed rows are padded to, so that graphs and compiled models have one shape."""
+    is_compiled = training.torch_compile or training.step_mode == "compile"
+    return capacity if is_compiled or training.device.type == "cuda" else None
 
 
 def training_loss(job: Job, model: Any, inputs: Mapping[str, Any], labels: Any, **options: Any) -> Any:
@@ -238,9 +263,11 @@ class PaddingCollator:
         side: str = "right",
         before: Callable[[dict[str, Numbers]], None] | None = None,  # changes the arrays of unlabelled training samples
         pad_id: int | None = None,
+        row_width: int | None = None,  # of packed rows; the longest of a batch if None
     ) -> None:
         self._side = side
         self._before = before
+        self._row_width = row_width
         self._fills = {
             "input_ids": pad_id or 0,
             "labels": text.IGNORED,
@@ -250,7 +277,7 @@ class PaddingCollator:
         }
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Packed rows have position_ids and sequence_ids instead of the attention mask."""
+        """Packed rows have position_ids and sequence_ids instead of the attention mask, and bounds if they are full."""
         import torch
 
         from loopwright.data.buckets import bucket_length
@@ -258,6 +285,9 @@ class PaddingCollator:
         is_prompt = "text" in features[0]
         lengths = [len(each["input_ids"]) for each in features]
         width = max(lengths) if self.bucket_lengths is None else bucket_length(max(lengths), self.bucket_lengths)
+        is_packed = "sequence_ids" in features[0]
+        if is_packed and self._row_width is not None:
+            width = self._row_width
         is_left = is_prompt and self._side == "left"
         arrays = {
             name: _padded([each[name] for each in features], width, fill, is_left)
@@ -268,9 +298,10 @@ class PaddingCollator:
         if self._before is not None and not is_prompt and "labels" not in arrays:
             self._before(arrays)
         arrays.pop("special_tokens_mask", None)
-        if min(lengths) == width or "sequence_ids" in arrays:
+        if min(lengths) == width or is_packed:
             del arrays["attention_mask"]
-        for name in ("position", "num_bytes"):
+        has_bounds = is_packed and width == self._row_width  # the bounds of a row end at its width
+        for name in ("position", "num_bytes", *(["segment_bounds"] if has_bounds else [])):
             if name in features[0]:
                 arrays[name] = np.array([each[name] for each in features], np.int64)
         batch: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
