@@ -6,8 +6,9 @@ What a model does after its output layer, such as soft-capping, would be left ou
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -18,6 +19,9 @@ from torch.nn import functional
 from loopwright.engine.seeding import preserved_generators
 
 _MOST_LOGITS = 2**26  # of a micro-batch, or of the tokens computed at a time
+_MOST_LOGITS_ON_CUDA = (
+    2**28
+)  # of the tokens computed at a time: each time the gradient of all weights is read and written
 _PROBED = 8  # tokens of the comparison
 _reasons: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # by model: why its loss cannot be chunked
 _warned: WeakSet[Any] = WeakSet()
@@ -42,17 +46,14 @@ class LinearCrossEntropy(torch.autograd.Function):
             of_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
             of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs_bias else None
             for start in range(0, len(labels), chunk):
-                part, targets = inputs[start : start + chunk], labels[start : start + chunk, None]
-                logits = functional.linear(part, matrix, None if bias is None else bias.to(dtype)).float()
-                is_asked, targets = targets != ignored, targets.clamp(min=0)
-                sums = logits.logsumexp(-1, keepdim=True)
-                total += ((sums - logits.gather(-1, targets)) * is_asked).sum()
+                part = inputs[start : start + chunk]
+                logits = functional.linear(part, matrix, None if bias is None else bias.to(dtype))
+                losses, slope = _losses_and_slope(logits, labels[start : start + chunk], ignored)
+                total += losses.sum()
                 if not any(ctx.needs_input_grad):
                     continue
-                # The gradient of the logits: their softmax, less one where the target is.
-                slope = logits.sub_(sums).exp_().scatter_add_(-1, targets, torch.full_like(sums, -1.0)).mul_(is_asked)
                 if of_bias is not None:
-                    of_bias += slope.sum(0)
+                    of_bias += slope.sum(0, dtype=torch.float32)
                 slope = slope.to(dtype)
                 if of_hidden is not None:
                     of_hidden[start : start + chunk] = slope @ matrix
@@ -70,6 +71,31 @@ class LinearCrossEntropy(torch.autograd.Function):
         scaled = [None if each is None else each.mul_(outputs[0]) for each in gradients]
         fitted = [None if each is None else each.to(dtype) for each, dtype in zip(scaled, ctx.dtypes, strict=True)]
         return (*fitted, None, None, None)
+
+
+def _losses_and_slope(logits: Tensor, labels: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+    """Return the loss of each token in 32 bits, and the gradient of the logits, perhaps in their place."""
+    if logits.is_cuda and (kernel := _kernel()) is not None:
+        return kernel(logits, labels, ignored)
+    is_asked, targets = (labels != ignored)[:, None], labels.clamp(min=0)[:, None]
+    log_probs = logits.log_softmax(-1, dtype=torch.float32)
+    losses = (log_probs.gather(-1, targets).neg_() * is_asked)[:, 0]
+    # The softmax, less one where the target is.
+    slope = log_probs.exp_().scatter_add_(-1, targets, torch.full_like(log_probs[:, :1], -1.0)).mul_(is_asked)
+    return losses, slope
+
+
+@cache
+def _kernel() -> Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]] | None:
+    """Return the fused kernel; None without Triton, or where it cannot compile."""
+    try:
+        from loopwright.tasks.text.softmax_kernel import losses_and_slope
+
+        losses_and_slope(torch.zeros(1, 8, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda"), -100)
+    except Exception as error:  # noqa: BLE001 - a missing package, compiler or driver, each with its own error
+        warnings.warn(f"the loss is computed without its kernel: {type(error).__name__}: {error}", stacklevel=2)
+        return None
+    return losses_and_slope
 
 
 def token_loss_sum(
@@ -100,10 +126,12 @@ def token_loss_sum(
 
 def tokens_at_a_time(model: Any, num_tokens: int, chunk: str) -> int | None:
     """Return how many tokens' logits exist at a time, by `--loss_chunk`; None for all of them."""
-    vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    weight = model.get_input_embeddings().weight
+    vocabulary = int(weight.shape[0])
     if chunk == "off" or (chunk == "auto" and num_tokens * vocabulary <= _MOST_LOGITS):
         return None
-    return max(1, _MOST_LOGITS // vocabulary) if chunk == "auto" else int(chunk)
+    most = _MOST_LOGITS_ON_CUDA if weight.is_cuda else _MOST_LOGITS
+    return max(1, most // vocabulary) if chunk == "auto" else int(chunk)
 
 
 @contextmanager
