@@ -39,7 +39,7 @@ def whole_rows(count=40, seed=0):
     return [{side: [*row["prompt"], *row[side]] for side in ("chosen", "rejected")} for row in rows]
 
 
-def write_model(folder: Path, seed=0) -> Path:
+def write_model(folder: Path, seed=0, template=CHATML) -> Path:
     """Write a tiny random Llama, whose tokenizer has special tokens for turns."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -51,7 +51,7 @@ def write_model(folder: Path, seed=0) -> Path:
     texts = [f"{row['prompt']}{row['chosen']} user assistant" for row in text_rows()]
     trained = train_byte_pairs(texts, 320, special, prefix_space=False)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=trained, eos_token=special[0], pad_token=special[1], chat_template=CHATML
+        tokenizer_object=trained, eos_token=special[0], pad_token=special[1], chat_template=template
     )
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     ends = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": None, "pad_token_id": tokenizer.pad_token_id}

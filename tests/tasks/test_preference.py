@@ -123,6 +123,29 @@ def test_a_killed_run_resumes_to_the_same_bits_and_reads_the_same_reference(lora
     assert len(rows) == 2  # training and validation
 
 
+@pytest.mark.parametrize("lora", ["r=2", ""])
+def test_tokens_that_a_template_adds_are_trained_beside_adapters_and_no_others(lora, folder, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = write_model(tmp_path / "model", template=None)
+    files = {"train_file": folder / "train.jsonl", "validation_file": folder / "validation.jsonl"}
+    flags = {**TRAINING, "epochs": 1, "max_train_samples": 32, "weight_decay": 0.1, "chat_template": "zephyr"}
+    flags |= {"model": model, "lora": lora, **files}
+    runs = [
+        api.train("preference", output_dir=tmp_path / name, **{**flags, "lr": lr})
+        for name, lr in (("still", 0.0), ("trained", 1e-2))
+    ]
+    start, after = (
+        AutoModelForCausalLM.from_pretrained(each.folder.model).get_input_embeddings().weight for each in runs
+    )
+    tokenizer = AutoTokenizer.from_pretrained(runs[1].folder.model)
+    num_old = AutoModelForCausalLM.from_pretrained(model).get_input_embeddings().weight.shape[0]
+    new = tokenizer.convert_tokens_to_ids(["<|user|>", "<|assistant|>"])
+    assert min(new) >= num_old
+    assert all(not torch.equal(start[token], after[token]) for token in new)
+    assert torch.equal(start[:num_old], after[:num_old]) == bool(lora)
+
+
 def test_a_damaged_reference_is_computed_again_and_another_model_is_refused(folder, tmp_path):
     flags = {**TRAINING, "epochs": 1, "max_train_samples": 32, "max_eval_samples": 8, "save_strategy": "steps"}
     flags |= {"save_steps": 2, "lr_scheduler_type": "constant", "model": tmp_path / "model"}

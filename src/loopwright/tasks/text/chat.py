@@ -21,7 +21,7 @@ from loopwright.metrics.paired import RowScores
 from loopwright.run_folder import RunFolder
 from loopwright.sources import DataPlan, Role
 from loopwright.sources.chats import Chat
-from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag, flag_list
+from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.scoring import BaselineScores, JointScorer, MetricScorer, PartScorer, Scorer, score_rows
@@ -66,7 +66,7 @@ class ChatArguments(TaskArguments):
     exact_match_rows: int = flag(
         0, "Validation rows whose last answer is generated and compared at each evaluation.", at_least=0
     )
-    trained_tokens: list[str] = flag_list("With --lora: tokens whose embeddings are trained; those added if unset.")
+    trained_tokens: list[str] = decoders.trained_tokens_flag()
     loss_chunk: str = language.loss_chunk_flag()
 
     max_seq_length = ShortName("max_length", int)
@@ -237,18 +237,10 @@ class ChatTuning(Task):
         decoders.save_generation(job, folder)
 
     def finish_adapters(self, job: Job) -> None:
-        """Train the embeddings of added tokens too, and no others."""
-        if job.args.trained_tokens:
-            ids = job.processor.convert_tokens_to_ids(list(job.args.trained_tokens))
-            chats.train_embeddings(job.model, ids)
+        decoders.train_tokens(job)
 
     def parameter_groups(self, job: Job) -> list[dict[str, Any]]:
-        """Weight decay would change all embeddings, not just those of added tokens."""
-        decayed, others = super().parameter_groups(job)
-        is_whole = {id(weight): bool(job.args.lora) for weight in chats.embeddings_of(job.model)}
-        others["params"] = [*others["params"], *(each for each in decayed["params"] if is_whole.get(id(each)))]
-        decayed["params"] = [each for each in decayed["params"] if not is_whole.get(id(each))]
-        return [decayed, others]
+        return decoders.without_decay(job, super().parameter_groups(job))
 
     def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
         """Score the frequencies of trained tokens, and of them after the token before; and the usual answer."""

@@ -250,23 +250,6 @@ def separates_packed(model: Any) -> bool:
     return float((packed - alone).float().abs().max()) <= size
 
 
-def embeddings_of(model: Any) -> list[Any]:
-    """Return the weights of the input and output embeddings, once if they are tied."""
-    heads = (model.get_input_embeddings(), model.get_output_embeddings())
-    return list({id(each.weight): each.weight for each in heads if each is not None}.values())
-
-
-def train_embeddings(model: Any, ids: Sequence[int]) -> None:
-    """Train some rows of the embeddings beside adapters: the gradients of other rows are 0."""
-    import torch
-
-    for weight in embeddings_of(model):
-        is_own = torch.zeros(len(weight), 1)
-        is_own[list(ids)] = 1
-        weight.requires_grad_(True)
-        weight.register_hook(lambda gradient, is_own=is_own: gradient * is_own.to(gradient))
-
-
 def marked_tokens(tokenizer: Any, ids: Sequence[int], labels: Sequence[int]) -> list[tuple[str, bool]]:
     """Return the text of a conversation in pieces, each with whether it is trained; labels are of the next token."""
     is_trained = [False, *(label != text.IGNORED for label in labels)]

@@ -1,4 +1,4 @@
-"""What chat and preference do with a decoder and its tokenizer: the template, and how a generation ends."""
+"""What chat and preference do with a decoder and its tokenizer: the template, added tokens, how a generation ends."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.errors import InputError
+from loopwright.tasks.arguments import flag_list
 from loopwright.tasks.base import Job
 from loopwright.tasks.pretrained import open_pretrained
 from loopwright.tasks.text import causal_lm, models
@@ -36,6 +37,39 @@ def set_template(tokenizer: Any, given: str | None) -> list[str]:
     tokenizer.add_tokens(added, special_tokens=True)
     tokenizer.chat_template = template.default
     return added
+
+
+def trained_tokens_flag() -> Any:
+    return flag_list("With --lora: tokens whose embeddings are trained; those added if unset.")
+
+
+def train_tokens(job: Job) -> None:
+    """Train the embeddings of added tokens beside adapters, and no others: the gradients of other rows are 0."""
+    import torch
+
+    if not job.args.trained_tokens:
+        return
+    ids = job.processor.convert_tokens_to_ids(list(job.args.trained_tokens))
+    for weight in _embeddings_of(job.model):
+        is_own = torch.zeros(len(weight), 1)
+        is_own[ids] = 1
+        weight.requires_grad_(True)
+        weight.register_hook(lambda gradient, is_own=is_own: gradient * is_own.to(gradient))
+
+
+def without_decay(job: Job, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the groups of parameters with embeddings exempt: weight decay would change all of them, not just added."""
+    decayed, others = groups
+    is_whole = {id(weight): bool(job.args.lora) for weight in _embeddings_of(job.model)}
+    others["params"] = [*others["params"], *(each for each in decayed["params"] if is_whole.get(id(each)))]
+    decayed["params"] = [each for each in decayed["params"] if not is_whole.get(id(each))]
+    return [decayed, others]
+
+
+def _embeddings_of(model: Any) -> list[Any]:
+    """Return the weights of the input and output embeddings, once if they are tied."""
+    heads = (model.get_input_embeddings(), model.get_output_embeddings())
+    return list({id(each.weight): each.weight for each in heads if each is not None}.values())
 
 
 def end_generation(model: Any, tokenizer: Any, end_of_turn: int | None) -> None:

@@ -68,6 +68,7 @@ class PreferenceArguments(TaskArguments):
     max_new_tokens: int = flag(64, "Maximum number of tokens of an answer.", at_least=1)
     temperature: float = flag(0.0, "Sampling temperature of answers; 0 takes the likeliest token.", at_least=0)
     num_samples: int = flag(3, "Held-out prompts to answer at each evaluation, for log and report.", at_least=0)
+    trained_tokens: list[str] = decoders.trained_tokens_flag()
 
     max_seq_length = ShortName("max_length", int)
 
@@ -296,6 +297,12 @@ class PreferenceTuning(Task):
         labels = [text.IGNORED] * first["start"] + ids[first["start"] :]
         return chats.marked_tokens(job.processor, ids[:-1], labels[1:])
 
+    def finish_adapters(self, job: Job) -> None:
+        decoders.train_tokens(job)
+
+    def parameter_groups(self, job: Job) -> list[dict[str, Any]]:
+        return decoders.without_decay(job, super().parameter_groups(job))
+
     def save_skeleton(self, job: Job, folder: Path) -> None:
         super().save_skeleton(job, folder)
         decoders.save_generation(job, folder)
@@ -356,7 +363,9 @@ def _settle_template(args: Any, tokenizer: Any, data: RunData, origin: Origin) -
             what, fix = "--chat_template has no effect: the rows are texts", "leave out --chat_template"
             raise InputError("args.value", what, fix=fix)
         return None
-    decoders.set_template(tokenizer, args.chat_template or (None if origin.path else "chatml"))
+    added = decoders.set_template(tokenizer, args.chat_template or (None if origin.path else "chatml"))
+    if origin.path is not None:
+        args.trained_tokens = args.trained_tokens or added
     return ChatEncoder(tokenizer).end_of_turn if tokenizer.is_fast else None
 
 
