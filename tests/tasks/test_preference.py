@@ -187,6 +187,26 @@ def test_log_probabilities_do_not_depend_on_the_batch(folder):
     assert tokenizer.decode(ids[start:]) == pairs[0].chosen + "<|endoftext|>"
 
 
+@pytest.mark.parametrize("lora", ["", "r=2"])
+def test_a_run_learns_alike_with_logits_in_chunks(lora, folder, tmp_path, monkeypatch):
+    from loopwright.tasks.text import chunked_loss
+
+    sizes = []
+    linear = torch.nn.functional.linear
+    monkeypatch.setattr(
+        chunked_loss.functional, "linear", lambda *args: sizes.append(len(args[0])) or linear(*args), raising=True
+    )
+    files = {"train_file": folder / "train.jsonl", "validation_file": folder / "validation.jsonl"}
+    flags = {**TRAINING, "max_steps": 4, "optim": "sgd", "lr": 0.1, "lora": lora, "model": folder / "model", **files}
+    full, chunked = (
+        api.train("preference", output_dir=tmp_path / each, **{**flags, "loss_chunk": each}) for each in ("off", "13")
+    )
+    assert 13 in sizes
+    assert chunked.metrics == pytest.approx(full.metrics, rel=1e-5)
+    for one, other in zip(full.model.parameters(), chunked.model.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
 def test_what_a_template_writes_after_an_answer_counts_unless_its_turn_is_the_end(learnt, folder):
     from transformers import AutoTokenizer
 

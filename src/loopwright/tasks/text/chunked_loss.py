@@ -8,13 +8,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from loopwright.engine.seeding import preserved_generators
 
@@ -110,18 +111,47 @@ def token_loss_sum(
     **options: Any,
 ) -> Tensor:
     """Return the summed cross-entropy of a micro-batch; at once if `why_not` or the model itself is a reason."""
-    tokens = tokens_at_a_time(inner, labels.numel(), chunk)
-    if tokens is not None and (reason := why_not or _why_not(inner, options)) is not None:
-        tokens = None
-        if inner not in _warned:
-            _warned.add(inner)
-            warnings.warn(f"the loss is computed at once, not in chunks: {reason}", stacklevel=2)
+    tokens = _settled_chunk(inner, labels, chunk, why_not, options)
     if tokens is None:
         logits = model(**inputs, **options).logits.float().flatten(0, 1)
         return functional.cross_entropy(logits, labels.flatten(), ignore_index=ignored, reduction="sum")
-    with _replaced_head(_head_of(inner), labels, tokens, ignored):
+    with _replaced_head(_head_of(inner), partial(_summed, labels=labels.flatten(), tokens=tokens, ignored=ignored)):
         total: Tensor = model(**inputs, **options).logits
     return total
+
+
+def token_losses(
+    model: Any,
+    inner: Any,
+    inputs: Mapping[str, Any],
+    labels: Tensor,
+    *,
+    chunk: str,
+    ignored: int,
+    why_not: str | None = None,
+    **options: Any,
+) -> Tensor:
+    """Return the cross-entropy of each token, like `token_loss_sum`; the backward pass computes the logits again."""
+    tokens = _settled_chunk(inner, labels, chunk, why_not, options)
+    if tokens is None:
+        logits = model(**inputs, **options).logits.float().flatten(0, 1)
+        losses = functional.cross_entropy(logits, labels.flatten(), ignore_index=ignored, reduction="none")
+        return losses.view_as(labels)
+    with _replaced_head(_head_of(inner), partial(_single, labels=labels.flatten(), tokens=tokens, ignored=ignored)):
+        found: Tensor = model(**inputs, **options).logits
+    return found.view_as(labels)
+
+
+def _settled_chunk(
+    inner: Any, labels: Tensor, chunk: str, why_not: str | None, options: Mapping[str, Any]
+) -> int | None:
+    tokens = tokens_at_a_time(inner, labels.numel(), chunk)
+    if tokens is None or (reason := why_not or _why_not(inner, options)) is None:
+        return tokens
+    if inner not in _warned:
+        _warned.add(inner)
+        warnings.warn(f"the loss is computed at once, not in chunks: {reason}", stacklevel=2)
+    return None
 
 
 def tokens_at_a_time(model: Any, num_tokens: int, chunk: str) -> int | None:
@@ -135,20 +165,33 @@ def tokens_at_a_time(model: Any, num_tokens: int, chunk: str) -> int | None:
 
 
 @contextmanager
-def _replaced_head(head: Any, labels: Tensor, tokens: int, ignored: int) -> Iterator[None]:
-    """Let an output layer return the loss instead of logits, inside of the model's own forward pass."""
-
-    def loss(hidden: Tensor) -> Tensor:
-        flat = hidden.flatten(0, -2)
-        compute: Any = LinearCrossEntropy.apply
-        found: Tensor = compute(flat, head.weight, head.bias, labels.flatten(), tokens, ignored)
-        return found
-
-    head.forward = loss
+def _replaced_head(head: Any, compute: Callable[..., Tensor]) -> Iterator[None]:
+    """Let an output layer return losses instead of logits, inside of the model's own forward pass."""
+    head.forward = lambda hidden: compute(hidden.flatten(0, -2), head.weight, head.bias)
     try:
         yield
     finally:
         del head.forward
+
+
+def _summed(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, *, labels: Tensor, tokens: int, ignored: int
+) -> Tensor:
+    compute: Any = LinearCrossEntropy.apply
+    found: Tensor = compute(hidden, weight, bias, labels, tokens, ignored)
+    return found
+
+
+def _single(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, *, labels: Tensor, tokens: int, ignored: int
+) -> Tensor:
+    def losses(hidden: Tensor, labels: Tensor) -> Tensor:
+        logits = functional.linear(hidden, weight, bias).float()
+        return functional.cross_entropy(logits, labels, ignore_index=ignored, reduction="none")
+
+    options: Any = {"use_reentrant": False, "preserve_rng_state": False}
+    pieces = zip(hidden.split(tokens), labels.split(tokens), strict=True)
+    return torch.cat([checkpoint(losses, *piece, **options) for piece in pieces])
 
 
 def _why_not(model: Any, options: Mapping[str, Any]) -> str | None:
@@ -180,7 +223,7 @@ def _is_linear(model: Any, head: Any, options: Mapping[str, Any]) -> bool:
         with preserved_generators(head.weight.device), torch.autocast(head.weight.device.type, enabled=False):
             logits = model(input_ids=ids, **options).logits.float()
             whole = functional.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="sum")
-            with _replaced_head(head, ids, _PROBED, -100):
+            with _replaced_head(head, partial(_summed, labels=ids.flatten(), tokens=_PROBED, ignored=-100)):
                 alone = model(input_ids=ids, **options).logits
     finally:
         for module, mode in modes:

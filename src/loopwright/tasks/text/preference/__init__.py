@@ -69,11 +69,13 @@ class PreferenceArguments(TaskArguments):
     temperature: float = flag(0.0, "Sampling temperature of answers; 0 takes the likeliest token.", at_least=0)
     num_samples: int = flag(3, "Held-out prompts to answer at each evaluation, for log and report.", at_least=0)
     trained_tokens: list[str] = decoders.trained_tokens_flag()
+    loss_chunk: str = language.loss_chunk_flag()
 
     max_seq_length = ShortName("max_length", int)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        language.check_loss_chunk(self.loss_chunk)
         if self.vocab_size is not None and self.model is not None:
             raise ConfigError("vocab_size is for a model from scratch, but --model has a vocabulary: leave it out")
         if self.gamma is not None and self.loss != "simpo":
@@ -197,7 +199,7 @@ class PreferenceTuning(Task):
         return super().callbacks(job, run)
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        log_probs, num_tokens = answers.answer_log_probs(model, batch)
+        log_probs, num_tokens = answers.answer_log_probs(model, batch, job)
         found = _loss(job.args)(log_probs, num_tokens, batch.get("reference"))
         return found.losses.mean(), None if found.losses.requires_grad else found
 

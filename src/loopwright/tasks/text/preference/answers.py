@@ -10,7 +10,7 @@ import numpy as np
 
 from loopwright.errors import InputError
 from loopwright.sources.chats.pairs import Pair
-from loopwright.tasks.base import Rows
+from loopwright.tasks.base import Job, Rows
 from loopwright.tasks.data import RowDataset
 from loopwright.tasks.text import conversations as chats
 from loopwright.tasks.text import language_model as language
@@ -164,24 +164,29 @@ class PairCollator:
         return dict.fromkeys(("input_ids", "attention_mask", "is_answer"), 2)
 
 
-def answer_log_probs(model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+def answer_log_probs(model: Any, batch: Mapping[str, Any], job: Job | None = None) -> tuple[Any, Any]:
     """Return the log-probability of each answer, a sum over its tokens, and their number: (pairs, 2) each.
 
-    Without gradients a few rows are computed at a time, so that logits never exist for a whole batch.
+    Logits never exist for a whole batch: without gradients a few rows are computed at a time, and in the training of
+    `job` a few tokens.
     """
     import torch
 
     ids, mask, is_answer = (batch[name].flatten(0, 1) for name in ("input_ids", "attention_mask", "is_answer"))
     labels = ids.masked_fill(~is_answer, text.IGNORED)
-    step = len(ids)
-    if not torch.is_grad_enabled():
-        step = max(1, _MOST_LOGITS // (ids.shape[1] * language.num_embeddings(getattr(model, "module", model))))
+    num_tokens = is_answer.sum(-1).view(-1, 2)
+    if torch.is_grad_enabled() and job is not None:
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=text.IGNORED)
+        losses = language.training_token_losses(job, model, inputs, shifted, use_cache=False)
+        return -losses.sum(-1).view(-1, 2), num_tokens
+    step = max(1, _MOST_LOGITS // (ids.shape[1] * language.num_embeddings(getattr(model, "module", model))))
     parts = []
     for start in range(0, len(ids), step):
         rows = slice(start, start + step)
         logits = model(input_ids=ids[rows], attention_mask=mask[rows], use_cache=False).logits
         parts.append(-text.token_losses(logits[:, :-1], labels[rows, 1:]).sum(-1))
-    return torch.cat(parts).view(-1, 2), is_answer.sum(-1).view(-1, 2)
+    return torch.cat(parts).view(-1, 2), num_tokens
 
 
 def shown(turns: Any) -> str:
