@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
 _LONGEST_WAIT = timedelta(days=1)
+_exchanges = count()  # through the store
 
 
 def _process_group() -> Any:
@@ -80,6 +82,19 @@ def first(is_first: bool) -> Iterator[None]:
             meet()
 
 
+def gather_bytes(value: bytes) -> list[bytes]:
+    """Return every process's value by rank; no process group is needed, but all processes must call it."""
+    if world_size() == 1:
+        return [value]
+    if group := _process_group():
+        values: list[bytes] = [b""] * world_size()
+        group.all_gather_object(values, value)
+        return values
+    store, number = _store(), next(_exchanges)
+    store.set(f"exchange-{number}-{process_index()}", value)
+    return [bytes(store.get(f"exchange-{number}-{rank}")) for rank in range(world_size())]
+
+
 @cache
 def _store() -> Any:
     """Return the store that the processes share. It is cached, since rank 0 may be its server."""
@@ -95,9 +110,9 @@ def _store() -> Any:
 def _meet_in_store() -> None:
     """Wait until every process has called this as often as this one."""
     store = _store()
-    count = int(store.add("arrived", 1))
+    arrived = int(store.add("arrived", 1))
     # Every `world_size()` arrivals complete one barrier.
-    meeting = (count - 1) // world_size()
-    if count % world_size() == 0:
+    meeting = (arrived - 1) // world_size()
+    if arrived % world_size() == 0:
         store.set(f"open-{meeting}", "yes")
     store.wait([f"open-{meeting}"], _LONGEST_WAIT)

@@ -311,9 +311,10 @@ class PreferenceTuning(Task):
 
 
 def _log_probs_of_rows(job: Job, model: Any, dataset: Any) -> Any:
-    """Return a model's log-probabilities of all pairs, with its adapters switched off."""
+    """Return a model's log-probabilities of all pairs, with its adapters switched off; processes share the batches."""
     import torch
 
+    from loopwright.config.processes import gather_bytes
     from loopwright.engine.nested import to_device
 
     training, size = job.training, job.training.eval_batch_size
@@ -323,20 +324,25 @@ def _log_probs_of_rows(job: Job, model: Any, dataset: Any) -> Any:
     if next(model.parameters()).device != device:
         model.to(device)
     model.eval()
-    found = []
+    batches = [range(start, min(start + size, len(dataset))) for start in range(0, len(dataset), size)]
+    found = [np.zeros((0, 2), np.float32)]
     with (
         torch.no_grad(),
         getattr(model, "disable_adapter", nullcontext)(),
         torch.autocast(device.type, precision, enabled=precision is not None),
     ):
-        for start in range(0, len(dataset), size):
-            features = [dataset[position] for position in range(start, min(start + size, len(dataset)))]
-            found.append(
-                answers.answer_log_probs(model, to_device(job.collate_fn(features), device))[0].float().cpu().numpy()
-            )
+        for batch in batches[training.process_index :: training.world_size]:
+            features = job.collate_fn([dataset[position] for position in batch])
+            log_probs, _ = answers.answer_log_probs(model, to_device(features, device))
+            found.append(log_probs.float().cpu().numpy())
     for module, mode in modes:
         module.training = mode
-    return np.concatenate(found)
+    parts = gather_bytes(np.concatenate(found).tobytes())
+    values = np.empty((len(dataset), 2), np.float32)
+    for rank, part in enumerate(parts):
+        positions = [position for batch in batches[rank :: len(parts)] for position in batch]
+        values[positions] = np.frombuffer(part, np.float32).reshape(-1, 2)
+    return values
 
 
 def _encoder(args: Any, tokenizer: Any, max_length: int | None = None) -> answers.PairEncoder:

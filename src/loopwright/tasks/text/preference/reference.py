@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from loopwright.config.processes import gather_bytes
 from loopwright.errors import InputError
 from loopwright.run_folder.files import DamagedFileError, read_json, write_json
 
@@ -52,7 +53,7 @@ class Reference:
         key = digest_of_rows(dataset)
         if key not in self.found and folder is not None:
             self.read(folder)
-        if key not in self.found:
+        if not all(gather_bytes(b"known" if key in self.found else b"")):  # the processes compute together
             self.found[key] = compute(self.model if model is None else model, dataset)
             if folder is not None and model is None:
                 self.write(folder)
