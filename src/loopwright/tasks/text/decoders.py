@@ -54,7 +54,18 @@ def train_tokens(job: Job) -> None:
         is_own = torch.zeros(len(weight), 1)
         is_own[ids] = 1
         weight.requires_grad_(True)
-        weight.register_hook(lambda gradient, is_own=is_own: gradient * is_own.to(gradient))
+        weight.register_hook(_OnlyRows(is_own))
+
+
+class _OnlyRows:
+    """Keeps the gradients of some rows; the mask is moved once, since a CUDA graph cannot copy from the host."""
+
+    def __init__(self, mask: Any) -> None:
+        self._mask = mask
+
+    def __call__(self, gradient: Any) -> Any:
+        self._mask = self._mask.to(gradient)
+        return gradient * self._mask
 
 
 def without_decay(job: Job, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
