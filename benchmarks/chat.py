@@ -7,13 +7,14 @@
 A 0.6 B decoder (the config of Qwen3-0.6B) with random weights, on generated conversations whose lengths are spread as
 in real data: log-normal, with a median of some 400 tokens and a maximum of 4096. All sides train on the same tokens,
 with the loss on the assistant's turns. `full` has weights in fp32, `lora` a bf16 base with r = 16 on every linear layer
-and adapters in fp32; both run with bf16 autocast, fused AdamW and no gradient checkpointing. loopwright and trl pack
-conversations into rows of 4096 tokens, transformers.Trainer pads batches of 8. Tokens per second count real tokens.
+and adapters in fp32; both run with bf16 autocast, fused AdamW and no gradient checkpointing. Tokens per second count
+real tokens, without padding.
 
-loopwright is what `lw train chat` runs. trl packs by best fit into one flat row per batch, and sdpa gets a mask that
-keeps conversations apart, as transformers builds it from the positions; trl recommends flash attention, which is not
-installed. The mask grows with the square of the flat row, so `trl` has batches of one row with four accumulated; with
-`trl-flat` the four rows are one batch, and `trl-flex` has flex attention instead.
+loopwright is what `lw train chat` runs. It and trl pack conversations into rows of 4096 tokens, one row per micro-batch
+and four per update, or four at once (`-flat`). trl puts them into one flat row; sdpa gets a mask that keeps
+conversations apart, as transformers builds it from the positions, and the mask grows with the square of the flat row.
+trl recommends flash attention, which is a package of its own; `trl-flex` has flex attention instead.
+transformers.Trainer pads batches of 4 conversations: with 8, the full logits of the longest would not fit.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from decoders import IS_HALF, Clock, decoder, run_sides
 
 SETTINGS = {"full": "0.6 B decoder, full tuning", "lora": "0.6 B decoder, LoRA r = 16"}
 WARM_UP = 6
-PACKED_ROWS, PADDED_ROWS = 4, 8  # of an update
+PACKED_ROWS, PADDED_ROWS = 4, 4  # of an update
 WORDS, VOCABULARY, PAD = 3_000, 4_096, "<|pad|>"
 
 
@@ -190,7 +191,7 @@ def run_trl(work: Work, *, rows: int, attention: str = "sdpa") -> None:
     trainer.train()
 
 
-def run_loopwright(work: Work, mode: str) -> None:
+def run_loopwright(work: Work, mode: str, rows: int = 1) -> None:
     """Train what `lw train chat` trains, without its evaluations and files."""
     from loopwright.callbacks import TrainerCallback
     from loopwright.runs.job import build_job, given_origin, load_data, make_optimizer, prepare_torch
@@ -205,7 +206,7 @@ def run_loopwright(work: Work, mode: str) -> None:
 
     task = get_task("chat")
     words = ["--data", str(work.chats.resolve()), "--model", str(work.model_folder.resolve()), "--packing"]
-    words += ["--max_length", str(work.width), "--batch", str(PACKED_ROWS), "--step_mode", mode]
+    words += ["--max_length", str(work.width), "--batch", str(rows), "--step_mode", mode]
     words += ["--bf16"] if IS_HALF else []
     words += ["--lora", "r=16,alpha=32"] if work.name == "lora" else []
     settings = settle(task, words, None)
@@ -213,10 +214,12 @@ def run_loopwright(work: Work, mode: str) -> None:
     job = build_job(task, RunData(task.preflight(settings.args)), settings, given_origin(task, settings))
     load_data(job)
     trainer = TaskTrainer(job, make_optimizer(job), [Ticks])
+    work.accumulated = PACKED_ROWS // rows
     work.begin(job.model)
     trainer.train(
         job.train_dataset, num_epochs=10, max_num_train_steps=work.clock.num_updates, step_mode=mode,
-        per_device_batch_size=PACKED_ROWS, train_dataloader_kwargs={"num_workers": 0, "drop_last": True},
+        per_device_batch_size=rows, gradient_accumulation_steps=work.accumulated,
+        train_dataloader_kwargs={"num_workers": 0, "drop_last": True},
         collate_fn=Counting(job.collate_fn, job.processor.pad_token_id, work.counts),
         mixed_precision="bf16" if IS_HALF else "no",
     )  # fmt: skip
@@ -226,14 +229,19 @@ def run_loopwright(work: Work, mode: str) -> None:
 SIDES: dict[str, tuple[str, str, Callable[[Work], None]]] = {
     "transformers": ("transformers.Trainer, padded", "transformers", run_transformers),
     "trl": ("trl SFTTrainer, packed", "trl", lambda work: run_trl(work, rows=1)),
-    "trl-flat": ("trl SFTTrainer, packed, one batch", "trl", lambda work: run_trl(work, rows=PACKED_ROWS)),
+    "trl-flat": ("trl SFTTrainer, packed, 4 rows at once", "trl", lambda work: run_trl(work, rows=PACKED_ROWS)),
     "trl-flex": (
         "trl SFTTrainer, packed, flex attention",
         "trl",
-        lambda work: run_trl(work, rows=PACKED_ROWS, attention="flex_attention"),
+        lambda work: run_trl(work, rows=1, attention="flex_attention"),
     ),
     "loopwright-eager": ("loopwright, eager", "loopwright", lambda work: run_loopwright(work, "eager")),
     "loopwright-auto": ("loopwright, auto", "loopwright", lambda work: run_loopwright(work, "auto")),
+    "loopwright-flat": (
+        "loopwright, auto, 4 rows at once",
+        "loopwright",
+        lambda work: run_loopwright(work, "auto", rows=PACKED_ROWS),
+    ),
     "loopwright-compile": ("loopwright, compile", "loopwright", lambda work: run_loopwright(work, "compile")),
 }
 

@@ -4,7 +4,7 @@
     python benchmarks/pretrain.py --settings gpt2 --sides hand hand-compile loopwright-compile
     python benchmarks/pretrain.py --tiny --output /tmp/tiny.md   whether every side runs
 
-GPT-2 small on 8 rows of 1024 tokens, and a 0.6 B decoder (the config of Qwen3-0.6B) on 4 rows of 4096. Random weights,
+GPT-2 small on 8 rows of 1024 tokens, and a 0.6 B decoder (the config of Qwen3-0.6B) on 2 rows of 4096. Random weights,
 random tokens, weights in fp32 with bf16 autocast, fused AdamW, no clipping, no loader workers; the loss is the model's
 own, on every side. Each side runs in a process of its own: 8 updates to warm up, then the timed ones between two waits
 for the device. The first update includes compiling, if there is any.
@@ -38,7 +38,7 @@ def build_decoder(is_tiny: bool) -> nn.Module:
 
 SETTINGS = {
     "gpt2": Setting("GPT-2 small, 8 x 1024 tokens", gpt2, 8, 1024, 40),
-    "decoder": Setting("0.6 B decoder, 4 x 4096 tokens", build_decoder, 4, 4096, 16),
+    "decoder": Setting("0.6 B decoder, 2 x 4096 tokens", build_decoder, 2, 4096, 20),
 }
 WARM_UP, TINY_WIDTH = 8, 64
 
