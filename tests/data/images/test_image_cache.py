@@ -157,3 +157,44 @@ def test_the_cache_is_chosen_by_size_and_the_reason_is_given():
     assert huge.kind == "off" and "fit neither into" in huge.reason
     assert choose_cache("disk", 1_000_000).kind == "disk"
     assert choose_cache("off", 1).kind == "off"
+
+
+@pytest.mark.parametrize("label", [1, 0.25])
+def test_batches_without_randomness_are_gathered_once_all_images_were_read(rows, monkeypatch, label):
+    rows = [{**row, "label": index} for index, row in enumerate(rows)]
+
+    def features(scene, row):
+        return {**SceneFeatures()(scene, row), "weight": label * row["label"]}
+
+    features.pixels = SceneFeatures().pixels
+    expected = epochs_of(ImageDataset(rows, load_scene, classification_eval(12), features))
+    dataset = ImageDataset(rows, load_scene, classification_eval(12), features)
+    dataset.keep(PixelCache(len(rows), CacheChoice("ram", "", 1_000_000)), fixed_part(classification_eval(12)))
+    state = np.random.get_state()[1].tolist()
+    dataset.warm()
+    assert np.random.get_state()[1].tolist() == state, "nothing is drawn"
+    monkeypatch.setattr(dataset, "rows", [None] * len(rows))
+    assert_same(epochs_of(dataset), expected)
+    samples = dataset.__getitems__([2, 5])
+    assert len(samples) == 2 and samples[1]["position"] == 5 and samples[1]["weight"] == label * 5
+    assert torch.equal(samples[-1]["pixel_values"], collate_images(samples)["pixel_values"][1])
+
+
+def test_features_that_are_not_numbers_are_made_again_for_each_batch(rows):
+    def features(scene, row):
+        return {**SceneFeatures()(scene, row), "name": "a" * row["label"]}
+
+    features.pixels = SceneFeatures().pixels
+    dataset = ImageDataset(rows, load_scene, classification_eval(12), features)
+    dataset.keep(PixelCache(len(rows), CacheChoice("ram", "", 1_000_000)), fixed_part(classification_eval(12)))
+    dataset.warm()
+    assert collate_images(dataset.__getitems__([0, 2]))["name"] == ["", "aa"]
+
+
+def test_a_bad_image_is_left_out_when_the_cache_is_warmed(rows, tmp_path):
+    (tmp_path / "image03.jpg").write_bytes(b"\xff\xd8\xff")
+    dataset = dataset_of(rows, classification_eval(12), "ram")
+    dataset.warm()
+    assert len(dataset.__getitems__([2, 4])) == 2
+    with pytest.raises(UnreadableSampleError, match="image03"):
+        dataset.__getitems__([2, 3])

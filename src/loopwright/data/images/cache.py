@@ -13,7 +13,6 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -97,7 +96,7 @@ class PixelCache:
             return None
         return self._pixels[end - height * width * 3 : end].reshape(height, width, 3)
 
-    def gather(self, positions: Sequence[int]) -> NDArray[np.uint8] | None:
+    def gather(self, positions: NDArray[np.int64]) -> NDArray[np.uint8] | None:
         """Return images of one size as (images, height, width, 3); None if one is not stored or differs."""
         places = self._places[positions]
         height, width = places["height"][0], places["width"][0]

@@ -15,6 +15,7 @@ import inspect
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,14 +25,15 @@ from numpy.typing import NDArray
 
 from loopwright.data.images.cache import PixelCache
 from loopwright.data.images.scene import Scene
-from loopwright.data.images.tensors import Samples
+from loopwright.data.images.tensors import KnownSamples, Samples
 from loopwright.data.images.transforms import CenterCrop, Compose, PadTo, Resize, Transform
 from loopwright.data.vision_extra import pillow
 from loopwright.errors import DataError, InputError
 
 Row = Mapping[str, Any]
 _NO_IMAGE = np.zeros((1, 1, 3), np.uint8)
-_MOST_KNOWN = 100_000  # samples whose features besides the pixels are kept, about 300 bytes each
+_COLUMNS = {int: np.dtype(np.int64), float: np.dtype(np.float64)}
+_MOST_KNOWN = 10_000_000  # samples whose features besides the pixels are kept, about 30 bytes each
 
 
 class UnreadableSampleError(ValueError):
@@ -65,7 +67,7 @@ class ImageDataset:
         self.sends_bytes = False  # batches of cached images have uint8 pixels, to be converted by `from_bytes`
         self._cache: PixelCache | None = None
         self._fixed: Transform | None = None
-        self._known: dict[int, dict[str, Any]] | None = None
+        self._known: KnownFeatures | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -80,24 +82,36 @@ class ImageDataset:
             rest = _parts(self.transform)[len(fixed.transforms) :]
             self._fixed, self.transform = fixed, Compose(rest)
             is_constant = not rest and hasattr(self.to_features, "pixels")
-            self._known = {} if is_constant and len(self.rows) <= _MOST_KNOWN else None
+            self._known = KnownFeatures(len(self.rows)) if is_constant and len(self.rows) <= _MOST_KNOWN else None
+
+    def warm(self) -> None:
+        """Decode all images into the cache now; one that cannot be read is left for when its turn comes.
+
+        Nothing is drawn. Without randomness, batches are later gathered without work per sample.
+        """
+        for position in range(len(self.rows) if self._cache is not None else 0):
+            row = self.rows[position]
+            with suppress(UnreadableSampleError):
+                scene = self._scene(position, row, np.random.default_rng(0))  # which only a fixed part gets
+                if self._known is not None:
+                    self._known.add(position, self._features(scene, row, position))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self._read(operator.index(index))[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[dict[str, Any]]:
         """Return samples; if scenes are images alone, these are converted at once."""
         positions = [operator.index(index) for index in indices]
         if not positions or self._fixed is None or not hasattr(self.to_features, "pixels"):
             return [self[position] for position in positions]
-        images, others = self._known_samples(positions)
-        if images is None:
-            read = [self._read(position, is_converted=False) for position in positions]
-            others = [features for features, _ in read]
-            if len({image.shape for _, image in read}) > 1:
-                return [{**each, "pixel_values": self.to_features.pixels(image)} for each, image in read]
-            images = np.stack([image for _, image in read])
-        pixels = torch.from_numpy(images) if self.sends_bytes else self.to_features.pixels(images)
+        known = self._known_samples(positions)
+        if known is not None:
+            return known
+        read = [self._read(position, is_converted=False) for position in positions]
+        others = [features for features, _ in read]
+        if len({image.shape for _, image in read}) > 1:
+            return [{**each, "pixel_values": self.to_features.pixels(image)} for each, image in read]
+        pixels = self._pixels(np.stack([image for _, image in read]))
         parts = zip(others, pixels.unbind(), strict=True)
         samples = Samples({**features, "pixel_values": own} for features, own in parts)
         samples.pixel_values = pixels
@@ -108,21 +122,28 @@ class ImageDataset:
         rng = np.random.default_rng(np.random.randint(0, 2**63, dtype=np.int64))
         row = self.rows[position]
         scene = self.transform(self._scene(position, row, rng), rng)
-        shown = scene if is_converted else replace(scene, image=_NO_IMAGE)
-        features = {**self.to_features(shown, row), "position": position}
+        features = self._features(scene, row, position, is_converted)
         if self._known is not None:
-            self._known[position] = {**features, "pixel_values": None}
+            self._known.add(position, features)
         return features, scene.image
 
-    def _known_samples(self, positions: list[int]) -> tuple[NDArray[np.uint8] | None, list[dict[str, Any]]]:
-        """Return the images and other features of samples without randomness, if all were read before."""
-        known = [] if self._known is None else [self._known.get(position) for position in positions]
-        if self._cache is None or not known or None in known:
-            return None, []
-        images = self._cache.gather(positions)
-        if images is not None:
-            np.random.randint(0, 2**63, len(positions), dtype=np.int64)  # later draws are those of single samples
-        return images, known  # type: ignore[return-value]
+    def _features(self, scene: Scene, row: Row, position: int, is_converted: bool = False) -> dict[str, Any]:
+        shown = scene if is_converted else replace(scene, image=_NO_IMAGE)
+        return {**self.to_features(shown, row), "position": position}
+
+    def _pixels(self, images: NDArray[np.uint8]) -> torch.Tensor:
+        pixels: torch.Tensor = torch.from_numpy(images) if self.sends_bytes else self.to_features.pixels(images)  # type: ignore[attr-defined]
+        return pixels
+
+    def _known_samples(self, positions: list[int]) -> KnownSamples | None:
+        """Return samples without randomness, if all were read before: nothing is done per sample."""
+        numbers = np.array(positions)
+        batch = None if self._known is None or self._cache is None else self._known.batch(numbers)
+        images = None if batch is None or self._cache is None else self._cache.gather(numbers)
+        if batch is None or images is None:
+            return None
+        np.random.randint(0, 2**63, len(positions), dtype=np.int64)  # later draws are those of single samples
+        return KnownSamples({**batch, "pixel_values": self._pixels(images)})
 
     def _scene(self, position: int, row: Row, rng: np.random.Generator) -> Scene:
         image = None if self._cache is None else self._cache.get(position)
@@ -137,6 +158,40 @@ class ImageDataset:
         if image is None and self._cache is not None:
             self._cache.put(position, scene.image)
         return scene
+
+
+class KnownFeatures:
+    """The features besides the pixels of samples without randomness, by name, for those that were read."""
+
+    def __init__(self, num_samples: int) -> None:
+        self._is_known = np.zeros(num_samples, np.bool_)
+        self._columns: dict[str, NDArray[Any]] | None = {}
+        self._names: tuple[str, ...] = ()
+
+    def add(self, position: int, features: Mapping[str, Any]) -> None:
+        """Keep the features of a sample; ones that are not numbers, or have other names or types, end all keeping."""
+        if self._columns is None or self._is_known[position]:
+            return
+        kinds = {name: _COLUMNS.get(type(value)) for name, value in features.items() if name != "pixel_values"}
+        if not self._names:
+            self._names = tuple(features)
+            self._columns = {name: np.zeros(len(self._is_known), kind) for name, kind in kinds.items() if kind}
+        if {name: column.dtype for name, column in self._columns.items()} != kinds:
+            self._columns, self._is_known[:] = None, False
+            return
+        for name, column in self._columns.items():
+            column[position] = features[name]
+        self._is_known[position] = True
+
+    def batch(self, positions: NDArray[np.int64]) -> dict[str, Any] | None:
+        """Return the collated features of samples, with None for their pixels; None if one was not read."""
+        if self._columns is None or not self._is_known[positions].all():
+            return None
+        batch: dict[str, Any] = dict.fromkeys(self._names)
+        for name, column in self._columns.items():
+            values = torch.from_numpy(column[positions])
+            batch[name] = values.to(torch.get_default_dtype()) if values.is_floating_point() else values
+        return batch
 
 
 def fixed_part(transform: Transform) -> Compose:

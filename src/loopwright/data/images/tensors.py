@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -106,6 +107,20 @@ class Samples(list[dict[str, Any]]):
     pixel_values: Tensor
 
 
+class KnownSamples(Sequence[dict[str, Any]]):
+    """Samples that are collated already; a single one is taken out of its `batch`."""
+
+    def __init__(self, batch: dict[str, Any]) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(self.batch["pixel_values"])
+
+    def __getitem__(self, index: Any) -> Any:
+        values = {name: column[operator.index(index)] for name, column in self.batch.items()}
+        return {name: value.item() if value.dim() == 0 else value for name, value in values.items()}
+
+
 def collate_images(
     samples: Sequence[Mapping[str, Any]], is_padded: bool = False, multiple: int = 1, ignore_index: int = IGNORED_CLASS
 ) -> dict[str, Any]:
@@ -119,6 +134,8 @@ def collate_images(
             with `ignore_index`. The batch then has "pixel_mask": int64, 1 for real pixels.
         multiple: sides of padded images are rounded up to it.
     """
+    if isinstance(samples, KnownSamples):
+        return samples.batch
     batch: dict[str, Any] = {}
     if is_padded:
         sizes = [tuple(sample["pixel_values"].shape[-2:]) for sample in samples]

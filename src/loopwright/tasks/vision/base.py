@@ -53,6 +53,7 @@ VISION_DEFAULTS: Mapping[str, Any] = MappingProxyType(
 # Smaller images are decoded faster than a worker process can transfer them.
 _LEAST_SIDE_FOR_WORKERS = 128
 _MOST_WORKERS = 8
+_MOST_WARMED = 20_000  # images that are decoded before the first update: some seconds
 
 
 @dataclass
@@ -222,6 +223,9 @@ class VisionTask(Task):
                 dataset.sends_bytes = self.sends_bytes(job)
             except OSError as error:
                 choice = CacheChoice("off", f"images are decoded each time: {error.strerror} (--cache {choice.kind})")
+        is_small = len(datasets[0]) <= _MOST_WARMED and not job.args.workers
+        if is_small and choice.kind != "off" and job.training.device.type == "cuda":
+            datasets[0].warm()  # a GPU would wait for every image of the first epoch
         return choice.reason
 
     def kept_at_full_size(self) -> Callable[[Scene], dict[str, Any]] | None:
