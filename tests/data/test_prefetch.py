@@ -53,12 +53,13 @@ def ahead(count, journal=None, kind=None, **kwargs):
 
 def test_the_next_window_is_read_and_on_its_way_before_a_window_is_used():
     journal = []
-    for window in ahead(3, journal):
+    for window in ahead(4, journal):
         journal.append(("use", int(window.pieces[0].batch["x"][0])))
     steps = [
-        [("read", 0), ("copy", 0), ("read", 1), ("copy", 1), ("wait", 0), ("use", 0)],
-        [("read", 2), ("copy", 2), ("wait", 1), ("use", 1)],
-        [("wait", 2), ("use", 2)],
+        [("read", 0), ("copy", 0), ("wait", 0), ("use", 0)],  # the first one does not wait for the second
+        [("read", 1), ("copy", 1), ("read", 2), ("copy", 2), ("wait", 1), ("use", 1)],
+        [("read", 3), ("copy", 3), ("wait", 2), ("use", 2)],
+        [("wait", 3), ("use", 3)],
     ]
     assert journal == sum(steps, [])
 

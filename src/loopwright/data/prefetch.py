@@ -1,7 +1,8 @@
 """Prefetch batches to the device: copied one update ahead, in parallel with the computation.
 
 Only for CUDA; on other devices `prefetched` returns its iterator unchanged. Small windows (token ids, rows of a table)
-are not worth a separate stream: they are copied at their turn, without waiting.
+are not worth a separate stream: they are copied at their turn, without waiting. The first window of an epoch is used at
+once, instead of after the second was read.
 
 Prefetched windows are not state: a resumed run reads them again, under the same keys. An error in reading a window is
 raised at its turn, not an update earlier. A window that does not fit into memory is copied at its turn, too.
@@ -87,11 +88,11 @@ def prefetched(
 
 
 def _ahead(windows: Iterator[Window], copier: Copier) -> Iterator[Window]:
-    coming = _started(windows, copier)
+    coming, is_first = _started(windows, copier), True
     while coming is not None:
         (window, ticket), error = coming, None
         try:
-            coming = _started(windows, copier)
+            coming = None if is_first else _started(windows, copier)
         except Exception as raised:  # noqa: BLE001 - raised again below, at its turn
             error = raised
         if ticket is not None:
@@ -99,6 +100,8 @@ def _ahead(windows: Iterator[Window], copier: Copier) -> Iterator[Window]:
         yield window
         if error is not None:
             raise error
+        if is_first:  # the device works by now
+            coming, is_first = _started(windows, copier), False
 
 
 def _started(windows: Iterator[Window], copier: Copier) -> tuple[Window, Any] | None:
