@@ -48,7 +48,7 @@ def test_a_flag_that_changes_the_rounding_is_named_and_lowers_the_guarantee(name
     assert tier(before, after, is_counted=False) == "T2"
 
 
-ROUNDING = ["torch", "device", "tf32", "precision", "step_mode", "processes", "sharding"]
+ROUNDING = ["torch", "device", "tf32", "precision", "step_mode", "processes", "sharding", "augmentation"]
 
 
 @pytest.mark.parametrize("name", [*ROUNDING, "python", "numpy", "loopwright"])

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from graphs.recorder import FakeCapturer
 from loopwright import api, models
 from loopwright.checkpoint import read
 from loopwright.cli import main
@@ -18,6 +19,7 @@ from loopwright.data.images import from_bytes
 from loopwright.errors import ConfigError, InputError
 from loopwright.runs.job import build_job, given_origin, make_optimizer
 from loopwright.runs.settings import settle
+from loopwright.runs.trainer import TaskTrainer
 from loopwright.runs.weights import best_checkpoint
 from loopwright.tasks import get_task
 from loopwright.tasks.data import RunData
@@ -137,6 +139,70 @@ def test_the_weights_are_the_same_if_images_are_sent_as_bytes_and_converted_on_t
         assert_same_files(run.path, plain.path, WEIGHTS, *names)
         assert len(seen) > run.result["updates"]
         seen.clear()
+
+
+DEVICE_NOTE = "training images are augmented in batches on the device (--augment_on device)"
+
+
+def test_images_are_augmented_on_the_device_with_any_workers_parts_and_weights(squares):
+    flags = {**FLAGS, "epochs": 2, "rehearsal": False, "augmentation": "strong", "class_weights": ["balanced"]}
+    first = api.train(TASK, data=squares, augment_on="device", eval_on_train=True, **flags)
+    assert DEVICE_NOTE in (first.path / "log.txt").read_text() and first.metrics["accuracy"] > 0.5
+    other = api.train(TASK, data=squares, augment_on="device", eval_on_train=True, workers=2, cache="off", **flags)
+    assert_same_files(other.path, first.path, WEIGHTS, "samples/train_batch0.png")
+    plain = api.train(TASK, data=squares, **flags)
+    assert 'augment_on: "cpu"' in (plain.path / "config.yaml").read_text()
+    assert "--augment_on" not in (plain.path / "log.txt").read_text()
+    assert plain.metrics["loss"] == pytest.approx(first.metrics["loss"], rel=0.05)
+    shown = [pixels_of(run.path / "samples" / "train_batch0.png").astype(int) for run in (first, plain)]
+    assert np.abs(shown[0] - shown[1]).mean() < 2, "the same parts of the same images"
+
+
+def test_a_graph_gets_finished_batches(squares, monkeypatch):
+    def capturer(trainer):
+        capturers.append(FakeCapturer(trainer.model, trainer.optimizer))
+        return capturers[-1]
+
+    capturers = []
+    monkeypatch.setattr(TaskTrainer, "create_capturer", capturer, raising=False)
+    flags = {**FLAGS, "augment_on": "device", "epochs": 2, "rehearsal": False, "optim": "sgd"}
+    eager = api.train(TASK, data=squares, step_mode="eager", **flags)
+    graphed = api.train(TASK, data=squares, **flags)
+    assert capturers and capturers[-1].num_replays > 0 and capturers[-1].num_captures <= 2, "of all sizes of parts"
+    weights = [load_file(run.path / "model" / "model.safetensors") for run in (eager, graphed)]
+    assert all(torch.allclose(weights[0][name], weights[1][name], atol=1e-5) for name in weights[0])
+
+
+def test_where_images_are_augmented_is_a_part_of_what_a_resume_compares(squares, tmp_path):
+    flags = {**SHORT, "augment_on": "device", "save_strategy": "steps", "save_steps": 1, "quiet": False}
+    run = api.train(TASK, data=squares, output_dir=tmp_path / "run", **flags)
+    copy = shutil.copytree(run.path, tmp_path / "copy")
+    run.resume(max_steps=5)
+    api.resume(copy, max_steps=5, augment_on="cpu")
+    texts = [(folder / "log.txt").read_text() for folder in (run.path, copy)]
+    change = "Changed environment since the checkpoint: augmentation: 'device' -> None"
+    assert change in texts[1] and change not in texts[0]
+    tiers = [
+        [each["tier"] for each in read_lines(folder / "metrics.jsonl") if "tier" in each] for folder in (run.path, copy)
+    ]
+    assert tiers == [["T0", "T0"], ["T0", "T2"]]
+
+
+def test_what_cannot_be_augmented_on_the_device_is_augmented_on_the_cpu_with_the_reason(squares, tmp_path):
+    (tmp_path / "own_changes.py").write_text("def black(image):\n    return image.point(lambda value: 0)\n")
+    short = {**SHORT, "augment_on": "device"}
+    run = api.train(TASK, data=squares, augment_with="own_changes:black", **short)
+    text = "training images are augmented on the CPU: it begins with black"
+    assert (run.path / "log.txt").read_text().count(text) == 1
+    plain = api.train(TASK, data=squares, **{**short, "augmentation": "none"})
+    assert "--augment_on" not in (plain.path / "log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_a_killed_run_that_augments_on_the_device_equals_an_uninterrupted_one(squares, tmp_path):
+    words = ["train", TASK, "--data", squares, "--epochs", 3, "--batch", 8, "--threads", 1, "--lr", 1e-3]
+    words += ["--augmentation", "strong", "--augment_on", "device", "--no_rehearsal", "--save_strategy", "steps"]
+    check_kill(tmp_path, [*words, "--save_steps", 2], 7, "samples/train_batch0.png", resume=("--workers", 2))
 
 
 @pytest.mark.slow

@@ -158,3 +158,14 @@ def test_the_sizes_of_a_small_model_follow_from_the_images_and_invalid_ones_are_
         api.train(TASK, data=squares, mask_ratio=1.0, **SHORT)
     with pytest.raises(InputError, match="do not consist of whole patches"):
         api.train(TASK, data=squares, mask_patch_size=5, **SHORT)
+
+
+def test_images_augmented_on_the_device_are_hidden_alike(squares):
+    flags = {**SHORT, "augmentation": "strong", "max_steps": 4}
+    runs = [api.train(TASK, data=squares, augment_on=where, **flags) for where in ("cpu", "device")]
+    assert "in batches on the device" in (runs[1].path / "log.txt").read_text()
+    shown = [pixels_of(run.path / "samples" / "train_batch0.png").astype(int) for run in runs]
+    assert np.abs(shown[0] - shown[1]).mean() < 1
+    assert runs[0].metrics["loss"] == pytest.approx(runs[1].metrics["loss"], rel=0.02)
+    again = api.train(TASK, data=squares, augment_on="device", workers=2, **flags)
+    assert again.metrics == runs[1].metrics

@@ -28,7 +28,7 @@ from loopwright.data.collate import collate
 from loopwright.data.order import BatchIds, Plan, Sequential, Share, Shuffled, plan_batches
 from loopwright.data.streams import OwnGenerators, keyed_stream, parts_of, set_epoch_of
 from loopwright.data.workers import WorkerWatch
-from loopwright.engine.nested import iter_tensors, num_rows, to_device
+from loopwright.engine.nested import UnfinishedBatch, iter_tensors, num_rows, to_device
 from loopwright.engine.processes import gather_objects
 from loopwright.engine.seeding import preserved_generators, seed_generators
 from loopwright.errors import ConfigError, DataError, LoopwrightError, StopTrainingError
@@ -57,6 +57,12 @@ class MicroBatch(NamedTuple):
     def on(self, device: torch.device) -> Any:
         """Return the batch on the device; it is copied now unless it was prefetched."""
         return to_device(self.batch if self.moved is None else self.moved, device)
+
+    def for_graph(self, device: torch.device) -> Any:
+        """Return the finished batch, on any device: a graph copies it into its own buffers."""
+        if self.moved is None and not isinstance(self.batch, UnfinishedBatch):
+            return self.batch
+        return self.on(device)
 
 
 class Window(NamedTuple):

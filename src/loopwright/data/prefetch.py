@@ -1,4 +1,4 @@
-"""Prefetch batches to the device: copied one update ahead, in parallel with the computation.
+"""Prefetch batches to the device: copied and finished one update ahead, in parallel with the computation.
 
 Only for CUDA; on other devices `prefetched` returns its iterator unchanged. Small windows (token ids, rows of a table)
 are not worth a separate stream: they are copied at their turn, without waiting. The first window of an epoch is used at
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from loopwright.data.loader import Window
 from loopwright.engine.memory import forget_frames, is_out_of_memory
-from loopwright.engine.nested import iter_tensors, map_tensors
+from loopwright.engine.nested import UnfinishedBatch, iter_tensors, map_tensors
 
 # Copying this much takes a device about 10 us; a stream, an event and their bookkeeping take the host 30 us.
 _SMALL_BYTES = 256 * 1024
@@ -47,11 +47,13 @@ class CudaCopier:
         self._stream = torch.cuda.Stream(device)
 
     def start(self, batches: list[Any]) -> tuple[list[Any], Any]:
-        """Pin unpinned tensors, and copy them on the stream."""
-        if sum([tensor.nbytes for tensor in iter_tensors(batches)]) <= self._small:
+        """Pin unpinned tensors, and copy them on the stream; batches that are not finished are finished there."""
+        is_small = sum([tensor.nbytes for tensor in iter_tensors(batches)]) <= self._small
+        if is_small and not any(isinstance(batch, UnfinishedBatch) for batch in batches):
             return [None] * len(batches), None
         with torch.cuda.stream(self._stream):
             moved = [batch if _moves_itself(batch) else map_tensors(batch, self._copied) for batch in batches]
+            moved = [batch.finish() if isinstance(batch, UnfinishedBatch) else batch for batch in moved]
             done = torch.cuda.Event()
             done.record(self._stream)
         return moved, done

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+
+
+class UnfinishedBatch(dict[str, Any]):
+    """A batch as loader workers send it, whose last step runs on the device.
+
+    Where batches are moved to the device, be it the CPU, `finish` is called on the moved one. Subclasses may have
+    attributes.
+    """
+
+    def finish(self) -> dict[str, Any]:
+        """Return the finished batch, without a device sync."""
+        raise NotImplementedError
+
+    def with_values(self, values: dict[str, Any]) -> UnfinishedBatch:
+        """Return the batch with other values."""
+        changed = copy.copy(self)
+        changed.clear()
+        changed.update(values)
+        return changed
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
@@ -43,7 +63,12 @@ def iter_tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Return the structure with its tensors on the device, objects through their own `.to`; a no-op for the CPU."""
+    """Return the structure with its tensors on the device, objects through their own `.to`; the same one for the CPU.
+
+    An unfinished batch is finished.
+    """
+    if isinstance(value, UnfinishedBatch):
+        return value.with_values({name: to_device(item, device) for name, item in value.items()}).finish()
     if device.type == "cpu":
         return value
     if isinstance(value, torch.Tensor):
@@ -67,6 +92,8 @@ def map_children(value: Any, function: Callable[[Any], Any]) -> Any:
     """Return a container with the function applied to its children; anything else unchanged."""
     if type(value) is dict:
         return {name: function(item) for name, item in value.items()}
+    if isinstance(value, UnfinishedBatch):
+        return value.with_values({name: function(item) for name, item in value.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(function(item) for item in value))
     if isinstance(value, (list, tuple)):

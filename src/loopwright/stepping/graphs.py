@@ -179,7 +179,7 @@ class GraphStepper:
         if reason is not None:
             run.run_eagerly(reason)
             return False
-        batches = [piece.batch if piece.moved is None else piece.moved for piece in window.pieces]
+        batches = [piece.for_graph(run.engine.device) for piece in window.pieces]
         inputs = [step.graph_inputs(batch, index) for index, batch in enumerate(batches)]
         inputs = self._rows.with_budgets(window, inputs)
 

@@ -92,6 +92,7 @@ class RunCheckpoints:
             # Only if they are not the default, which older checkpoints do not name.
             **({"reduction": run.settings.reduction} if run.settings.reduction != "fast" else {}),
             **({"sharding": "fsdp2"} if is_sharded(run.trainer.model) else {}),
+            **({"augmentation": "device"} if _augments_on_device(run.train_loader.dataset) else {}),
         )
         self.metadata = as_json(
             {
@@ -491,6 +492,11 @@ class RunCheckpoints:
         except CheckpointError:
             return  # `finish` tries again, and reports it
         run.requests.load, self._has_loaded_model = None, True
+
+
+def _augments_on_device(dataset: Any) -> bool:
+    """Whether a dataset says that its batches are augmented on the device, with other pixels than on the CPU."""
+    return getattr(dataset, "augments_on_device", False) is True
 
 
 def _listed(names: list[str]) -> str:

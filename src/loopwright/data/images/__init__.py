@@ -13,6 +13,7 @@ from loopwright.data.images.dataset import as_transform as as_transform
 from loopwright.data.images.dataset import fixed_part as fixed_part
 from loopwright.data.images.decoding import decode_image as decode_image
 from loopwright.data.images.decoding import decode_mask as decode_mask
+from loopwright.data.images.device import ImageBatch as ImageBatch
 from loopwright.data.images.geometry import moved_boxes as moved_boxes
 from loopwright.data.images.presets import STRENGTHS as STRENGTHS
 from loopwright.data.images.presets import classification_eval as classification_eval

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from loopwright.data.images.cache import PixelCache
+from loopwright.data.images.device import DeviceAugmentation, device_augmentation
 from loopwright.data.images.scene import Scene
 from loopwright.data.images.tensors import KnownSamples, Samples
 from loopwright.data.images.transforms import CenterCrop, Compose, PadTo, Resize, Transform
@@ -65,6 +66,7 @@ class ImageDataset:
         self.transform = as_transform(transform)
         self.to_features = to_features
         self.sends_bytes = False  # batches of cached images have uint8 pixels, to be converted by `from_bytes`
+        self._augmentation: DeviceAugmentation | None = None
         self._cache: PixelCache | None = None
         self._fixed: Transform | None = None
         self._known: KnownFeatures | None = None
@@ -84,6 +86,23 @@ class ImageDataset:
             is_constant = not rest and hasattr(self.to_features, "pixels")
             self._known = KnownFeatures(len(self.rows)) if is_constant and len(self.rows) <= _MOST_KNOWN else None
 
+    @property
+    def augments_on_device(self) -> bool:
+        """Whether batches are augmented on the device: their pixels are not those of the CPU."""
+        return self._augmentation is not None
+
+    def augment_on_device(self) -> str | None:
+        """Send parts of images and what was drawn, to be augmented in batches; return why that is impossible, or None.
+
+        What is drawn is the same. Scenes have an image alone. `collate_images` returns an `ImageBatch`, which trainers
+        finish on their device.
+        """
+        found = device_augmentation(self.transform)
+        if isinstance(found, str):
+            return found
+        self._augmentation = found
+        return None
+
     def warm(self) -> None:
         """Decode all images into the cache now; one that cannot be read is left for when its turn comes.
 
@@ -102,7 +121,7 @@ class ImageDataset:
     def __getitems__(self, indices: Sequence[int]) -> Sequence[dict[str, Any]]:
         """Return samples; if scenes are images alone, these are converted at once."""
         positions = [operator.index(index) for index in indices]
-        if not positions or self._fixed is None or not hasattr(self.to_features, "pixels"):
+        if not positions or self._augmentation or self._fixed is None or not hasattr(self.to_features, "pixels"):
             return [self[position] for position in positions]
         known = self._known_samples(positions)
         if known is not None:
@@ -121,7 +140,13 @@ class ImageDataset:
         """Return the features and the transformed image; the caller makes "pixel_values" unless it `is_converted`."""
         rng = np.random.default_rng(np.random.randint(0, 2**63, dtype=np.int64))
         row = self.rows[position]
-        scene = self.transform(self._scene(position, row, rng), rng)
+        scene = self._scene(position, row, rng)
+        if self._augmentation is not None:
+            if scene.boxes is not None or scene.semantic is not None:
+                raise DataError("boxes and masks do not move with images that are augmented on the device")
+            drawn = self._augmentation.draw(scene.image, rng)
+            return {**self._features(scene, row, position), "pixel_values": drawn}, scene.image
+        scene = self.transform(scene, rng)
         features = self._features(scene, row, position, is_converted)
         if self._known is not None:
             self._known.add(position, features)

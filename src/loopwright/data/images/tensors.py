@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from loopwright.data.images.device import DrawnImage
 from loopwright.data.images.scene import IGNORED_CLASS, Scene
 from loopwright.errors import DataError
 
@@ -127,7 +128,8 @@ def collate_images(
     """Return a batch of samples from `SceneFeatures` or similar.
 
     Numbers and tensors are stacked: "pixel_values", "labels", "position". Values of objects ("boxes", "classes",
-    "masks", "crowd") and of other types become a list with one entry per sample.
+    "masks", "crowd") and of other types become a list with one entry per sample. The batch of a dataset that augments
+    on the device is an `ImageBatch`.
 
     Args:
         is_padded: images may differ in size: images and masks are padded with zeros at the right and bottom, labels
@@ -137,6 +139,10 @@ def collate_images(
     if isinstance(samples, KnownSamples):
         return samples.batch
     batch: dict[str, Any] = {}
+    names = list(samples[0])
+    if isinstance(drawn := samples[0].get("pixel_values"), DrawnImage):
+        batch = drawn.augmentation.batch([sample["pixel_values"] for sample in samples])
+        names.remove("pixel_values")
     if is_padded:
         sizes = [tuple(sample["pixel_values"].shape[-2:]) for sample in samples]
         height, width = (-(-max(sides) // multiple) * multiple for sides in zip(*sizes, strict=True))
@@ -144,7 +150,7 @@ def collate_images(
         batch["pixel_mask"] = torch.zeros(len(samples), height, width, dtype=torch.int64)
         for own, (own_height, own_width) in zip(batch["pixel_mask"], sizes, strict=True):
             own[:own_height, :own_width] = 1
-    for name in samples[0]:
+    for name in names:
         if name == "pixel_values" and isinstance(samples, Samples):
             batch[name] = samples.pixel_values
             continue

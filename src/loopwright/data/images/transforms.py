@@ -1,8 +1,9 @@
 """Transforms of scenes: callables `transform(scene, rng) -> Scene`, combined with `Compose`.
 
-All randomness comes from the numpy generator that is passed in, so the same generator gives the same pixels. Geometric
-ones also move boxes and masks (see `geometry`). Sizes are one number for a square, or (height, width). A transform is a
-frozen dataclass: its repr is complete, and it can be pickled.
+All randomness comes from the numpy generator that is passed in, so the same generator gives the same pixels; `draw`
+returns what a random transform draws for an image of a size. Geometric ones also move boxes and masks (see `geometry`).
+Sizes are one number for a square, or (height, width). A transform is a frozen dataclass: its repr is complete, and it
+can be pickled.
 
 Example:
     transform = Compose([RandomResizedCrop(224), HorizontalFlip(), ColorJitter(0.2, 0.2, 0.2)])
@@ -27,6 +28,7 @@ from loopwright.errors import ConfigError
 Transform: TypeAlias = Callable[[Scene, np.random.Generator], Scene]
 Size: TypeAlias = "int | tuple[int, int]"
 
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # what ColorJitter changes
 MIN_VISIBLE = 0.1  # the fraction of an object that must remain visible
 _MOST_TRIES = 10
 
@@ -129,14 +131,15 @@ class RandomResizedCrop:
         _check_range("ratio", self.ratio)
 
     def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
-        part = cropped(scene, *self._draw(*scene.size, rng), self.min_visible)
+        part = cropped(scene, *self.draw(scene.size, rng), self.min_visible)
         return resized(part, *height_and_width(self.size))
 
-    def _draw(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+    def draw(self, size: tuple[int, int], rng: np.random.Generator) -> tuple[int, int, int, int]:
         """Return top, left, height and width; the center in the nearest allowed shape if no draw fits."""
-        part = _drawn_part((height, width), (height, width), self.scale, self.ratio, rng)
+        part = _drawn_part(size, size, self.scale, self.ratio, rng)
         if part is not None:
             return part
+        height, width = size
         new_width = max(1, min(width, round(height * self.ratio[1])))
         new_height = max(1, min(height, round(width / self.ratio[0])))
         return (height - new_height) // 2, (width - new_width) // 2, new_height, new_width
@@ -149,7 +152,10 @@ class HorizontalFlip:
     probability: float = 0.5
 
     def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
-        return flipped(scene) if rng.random() < self.probability else scene
+        return flipped(scene) if self.draw(scene.size, rng) else scene
+
+    def draw(self, size: tuple[int, int], rng: np.random.Generator) -> bool:
+        return rng.random() < self.probability
 
 
 @dataclass(frozen=True)
@@ -159,7 +165,10 @@ class VerticalFlip:
     probability: float = 0.5
 
     def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
-        return flipped(scene, is_vertical=True) if rng.random() < self.probability else scene
+        return flipped(scene, is_vertical=True) if self.draw(scene.size, rng) else scene
+
+    def draw(self, size: tuple[int, int], rng: np.random.Generator) -> bool:
+        return rng.random() < self.probability
 
 
 @dataclass(frozen=True)
@@ -180,9 +189,11 @@ class RandomAffine:
             raise ConfigError(f"shear must be at least 0 and below 45 degrees, got {self.shear}")
 
     def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
-        return warped(scene, self._draw(*scene.size, rng), self.fill, self.ignore_index, self.min_visible)
+        return warped(scene, self.draw(scene.size, rng), self.fill, self.ignore_index, self.min_visible)
 
-    def _draw(self, height: int, width: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    def draw(self, size: tuple[int, int], rng: np.random.Generator) -> NDArray[np.float64]:
+        """Return the (3, 3) matrix that moves points."""
+        height, width = size
         angle = math.radians(rng.uniform(-self.degrees, self.degrees))
         factor = math.exp(rng.uniform(math.log(self.scale[0]), math.log(self.scale[1])))
         shear_x, shear_y = (math.tan(math.radians(rng.uniform(-self.shear, self.shear))) for _ in range(2))
@@ -212,15 +223,24 @@ class ColorJitter:
     def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
         image = pillow().fromarray(np.ascontiguousarray(scene.image))
         enhance = pillow("ImageEnhance")
-        strengths = (self.brightness, self.contrast, self.saturation, self.hue)
-        kinds = (enhance.Brightness, enhance.Contrast, enhance.Color, None)
-        for index in rng.permutation(len(kinds)):
-            strength, kind = strengths[index], kinds[index]
-            if not strength:
-                continue
-            change = rng.uniform(-strength, strength)
-            image = _turned_hue(image, change) if kind is None else kind(image).enhance(max(0.0, 1 + change))
+        kinds = (enhance.Brightness, enhance.Contrast, enhance.Color)
+        for kind, amount in self.draw(scene.size, rng):
+            image = _turned_hue(image, amount) if kind == HUE else kinds[kind](image).enhance(amount)
         return replace(scene, image=np.asarray(image))
+
+    def draw(self, size: tuple[int, int], rng: np.random.Generator) -> list[tuple[int, float]]:
+        """Return the changes in their order: `BRIGHTNESS`, `CONTRAST` or `SATURATION` by a factor, `HUE` by a shift."""
+        found = []
+        for kind in rng.permutation(len(self.strengths)).tolist():
+            if strength := self.strengths[kind]:
+                change = rng.uniform(-strength, strength)
+                found.append((kind, change if kind == HUE else max(0.0, 1 + change)))
+        return found
+
+    @property
+    def strengths(self) -> tuple[float, float, float, float]:
+        """The strengths by kind."""
+        return self.brightness, self.contrast, self.saturation, self.hue
 
 
 @dataclass(frozen=True)
@@ -236,17 +256,22 @@ class RandomErasing:
         _check_range("ratio", self.ratio)
 
     def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
-        if rng.random() >= self.probability:
+        drawn = self.draw(scene.size, rng)
+        if drawn is None:
             return scene
-        height, width = scene.size
-        part = _drawn_part((height, width), (height - 1, width - 1), self.scale, self.ratio, rng)
-        if part is None:
-            return scene
-        top, left, own_height, own_width = part
+        top, left, noise = drawn
         image = scene.image.copy()
-        noise = rng.integers(0, 256, (own_height, own_width, 3), dtype=np.uint8)
-        image[top : top + own_height, left : left + own_width] = noise
+        image[top : top + noise.shape[0], left : left + noise.shape[1]] = noise
         return replace(scene, image=image)
+
+    def draw(self, size: tuple[int, int], rng: np.random.Generator) -> tuple[int, int, NDArray[np.uint8]] | None:
+        """Return the top, the left and the noise of a rectangle; None for an image that stays as it is."""
+        if rng.random() >= self.probability:
+            return None
+        part = _drawn_part(size, (size[0] - 1, size[1] - 1), self.scale, self.ratio, rng)
+        if part is None:
+            return None
+        return part[0], part[1], rng.integers(0, 256, (*part[2:], 3), dtype=np.uint8)
 
 
 def _drawn_part(

@@ -77,6 +77,11 @@ class VisionArguments(TaskArguments):
         "Decode each image once and keep its pixels: in memory, on disk in TMPDIR, or neither; auto takes what fits.",
         choices=("auto", "ram", "disk", "off"),
     )
+    augment_on: str = flag(
+        "auto",
+        "Where training images are augmented: in loader workers, or in batches on the device; auto: there on a GPU.",
+        choices=("auto", "cpu", "device"),
+    )
     channels_last: bool | None = flag(None, "Use the channels-last memory format; on a GPU if unset.")
     ema: float | None = flag(
         None, "Evaluate and keep a moving average of the weights with this decay, such as 0.999.", above=0, below=1
@@ -165,6 +170,9 @@ class VisionTask(Task):
 
         options["labels"] = None if data.plan.labels is None else data.plan.labels.names
         loaded = load_vision_model(origin, args, training, data.plan, auto_class=self.auto_class, **options)
+        if args.augment_on == "auto":  # a run without the setting is of an earlier version
+            is_possible = self.has_plain_scenes and training.device.type == "cuda" and not origin.is_run
+            args.augment_on = "device" if is_possible else "cpu"
         return Job(self, data, args, training, loaded.model, loaded.processor, collate_images, [], loaded.new)
 
     def train_transform(self, job: Job) -> Transform:
@@ -195,7 +203,7 @@ class VisionTask(Task):
         if is_training and job.args.augment_with is not None:
             own = as_transform(import_object(job.args.augment_with, "augment_with", job.args))
             transform = Compose([own, transform])
-        elif is_training and job.args.augmentation != "none":
+        elif is_training and self._augments(job):
             transform = self.train_transform(job)
         features = self.to_features(job, is_labelled)
         if self.weighs_classes:
@@ -203,7 +211,16 @@ class VisionTask(Task):
         keep = None if is_training else self.kept_at_full_size()
         if keep is not None:
             features, transform = FullSizeFeatures(transform, features, keep), as_transform(None)
-        return ImageDataset(rows, self.load_scene(job, is_labelled), transform, features)
+        dataset = ImageDataset(rows, self.load_scene(job, is_labelled), transform, features)
+        if is_training and job.args.augment_on == "device" and self._augments(job):
+            with_objects = "boxes and masks move with their images there"
+            reason = dataset.augment_on_device() if self.has_plain_scenes else with_objects
+            where = "in batches on the device" if reason is None else f"on the CPU: {reason}"
+            job.notes.append(f"training images are augmented {where} (--augment_on device)")
+        return dataset
+
+    def _augments(self, job: Job) -> bool:
+        return bool(job.args.augment_with is not None or job.args.augmentation != "none")
 
     def cache_samples(self, job: Job) -> str:
         """Let the datasets of a run keep decoded images, as `--cache` asks; return the choice and the reason."""

@@ -192,6 +192,10 @@ class MaskedImages(RowDataset):
         self._masking = masking
         self._is_training = is_training
 
+    @property
+    def augments_on_device(self) -> bool:
+        return bool(self.images.augments_on_device)
+
     def features(self, position: int) -> dict[str, Any]:
         import torch
 
