@@ -21,6 +21,7 @@ from loopwright.back_reference import BackReference
 from loopwright.data import Loader, Window
 from loopwright.data.buckets import PlannedShapes
 from loopwright.engine import graphs
+from loopwright.engine.nested import UnfinishedBatch
 from loopwright.errors import ConfigError
 from loopwright.hooks import TrainerHooks
 from loopwright.settings import is_overridden
@@ -274,7 +275,7 @@ def _plan_shapes(run: TrainingRun) -> Any:
     if getattr(loader.collate_fn, "bucket_lengths", None):
         return PlannedShapes(loader.collate_fn, first)
     try:
-        return None if first is None else graphs.signature(first)
+        return None if first is None or isinstance(first, UnfinishedBatch) else graphs.signature(first)
     except graphs.NotCapturableError:
         return None
 

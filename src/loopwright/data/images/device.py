@@ -5,7 +5,8 @@ bytes. `ImageBatch.finish` resizes and changes the parts on the device, as Pillo
 the CPU by rounding, and where a part is more than four times as large as its result, since workers shrink it first.
 
 Nothing mixes images: the pixels of one do not depend on the others of its batch. Levels are whole numbers from 0 to
-255, in float32 between the steps.
+255, in float32 between the steps. Nothing waits for the device, so there is no `torch.where` with a number: its copy to
+the device would be waited for.
 """
 
 from __future__ import annotations
@@ -169,13 +170,13 @@ def _resampled(images: Tensor, lengths: Tensor, size: int, num_taps: int) -> Ten
     total = weights[..., 0].clone()
     for tap in range(1, num_taps):
         total += weights[..., tap]
-    weights = (weights / total[..., None]).flatten(0, 1)
+    weights = (weights / total[..., None]).flatten(0, 1).T[..., None].contiguous()
     starts = torch.arange(len(images), device=images.device)[:, None, None] * images.shape[1]
-    rows = (starts + places.long().clamp(max=images.shape[1] - 1)).flatten(0, 1)
+    rows = (starts + places.long().clamp(max=images.shape[1] - 1)).flatten(0, 1).T.contiguous()
     source = images.flatten(0, 1).flatten(1)
-    found = source.index_select(0, rows[:, 0]) * weights[:, :1]
+    found = source.index_select(0, rows[0]) * weights[0]
     for tap in range(1, num_taps):
-        found += source.index_select(0, rows[:, tap]) * weights[:, tap : tap + 1]
+        found += source.index_select(0, rows[tap]) * weights[tap]
     return found.add_(0.5).floor_().clamp_(0, 255).view(len(images), size, *images.shape[2:])
 
 
@@ -192,7 +193,7 @@ def _jittered(step: ColorJitter, images: Tensor, numbers: Tensor, noise: Tensor 
         grey = ((red * 19595 + green * 38470 + blue * 7471 + 32768) / 65536).floor()  # below 2**24: exact
         mean = grey.sum((1, 2, 3), dtype=torch.int64) / (grey.shape[1] * grey.shape[2])
         base = torch.where(kind == CONTRAST, _per_image((mean + 0.5).floor()), grey)
-        base = torch.where(kind == BRIGHTNESS, 0.0, base)
+        base = base.masked_fill(kind == BRIGHTNESS, 0)
         changed = (base + amount * (images - base)).clamp(0, 255).floor()
         images = torch.where(kind == HUE, _turned(images, amount), changed) if step.hue else changed
     return images
@@ -207,7 +208,7 @@ def _turned(images: Tensor, amount: Tensor) -> Tensor:
     hue = torch.where(green == value, 2 + reds - blues, 4 + greens - reds)
     hue = torch.where(red == value, blues - greens, hue)
     hue = (torch.where(hue < 0, hue / 6 + 1, hue / 6) * 255).floor()
-    hue = (torch.where(span == 0, 0.0, hue) + (amount * 255).round()) % 256
+    hue = (hue.masked_fill(span == 0, 0) + (amount * 255).round()) % 256
     saturation = (span / value.clamp(min=1) * 255).floor() / 255
     sector = (hue * 6 / 255).floor()
     fraction = hue * 6 / 255 - sector
