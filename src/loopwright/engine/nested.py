@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 
-class UnfinishedBatch(dict[str, Any]):
+class UnfinishedBatch(dict[str, Any], ABC):
     """A batch as loader workers send it, whose last step runs on the device.
 
     Where batches are moved to the device, be it the CPU, `finish` is called on the moved one. Subclasses may have
     attributes.
     """
 
+    @abstractmethod
     def finish(self) -> dict[str, Any]:
         """Return the finished batch, without a device sync."""
-        raise NotImplementedError
 
     def with_values(self, values: dict[str, Any]) -> UnfinishedBatch:
         """Return the batch with other values."""
