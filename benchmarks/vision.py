@@ -1,12 +1,17 @@
-"""Images per second of fine-tuning on a GPU: the vision tasks against a hand-written loop over the same data and model.
+"""Images per second of training on a GPU, and the share of the time in which it waits for images.
 
-    python benchmarks/vision.py                     both settings and all sides, written to results/vision.md
-    python benchmarks/vision.py --cache off         images are decoded in each epoch
+    python benchmarks/vision.py                                   vit, ready and digits, written to results/vision.md
+    python benchmarks/vision.py --settings vit --cache off        images are decoded in each epoch
+    python benchmarks/vision.py --settings vit128 detr --timeout 200
 
-A ViT of the base size and a DETR on a small ResNet, from their configs with random weights, on generated scenes (JPEG
-files, decoded and augmented in loader workers), in bf16. Each side runs in a process of its own: some updates to warm
-up, then as many timed ones between two waits for the device. The hand-written loop has the same dataset, collate
-function, workers, optimizer and precision.
+vit, vit128: a ViT of the base size on JPEG files (generated scenes), decoded once and augmented each time, in loader
+workers or in batches on the GPU. detr: a DETR on a small ResNet on the same scenes. ready: the ViT on float images in
+memory, two workers, to see what the loader costs. digits: `lw demo image-classification`, whole.
+
+All but digits are in bf16. Each side runs in a process of its own: updates to warm up, among them more than an epoch,
+so that images are cached and graphs recorded; then as many timed ones between two waits for the device. The
+hand-written loop has the same dataset, collate function, workers, optimizer and precision. Waiting is the time in which
+the loop waits for the next batch.
 """
 
 from __future__ import annotations
@@ -19,8 +24,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,12 +34,40 @@ import torch
 THIS_FILE = Path(__file__).resolve()
 SOURCE = THIS_FILE.parents[1] / "src"
 RESULTS = THIS_FILE.parent / "results" / "vision.md"
-IMAGES, SIDE, WARM_UP, TIMED = 512, 320, 20, 60
+IMAGES, SIDE, READY, READY_SIDE = 1024, 320, 2560, 224
+WARM_UP, TIMED, WORKERS = 45, 100, 12
+
+
+class Setting(NamedTuple):
+    """What is trained, and its sides in turn."""
+
+    title: str
+    model: str
+    task: str
+    batch: int
+    side: int
+    sides: tuple[str, ...]
+
+
+ALL = ("hand", "eager", "auto")
+ON_DEVICE = ("eager-device", "auto-device")
 SETTINGS = {
-    "vit": ("image-classification", "ViT-base, 224 pixels, batch 32", 32, 224),
-    "detr": ("object-detection", "DETR on a small ResNet, 320 pixels, batch 8", 8, 320),
+    "vit": Setting("ViT-base, 224 pixels, batch 32", "vit", "image-classification", 32, 224, ALL + ON_DEVICE),
+    "vit128": Setting("ViT-base, 224 pixels, batch 128", "vit", "image-classification", 128, 224, ALL + ON_DEVICE),
+    "ready": Setting("ViT-base on ready tensors, batch 64", "vit", "", 64, READY_SIDE, ("hand", "loader", *ALL[1:])),
+    "digits": Setting("the demo of digits, batch 64", "", "image-classification", 64, 8, ("demo", "demo-uncached")),
+    "detr": Setting("DETR on a small ResNet, 320 pixels, batch 8", "detr", "object-detection", 8, 320, ALL),
 }
-SIDES = {"hand": "hand-written loop", "eager": "loopwright, eager", "auto": "loopwright, auto"}
+SIDES = {
+    "hand": "hand-written loop",
+    "loader": "hand-written loop over loopwright's loader",
+    "eager": "loopwright, eager",
+    "auto": "loopwright, auto",
+    "eager-device": "loopwright, eager, augmented on the GPU",
+    "auto-device": "loopwright, auto, augmented on the GPU",
+    "demo": "lw demo",
+    "demo-uncached": "lw demo --cache off",
+}
 COLORS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 70, 220), "white": (240, 240, 240)}
 
 
@@ -85,9 +119,11 @@ def make_scenes(folder: Path) -> None:
 
 
 def make_model(name: str, folder: Path) -> None:
-    """Write a model with random weights."""
+    """Write a model with random weights, unless it is there."""
     import transformers
 
+    if folder.exists():
+        return
     if name == "vit":
         transformers.ViTForImageClassification(transformers.ViTConfig(num_labels=4)).save_pretrained(folder)
         return
@@ -103,89 +139,257 @@ def make_model(name: str, folder: Path) -> None:
 
 
 class Clock:
-    """Takes the time of the updates after the warm-up."""
+    """Takes the time of the updates after the warm-up, and the time in which they waited for data."""
 
-    def __init__(self) -> None:
-        self.count, self.seconds, self.graphed = 0, 0.0, 0.0
+    def __init__(self, waited: Callable[[], float]) -> None:
+        self._waited = waited
+        self.count = 0
+        self.seconds = self.wait = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        return self.count >= WARM_UP + TIMED
 
     def tick(self) -> None:
         """Count an update."""
         self.count += 1
         if self.count in (WARM_UP, WARM_UP + TIMED):
             torch.cuda.synchronize()
-            now = time.perf_counter()
-            self.seconds = now if self.count == WARM_UP else now - self.seconds
+            now, sign = (time.perf_counter(), self._waited()), -1 if self.count == WARM_UP else 1
+            self.seconds += sign * now[0]
+            self.wait += sign * now[1]
+
+    def figure(self, batch: int, graphed: float = 0.0) -> dict[str, float]:
+        """Return what is written for a side."""
+        return {
+            "rate": batch * TIMED / self.seconds,
+            "milliseconds": 1e3 * self.seconds / TIMED,
+            "wait": self.wait / self.seconds,
+            "graphed": graphed,
+        }
 
 
-def child(name: str, side: str, data: str, model: str, cache: str, output: str) -> None:
-    """Measure one side; called in a process of its own."""
+class Waiting:
+    """Counts the seconds in which the batches of a loader are waited for."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def over(self, batches: Any) -> Iterator[Any]:
+        """Yield the batches."""
+        batches = iter(batches)
+        while True:
+            start = time.perf_counter()
+            batch = next(batches, None)
+            self.seconds += time.perf_counter() - start
+            if batch is None:
+                return
+            yield batch
+
+
+def trained(
+    trainer: Any, dataset: Any, clock: Clock, batch_size: int, step_mode: str, workers: int, **options: Any
+) -> Any:
+    """Train until the clock is done; return the figure."""
+    trainer.train(
+        dataset, num_epochs=1000, max_num_train_steps=WARM_UP + TIMED, per_device_batch_size=batch_size,
+        train_dataloader_kwargs={"num_workers": workers, "drop_last": True},
+        mixed_precision="bf16", step_mode=step_mode, **options,
+    )  # fmt: skip
+    return clock.figure(batch_size, trainer.num_graphed_updates / trainer.progress.update)
+
+
+def ticking(holder: list[Clock]) -> Any:
+    """Return a callback that counts updates with the clock in a list, which is put there later."""
     from loopwright.callbacks import TrainerCallback
+
+    class Ticks(TrainerCallback):
+        def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
+            holder[0].tick()
+
+    return Ticks()
+
+
+def by_hand(loaders: Iterator[Any], compute: Callable[[Any], Any], optimizer: Any, batch_size: int) -> Any:
+    """The loop of every tutorial, over the loaders of the epochs; return the figure."""
+    waiting = Waiting()
+    clock = Clock(lambda: waiting.seconds)
+    for batches in loaders:
+        for batch in waiting.over(batches):
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = compute(batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            clock.tick()
+            if clock.is_done:
+                return clock.figure(batch_size)
+    raise AssertionError("there are epochs without end")
+
+
+def measure_task(setting: Setting, side: str, data: str, model: str, cache: str) -> Any:
+    """Train a task on files."""
+    from itertools import repeat
+
+    from torch.utils.data import DataLoader
+
+    from loopwright.engine.nested import to_device
     from loopwright.runs.job import build_job, given_origin, load_data, make_optimizer, prepare_torch
     from loopwright.runs.settings import settle
     from loopwright.runs.trainer import TaskTrainer
     from loopwright.tasks import get_task
     from loopwright.tasks.data import RunData
 
-    task_name, _, batch_size, image_size = SETTINGS[name]
-    task = get_task(task_name)
-    words = ["--data", data, "--model", model, "--batch", str(batch_size), "--image_size", str(image_size), "--bf16"]
-    words += ["--cache", cache]
-    settings = settle(task, [*words, "--workers", str(min(12, os.cpu_count() or 1))], None)
+    task = get_task(setting.task)
+    mode, _, where = side.partition("-")
+    words = ["--data", data, "--model", model, "--batch", str(setting.batch), "--image_size", str(setting.side)]
+    words += ["--bf16", "--cache", cache, "--augment_on", where or "cpu"]
+    settings = settle(task, [*words, "--workers", str(min(WORKERS, os.cpu_count() or 1))], None)
     plan = RunData(task.preflight(settings.args))
     prepare_torch(settings)
     job = build_job(task, plan, settings, given_origin(task, settings))
     load_data(job)
-    clock = Clock()
-    if side == "hand":
-        hand_written(job, make_optimizer(job), batch_size, clock)
-    else:
-
-        class Ticks(TrainerCallback):
-            def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
-                clock.tick()
-
-        trainer = TaskTrainer(job, make_optimizer(job), [Ticks()])
-        trainer.train(
-            job.train_dataset, num_epochs=1000, max_num_train_steps=WARM_UP + TIMED, per_device_batch_size=batch_size,
-            train_dataloader_kwargs={"num_workers": job.args.workers, "drop_last": True}, collate_fn=job.collate_fn,
-            mixed_precision="bf16", step_mode=side,
-        )  # fmt: skip
-        clock.graphed = trainer.num_graphed_updates / trainer.progress.update
-    Path(output).write_text(json.dumps({"rate": batch_size * TIMED / clock.seconds, "graphed": clock.graphed}))
-
-
-def hand_written(job: Any, optimizer: Any, batch_size: int, clock: Clock) -> None:
-    """The loop of every tutorial, over the task's own dataset and model."""
-    from torch.utils.data import DataLoader
-
-    from loopwright.engine.nested import to_device
-
+    optimizer = make_optimizer(job)
+    if side != "hand":
+        clocks: list[Clock] = []
+        trainer = TaskTrainer(job, optimizer, [ticking(clocks)])
+        clocks.append(Clock(lambda: trainer.data_wait_seconds))
+        workers = job.args.workers
+        return trained(trainer, job.train_dataset, clocks[0], setting.batch, mode, workers, collate_fn=job.collate_fn)
     device = torch.device("cuda")
-    model = job.model.to(device).train()
+    net = job.model.to(device).train()
     loader = DataLoader(
-        job.train_dataset, batch_size, shuffle=True, num_workers=job.args.workers, collate_fn=job.collate_fn,
+        job.train_dataset, setting.batch, shuffle=True, num_workers=job.args.workers, collate_fn=job.collate_fn,
         pin_memory=True, persistent_workers=True, drop_last=True,
     )  # fmt: skip
-    while True:
-        for batch in loader:
-            with torch.autocast("cuda", torch.bfloat16):
-                loss, _ = job.task.compute_loss(job, model, to_device(batch, device))
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            clock.tick()
-            if clock.count == WARM_UP + TIMED:
-                return
+    return by_hand(
+        repeat(loader), lambda batch: task.compute_loss(job, net, to_device(batch, device))[0], optimizer, setting.batch
+    )
+
+
+class Logits(torch.nn.Module):
+    """A model of transformers that returns its logits alone."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: Any) -> Any:
+        return self.model(pixels).logits
+
+
+def measure_ready(setting: Setting, side: str, model: str) -> Any:
+    """Train on float images in memory, with two loader workers."""
+    from itertools import count, repeat
+
+    import transformers
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from loopwright import Trainer
+    from loopwright.data import Share, adopt
+
+    device, criterion = torch.device("cuda"), torch.nn.CrossEntropyLoss()
+    images = torch.randn(256, 3, setting.side, setting.side).repeat(READY // 256, 1, 1, 1)
+    dataset = TensorDataset(images, torch.randint(0, 4, (READY,)))
+    net = Logits(transformers.ViTForImageClassification.from_pretrained(model)).to(device).train()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5)
+    if side in ("eager", "auto"):
+        clocks: list[Clock] = []
+        trainer = Trainer(net, criterion, optimizer, callbacks=[ticking(clocks)])
+        clocks.append(Clock(lambda: trainer.data_wait_seconds))
+        return trained(trainer, dataset, clocks[0], setting.batch, side, 2)
+    options: Any = {"shuffle": True, "num_workers": 2, "pin_memory": True, "persistent_workers": True}
+    loader: Any = DataLoader(dataset, setting.batch, drop_last=True, **options)
+    loaders: Iterator[Any] = repeat(loader)
+    if side == "loader":
+        loader = adopt(loader, seed=0, share=Share(), device=torch.device("cpu"))
+        loaders = (window_batches(loader, epoch) for epoch in count())
+
+    def compute(batch: Any) -> Any:
+        pixels, labels = (each.to(device, non_blocking=True) for each in batch)
+        return criterion(net(pixels), labels)
+
+    return by_hand(loaders, compute, optimizer, setting.batch)
+
+
+def window_batches(loader: Any, epoch: int) -> Iterator[Any]:
+    """Yield the batches of an epoch of one of loopwright's loaders, as they were read."""
+    for window in loader.windows(epoch):
+        for piece in window.pieces:
+            yield piece.batch
+
+
+def measure_demo(side: str, folder: Path) -> Any:
+    """Run the demo as a user does; its records have the seconds of training and of waiting."""
+    environment = os.environ | {"LOOPWRIGHT_RUNS": str(folder / side)}
+    flags = ["--cache", "off"] if side == "demo-uncached" else []
+    command = [sys.executable, "-m", "loopwright", "demo", "image-classification", *flags]
+    subprocess.run(command, env=environment, check=True, stdout=sys.stderr)
+    (file,) = (folder / side).rglob("metrics.jsonl")
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    updates = max(record.get("update", 0) for record in records)
+    graphed = sum(record.get("graphed_updates", 0) for record in records)
+    last = [record for record in records if record["event"] == "speed"][-1]
+    seconds = last["train_seconds"] + last["wait_seconds"]
+    return {
+        "rate": updates * SETTINGS["digits"].batch / seconds,
+        "milliseconds": 1e3 * seconds / updates,
+        "wait": last["wait_seconds"] / seconds,
+        "graphed": graphed / updates,
+    }
+
+
+def child(name: str, side: str, folder: str, cache: str, output: str) -> None:
+    """Measure one side; called in a process of its own."""
+    setting, place = SETTINGS[name], Path(folder)
+    if name == "digits":
+        figure = measure_demo(side, place)
+    elif name == "ready":
+        figure = measure_ready(setting, side, str(place / setting.model))
+    else:
+        data = place if name == "detr" else place / "classes"
+        figure = measure_task(setting, side, str(data), str(place / setting.model), cache)
+    Path(output).write_text(json.dumps(figure))
+
+
+def measured(name: str, side: str, folder: Path, cache: str, timeout: float) -> dict[str, Any]:
+    """Return the figure of a side, or its error."""
+    output = folder / "figure.json"
+    output.unlink(missing_ok=True)
+    command = [sys.executable, str(THIS_FILE), "--child", name, side, str(folder), cache, str(output)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])}
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=timeout
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done after {timeout:g} s"}
+    if output.exists():
+        return dict(json.loads(output.read_text()))
+    sys.stderr.write(done.stderr[-3000:])
+    return {"error": (done.stderr.strip().splitlines() or ["?"])[-1][:200]}
+
+
+def row(title: str, side: str, figure: dict[str, Any], first: dict[str, Any]) -> str:
+    """Return a line of the table; `first` is the figure of the hand-written loop, or of whatever came first."""
+    if "error" in figure:
+        return f"| {title} | {SIDES[side]} | {figure['error']} | | | | |"
+    ratio = f"{figure['rate'] / first['rate']:.2f}" if "rate" in first else ""
+    return (
+        f"| {title} | {SIDES[side]} | {figure['rate']:,.0f} | {figure['milliseconds']:.2f} | {ratio} | "
+        f"{figure['wait']:.0%} | {figure['graphed']:.0%} |"
+    )
 
 
 def main() -> None:
-    """Measure, print and write the table."""
+    """Measure, print and write the table; it is written again after each side."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS)
-    parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
+    parser.add_argument("--settings", nargs="+", default=["vit", "ready", "digits"], choices=SETTINGS)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, help="only these")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--cache", default="auto", choices=("auto", "ram", "disk", "off"))
-    parser.add_argument("--child", nargs=6, help=argparse.SUPPRESS)
+    parser.add_argument("--timeout", type=float, default=120, help="seconds for each side (default 120)")
+    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         child(*options.child)
@@ -193,47 +397,29 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("vision.py measures a GPU, and there is none here")
     lines = [
-        f"`python benchmarks/vision.py`: {torch.cuda.get_device_name()}, torch {torch.__version__}, Python "
-        f"{platform.python_version()}, {os.cpu_count()} cores, bf16, --cache {options.cache}.",
+        f"`python benchmarks/vision.py --settings {' '.join(options.settings)}`: {torch.cuda.get_device_name()}, torch "
+        f"{torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores, --cache {options.cache}; "
+        f"all but digits in bf16.",
         "",
-        "| model | side | images/s | over the hand-written loop | graphed |",
-        "|---|---|--:|--:|--:|",
+        "| model | side | images/s | ms per update | over the first side | waits for data | graphed |",
+        "|---|---|--:|--:|--:|--:|--:|",
     ]
+    print("\n".join(lines), flush=True)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        make_scenes(folder)
+        if set(options.settings) & {"vit", "vit128", "detr"}:
+            make_scenes(folder)
         for name in options.settings:
-            make_model(name, folder / name)
-            hand = None
-            for side in options.sides:
-                output = folder / "figure.json"
-                output.unlink(missing_ok=True)
-                data = folder / "classes" if name == "vit" else folder
-                command = [sys.executable, str(THIS_FILE), "--child", name, side, str(data), str(folder / name)]
-                command.append(options.cache)
-                environment = os.environ | {
-                    "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
-                }
-                done = subprocess.run(
-                    [*command, str(output)], cwd=folder, env=environment, capture_output=True, text=True, check=False
-                )
-                title = SETTINGS[name][1]
-                if not output.exists():
-                    lines.append(
-                        f"| {title} | {SIDES[side]} | {(done.stderr.strip().splitlines() or ['?'])[-1][:200]} | | |"
-                    )
-                    sys.stderr.write(done.stderr[-3000:])
-                    continue
-                figure = json.loads(output.read_text())
-                hand = figure["rate"] if side == "hand" else hand
-                ratio = "" if hand is None else f"{figure['rate'] / hand:.2f}"
-                lines.append(
-                    f"| {title} | {SIDES[side]} | {figure['rate']:.0f} | {ratio} | {100 * figure['graphed']:.0f} % |"
-                )
-    text = "\n".join(lines) + "\n"
-    sys.stdout.write(text)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(text)
+            setting, first = SETTINGS[name], {}
+            if setting.model:
+                make_model(setting.model, folder / setting.model)
+            for side in setting.sides if options.sides is None else set(setting.sides) & set(options.sides):
+                figure = measured(name, side, folder, options.cache, options.timeout)
+                first = first or figure
+                lines.append(row(setting.title, side, figure, first))
+                print(lines[-1], flush=True)
+                options.output.parent.mkdir(parents=True, exist_ok=True)
+                options.output.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
