@@ -5,6 +5,9 @@
 two sides take turns in one process; a ratio is taken within each round, and the table shows the median over the rounds.
 With `--clock cpu` processor time is measured in place of wall time, that of the workers included: for a machine that is
 not idle. Beside a plain DataLoader ours computes the order of the epoch and seeds the generators for each batch.
+
+With `--cached` a second table has images that are decoded already: augmented by the workers, only drawn and cut by them
+for a device that augments in batches (without its work), and 8 x 8 pixels without augmentation, which are gathered.
 """
 
 from __future__ import annotations
@@ -32,10 +35,14 @@ sys.path.insert(0, str(SOURCE))  # the package of this checkout, whichever is in
 
 from loopwright.data import Share, adopt  # noqa: E402
 from loopwright.data.images import (  # noqa: E402
+    CacheChoice,
     ImageDataset,
+    PixelCache,
     SceneFeatures,
+    classification_eval,
     classification_train,
     collate_images,
+    fixed_part,
     load_scene,
 )
 
@@ -120,6 +127,39 @@ def make_report(samples: Samples, workers: list[int], num_images: int, clock: st
     return lines, missed
 
 
+def measure_cached(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> list[str]:
+    """The lines of a table with images per second of epochs of cached images, by kind and workers."""
+    kinds = {
+        f"{SIZE} x {SIZE}, augmented by the workers": (classification_train(SIZE), False),
+        f"{SIZE} x {SIZE}, for a device that augments": (classification_train(SIZE), True),
+        "8 x 8, without augmentation": (classification_eval(8), False),
+    }
+    lines = ["| cached images | workers | images/s, median | min .. max |", "|---|--:|--:|--:|"]
+    for title, (transform, is_on_device) in kinds.items():
+        dataset = ImageDataset(rows, load_scene, transform, SceneFeatures())
+        dataset.keep(
+            PixelCache(len(rows), CacheChoice("ram", "", len(rows) * LARGEST_SIDE**2 * 3)), fixed_part(transform)
+        )
+        dataset.sends_bytes = True  # as on a GPU
+        if is_on_device:
+            dataset.augment_on_device()
+        dataset.warm()
+        for num_workers in arguments.workers:
+            options = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
+            source: Any = DataLoader(dataset, arguments.batch_size, shuffle=True, collate_fn=collate_images, **options)
+            loader = adopt(source, seed=0, share=Share(), device=torch.device("cpu"))
+            rates = []
+            for epoch in range(arguments.rounds + 1):
+                start = time.perf_counter()
+                num_images = sum(window.samples for window in loader.windows(epoch))
+                rates.append(num_images / (time.perf_counter() - start))
+            loader.close()
+            rates = rates[1:]  # the first epoch starts the workers
+            spread = f"{min(rates):,.0f} .. {max(rates):,.0f}"
+            lines.append(f"| {title} | {num_workers} | {statistics.median(rates):,.0f} | {spread} |")
+    return lines
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Images per second through loopwright's loader and torch's")
     parser.add_argument("--images", type=int, default=2000, help="how many are written (default 2,000)")
@@ -129,6 +169,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="what is measured (default wall)")
     parser.add_argument("--folder", type=Path, help="where the images are written (default: a temporary folder)")
     parser.add_argument("--output", type=Path, help="also write the report to this file")
+    parser.add_argument("--cached", action="store_true", help="also measure images that are decoded already")
     parser.add_argument("--check", action="store_true", help="exit 1 when the target is missed")
     return parser.parse_args()
 
@@ -142,12 +183,13 @@ def main() -> int:
         rows = write_images(Path(folder), arguments.images)
         dataset = ImageDataset(rows, load_scene, classification_train(SIZE), SceneFeatures())
         samples = measure(dataset, arguments)
+        cached = ["", *measure_cached(rows, arguments)] if arguments.cached else []
     table, missed = make_report(samples, arguments.workers, arguments.images, arguments.clock)
     settings = f"{arguments.images:,} JPEGs of {LEAST_SIDE} to {LARGEST_SIDE} pixels to {SIZE} x {SIZE}, "
     settings += f"batches of {arguments.batch_size}, {arguments.rounds} rounds, {arguments.clock} time"
     machine = f"Python {platform.python_version()}, torch {torch.__version__}, Pillow {PIL.__version__}, "
     machine += f"{platform.platform()}, {os.cpu_count()} cores, load at start {load:.1f}"
-    lines = [f"`python {' '.join(sys.argv)}`: {settings}. {machine}.", "", *table]
+    lines = [f"`python {' '.join(sys.argv)}`: {settings}. {machine}.", "", *table, *cached]
     print("\n".join(lines))
     if arguments.output:
         arguments.output.write_text("\n".join(lines) + "\n")

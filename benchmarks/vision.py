@@ -413,7 +413,7 @@ def main() -> None:
             setting, first = SETTINGS[name], {}
             if setting.model:
                 make_model(setting.model, folder / setting.model)
-            for side in setting.sides if options.sides is None else set(setting.sides) & set(options.sides):
+            for side in [each for each in setting.sides if options.sides is None or each in options.sides]:
                 figure = measured(name, side, folder, options.cache, options.timeout)
                 first = first or figure
                 lines.append(row(setting.title, side, figure, first))
