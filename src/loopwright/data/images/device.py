@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from loopwright.data.images.transforms import (
     BRIGHTNESS,
@@ -147,12 +148,18 @@ def _name(transform: Any) -> str:
 
 
 def _padded(images: list[NDArray[np.uint8]]) -> Tensor:
-    """Return images in one array, the upper left part of each; the rest is never read."""
-    height, width = (max(image.shape[axis] for image in images) for axis in (0, 1))
-    padded = np.zeros((len(images), height, width, 3), np.uint8)
-    for own, image in zip(padded, images, strict=True):
+    """Return images in one tensor, the upper left part of each; the rest is zero, and never read."""
+    shape = (len(images), *(max(image.shape[axis] for image in images) for axis in (0, 1)), 3)
+    padded = torch.zeros(shape, dtype=torch.uint8) if get_worker_info() is None else _zeros_to_send(shape)
+    for own, image in zip(padded.numpy(), images, strict=True):
         own[: image.shape[0], : image.shape[1]] = image
-    return torch.from_numpy(padded)
+    return padded
+
+
+def _zeros_to_send(shape: tuple[int, ...]) -> Tensor:
+    """Return zeros in the shared memory in which a loader worker sends them, as torch's default_collate does."""
+    storage = torch.UntypedStorage._new_shared(prod(shape))
+    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
 
 def _resampled(images: Tensor, lengths: Tensor, size: int, num_taps: int) -> Tensor:
