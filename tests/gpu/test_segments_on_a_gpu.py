@@ -28,7 +28,7 @@ def test_outputs_and_gradients_are_those_of_the_masked_attention(
     monkeypatch.setattr(segments, "_flash_kernel", lambda: calls.append(1) or kernel)
     found = []
     for dtype in (torch.float32, torch.bfloat16):
-        given = [each.to(dtype).requires_grad_() for each in parts]
+        given = [each.detach().to(dtype).requires_grad_() for each in parts]
         output, _ = segments.attention(sdpa, module, *given, bounds, scaling=0.2, sliding_window=window)
         output.backward(slope.to(dtype))
         found.append([output, *(each.grad for each in given)])

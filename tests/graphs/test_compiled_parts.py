@@ -9,6 +9,7 @@ import toys
 from graphs.recorder import FakeCapturer, GraphedTrainer
 from loopwright import Trainer
 from loopwright.engine.compilation import CompiledModel, compiled_parts
+from loopwright.errors import Preempted
 from loopwright.training.run import run_of
 
 
@@ -238,6 +239,18 @@ def test_a_model_that_cannot_be_compiled_runs_as_written_and_says_why_once(kind,
     printed = capsys.readouterr().out
     assert printed.count("as it is written, not compiled") == 1 and "no C++ compiler was found" in printed
     toys.assert_same_weights(trainer, trained(LENGTHS, kind, step_mode="auto"))
+
+
+@pytest.mark.parametrize("kind", [CompiledTrainer, GraphedAndCompiled])
+def test_a_signal_during_compilation_is_no_reason_not_to_compile(kind, tmp_path):
+    class Ended(Backend):
+        def __call__(self, graph, inputs):
+            raise Preempted("SIGTERM")
+
+    with pytest.raises(Preempted):
+        trained(SAME, kind, backend=Ended(), checkpoints=toys.saving(tmp_path))
+    whole = trained(SAME, kind)
+    toys.assert_same_weights(trained(SAME, kind, resume_from=toys.step(tmp_path, 1)), whole)
 
 
 def test_a_mode_of_torch_that_records_graphs_itself_is_left_to_it(capsys):

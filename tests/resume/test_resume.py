@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import toys
 from distributed.launcher import exit_code
@@ -633,3 +633,28 @@ def test_a_resumed_run_that_counts_epochs_on_from_an_earlier_one_counts_them_ali
     assert resumed.run_history.current_epoch == whole.run_history.current_epoch == 6
     losses = whole.run_history.get_metric_values("train_loss_epoch")
     assert resumed.run_history.get_metric_values("train_loss_epoch") == losses
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_moments_of_channels_last_weights_keep_their_layout(is_fused, tmp_path):
+    """A fused optimizer walks through memory: contiguous moments would belong to other weights."""
+
+    def trained(**options):
+        layers = nn.Conv2d(3, 4, 5), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+        model = toys.seeded(lambda: nn.Sequential(*layers), seed=1).to(memory_format=torch.channels_last)
+        for each in layers:
+            if hasattr(each, "reset_parameters"):
+                toys.seeded(each.reset_parameters, seed=2)
+        model.to(memory_format=torch.channels_last)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=is_fused)
+        trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[])
+        images = torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+        rows = TensorDataset(images, torch.arange(16) % 2)
+        trainer.train(rows, 2, per_device_batch_size=4, seed=3, **options)
+        return trainer
+
+    whole = trained(checkpoints=toys.saving(tmp_path))
+    resumed = trained(resume_from=toys.step(tmp_path, 3))
+    toys.assert_same_weights(resumed, whole)
+    moments = [each["exp_avg"] for each in resumed.optimizer.state.values()]
+    assert moments[0].is_contiguous(memory_format=torch.channels_last) and not moments[0].is_contiguous()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from loopwright.engine.sharding import local
 from loopwright.errors import CheckpointError
@@ -91,7 +91,27 @@ def fitted_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any], names:
             )
         groups.append({**options[0], **who})
     state = {index: saved["state"][name] for index, name in name_of.items() if name in saved["state"]}
-    return {"state": state, "param_groups": groups}
+    return in_their_layout(optimizer, {"state": state, "param_groups": groups})
+
+
+def in_their_layout(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state with the strides of its parameters: a fused kernel walks through memory.
+
+    Files hold contiguous tensors, and parameters may be `channels_last`.
+    """
+    parameters = dict(enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]))
+
+    def laid_out(value: Any, parameter: Tensor) -> Any:
+        is_like = isinstance(value, Tensor) and value.shape == parameter.shape
+        if not is_like or value.stride() == parameter.stride():
+            return value
+        return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+
+    state = {
+        index: {name: laid_out(value, parameters[index].detach()) for name, value in entries.items()}
+        for index, entries in state_dict["state"].items()
+    }
+    return {**state_dict, "state": state}
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from loopwright.engine.graphs import NotCapturableError
 from loopwright.engine.memory import is_out_of_memory
 from loopwright.engine.nested import iter_tensors, map_tensors
 from loopwright.engine.seeding import preserved_generators
+from loopwright.errors import Preempted, StopTrainingError
 from loopwright.stepping.eager import EagerStepper
 
 if TYPE_CHECKING:
@@ -77,11 +78,21 @@ class CompiledUpdates:
         except (RuntimeError, NotCapturableError) as error:  # no C compiler, say
             if is_out_of_memory(error) or getattr(error, "is_out_of_memory", False):
                 raise
+            _raise_interruption(error)
             cause = getattr(error, "inner_exception", error)  # torch wraps what a backend raises
             self.is_on, recordings.not_compiled = False, (str(cause).strip().splitlines() or [type(cause).__name__])[0]
             text = f"Running the model as it is written, not compiled: {recordings.not_compiled}"
             run.trainer.notify("compile.fallback", text, reason=recordings.not_compiled)
         self._is_ready = True
+
+
+def _raise_interruption(error: BaseException) -> None:
+    """Raise the signal that ended a compilation, if one did: torch wraps whatever is raised in it."""
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, (Preempted, StopTrainingError)):
+            raise inner
+        inner = getattr(inner, "inner_exception", None) or inner.__cause__ or inner.__context__
 
 
 class CompiledStepper(EagerStepper):

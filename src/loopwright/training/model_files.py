@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from loopwright.checkpoint import store
-from loopwright.checkpoint.state_by_name import untied
+from loopwright.checkpoint.state_by_name import in_their_layout, untied
 from loopwright.checkpoint.whole_weights import gathered, split_optimizer, with_state, write_gathered
 from loopwright.engine import sharding
 from loopwright.engine.processes import local_process_zero_only, world_process_zero_only
@@ -108,7 +108,7 @@ def load_checkpoint(
         _check_groups(str(path), optimizer, checkpoint["optimizer_state_dict"])
     load_weights(model, checkpoint["model_state_dict"])
     if restores_optimizer:
-        optimizer.load_state_dict(checkpoint["optimizer_state_dict"])
+        optimizer.load_state_dict(in_their_layout(optimizer, checkpoint["optimizer_state_dict"]))
     if load_scheduler and "scheduler_state_dict" in checkpoint and scheduler is not None:
         scheduler.load_state_dict(checkpoint["scheduler_state_dict"])
     return checkpoint
