@@ -33,7 +33,7 @@ from decoders import IS_HALF, Clock, decoder, run_sides
 SETTINGS = {"full": "0.6 B decoder, full tuning", "lora": "0.6 B decoder, LoRA r = 16"}
 WARM_UP = 6
 PACKED_ROWS, PADDED_ROWS = 4, 4  # of an update
-WORDS, VOCABULARY, PAD = 3_000, 4_096, "<|pad|>"
+WORDS, VOCABULARY, PAD = 400, 4_096, "<|pad|>"
 
 
 class Counting:
@@ -109,7 +109,7 @@ def generated_chats(number: int, width: int) -> list[list[dict[str, str]]]:
     words = ["".join(draw.choices(letters, k=draw.randint(2, 9))) for _ in range(WORDS)]
     found = []
     for _ in range(number):
-        size = min(draw.lognormvariate(0, 0.8) * 0.08 * width, 0.6 * width)  # in words, of one or two tokens
+        size = min(draw.lognormvariate(0, 0.8) * 0.1 * width, 0.9 * width - 80)  # in words, of a token each
         pairs = draw.randint(1, 5)
         turns = []
         for _ in range(pairs):
