@@ -10,7 +10,7 @@ from loopwright.data.images import classification_train
 from loopwright.data.prefetch import prefetched
 from loopwright.engine.nested import map_tensors, to_device
 from tasks.reviews import read_lines
-from tasks.runs import check_resume
+from tasks.runs import assert_same_files
 from tasks.squares import write_squares
 
 pytestmark = pytest.mark.gpu
@@ -71,6 +71,14 @@ def test_a_gpu_augments_unless_told_otherwise_and_graphs_have_one_size(squares, 
 @pytest.mark.parametrize("step_mode", ["auto", "eager"])
 def test_a_resumed_run_has_the_same_bits(squares, tmp_path, step_mode):
     flags = {"data": squares, "full_determinism": True, "step_mode": step_mode, "workers": 2, **FLAGS}
-    _, resumed, _ = check_resume(TASK, tmp_path, {"max_steps": 4}, {"max_steps": 9}, **flags)
+    flags |= {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+    part = api.train(TASK, output_dir=tmp_path / "part", max_steps=4, **flags)
+    whole = api.train(TASK, output_dir=tmp_path / "whole", max_steps=9, **flags)
+    resumed = api.resume(part.path, max_steps=9, quiet=True)
+    assert_same_files(resumed.path, whole.path, "model/model.safetensors")
+    losses = [
+        [each["loss"] for each in read_lines(run.path / "metrics.jsonl") if "loss" in each] for run in (resumed, whole)
+    ]
+    assert losses[0] == losses[1]
     tiers = [each["tier"] for each in read_lines(resumed.path / "metrics.jsonl") if each["event"] == "start"]
     assert tiers == ["T0", "T0"]

@@ -65,8 +65,8 @@ def sequences(lengths: list[int]) -> list[Any]:
     return [(torch.randint(200, (length,), generator=generator), index % 3) for index, length in enumerate(lengths)]
 
 
-LENGTHS = [7 + 5 * (index * 7 % 11) for index in range(60)]
-SAME = [24] * 60
+LENGTHS = [7 + 5 * (index * 7 % 11) for index in range(30)]
+SAME = [24] * 30
 
 
 def trained(lengths: list[int], step_mode: str = "compile", **options: Any) -> Trainer:
@@ -89,7 +89,7 @@ def test_compiled_updates_are_graphs_and_resume_bit_by_bit(lengths: list[int], t
     assert recordings.is_dynamic == (lengths is LENGTHS)
     plain = trained(lengths, "graph")
     torch.testing.assert_close(whole.losses[:5], plain.losses[:5], rtol=0.1, atol=0.1)
-    for update in (3, 11):
+    for update in (3,) if lengths is SAME else (9,):
         toys.assert_same_weights(trained(lengths, resume_from=toys.step(tmp_path, update)), whole)
 
 

@@ -1,6 +1,7 @@
 """Model folders from strangers: no code, no pickles, and an error with the name of each damaged file."""
 
 import ast
+import importlib
 import json
 import pickle
 import shlex
@@ -260,6 +261,17 @@ print(cProfile.Profile().runcall(lambda: [str(each) for each in range(3)]))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "['0', '1', '2']"
+
+
+def test_the_time_of_an_import_is_not_that_of_a_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(model_limits, "_MOST_SECONDS", 0.3)
+    monkeypatch.syspath_prepend(tmp_path)
+    work = "import time\nend = time.thread_time() + 1.0\nwhile time.thread_time() < end:\n    pass\n"
+    (tmp_path / "slow_to_import.py").write_text(work)
+    with model_limits.limited():
+        importlib.import_module("slow_to_import")
+    with pytest.raises(model_limits.BuildLimitError), model_limits.limited():
+        exec(compile(work, "model", "exec"), {})
 
 
 def test_a_build_that_ends_as_its_time_is_up_raises_nothing_later(monkeypatch):

@@ -176,8 +176,7 @@ def training_token_losses(job: Job, model: Any, inputs: Mapping[str, Any], label
 def _chunk_options(job: Job) -> dict[str, Any]:
     training = job.training
     # The output layer is replaced for the time of a forward pass, and its gradients are scaled only afterwards.
-    is_compiled = training.torch_compile or training.step_mode == "compile"
-    reasons = {"--fsdp is set": training.fsdp, "--fp16 is set": training.fp16, "the model is compiled": is_compiled}
+    reasons = {"--fsdp is set": training.fsdp, "--fp16 is set": training.fp16}
     why_not = next((reason for reason, is_so in reasons.items() if is_so), None)
     return {"chunk": job.args.loss_chunk, "ignored": text.IGNORED, "why_not": why_not}
 
