@@ -184,17 +184,16 @@ def test_batches_of_one_size_are_compiled_for_it_and_short_ones_run_as_written(m
     assert len(backend.sizes) == (2 if model is Reader else 1)
 
 
-@pytest.mark.parametrize("collate_fn", [pad, Announced()])
-def test_batches_of_several_sizes_are_compiled_once_for_all(collate_fn):
-    trainer = trained(LENGTHS, collate_fn=collate_fn)
+def test_batches_whose_collate_function_pads_are_compiled_once_for_all_sizes():
+    trainer = trained(LENGTHS, collate_fn=Announced())
     recordings = run_of(trainer).recordings
-    assert recordings.is_dynamic and recordings.compiled_for == [[2, 3 if collate_fn is not pad else 9], [2]]
+    assert recordings.is_dynamic and recordings.compiled_for == [[2, 3], [2]]
     assert len(trainer.backend.sizes) == 2
 
 
 def test_a_second_size_compiles_for_all_sizes_once():
     trainer = trained([4] * 6 + [5] * 4 + [7] * 2)
-    assert run_of(trainer).recordings.is_dynamic
+    assert run_of(trainer).recordings.compiled_for == [[2, 5], [2]] and run_of(trainer).recordings.is_dynamic
     assert len(trainer.backend.sizes) == 4  # two parts for the first size, and again for all
 
 
@@ -250,7 +249,59 @@ def test_a_signal_during_compilation_is_no_reason_not_to_compile(kind, tmp_path)
     with pytest.raises(Preempted):
         trained(SAME, kind, backend=Ended(), checkpoints=toys.saving(tmp_path))
     whole = trained(SAME, kind)
-    toys.assert_same_weights(trained(SAME, kind, resume_from=toys.step(tmp_path, 1)), whole)
+    toys.assert_same_weights(trained(SAME, kind, checkpoints=toys.saving(tmp_path), resume_from="auto"), whole)
+
+
+def test_the_first_update_is_compiled_too_also_where_the_next_ones_are_graphs():
+    seen = []
+
+    class Noting(Reader):
+        def forward(self, ids):
+            seen.append(("forward" in vars(self.layers[0]), len(ids)))
+            return super().forward(ids)
+
+    for kind in (CompiledTrainer, GraphedAndCompiled):
+        trained(SAME, kind, model=Noting)
+        assert all(is_compiled or rows == 1 for is_compiled, rows in seen) and len(seen) >= 14, kind
+        seen.clear()
+
+
+def test_a_first_update_that_does_not_fit_into_memory_is_run_again_without_graphs(capsys):
+    class Full(FakeCapturer):
+        def warm_up(self, function):
+            super().warm_up(function)
+            if self.num_warm_ups == 3:  # after the two rehearsals
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    class Tight(GraphedAndCompiled):
+        def create_capturer(self):
+            self.capturer = Full(self.model, self.optimizer)
+            return self.capturer
+
+    trainer = trained(SAME, Tight)
+    assert trainer.progress.update == 14 and trainer.num_graphed_updates == 0
+    assert "not as CUDA graphs: CUDA out of memory" in capsys.readouterr().out
+
+
+def test_only_an_empty_cache_of_past_keys_is_left_out():
+    class Layer(nn.Module):
+        def forward(self, hidden, past_key_values=None):
+            return hidden, past_key_values
+
+    class Cache:
+        def __init__(self, length):
+            self.get_seq_length = lambda: length
+
+    model = nn.Module()
+    model.layers = nn.ModuleList([Layer(), Layer()])
+    for each in model.layers:
+        each.inner = nn.Linear(1, 1)
+    compiled = CompiledModel(model, backend="eager")
+    vars(compiled)["_compiled"] = {Layer.forward: Layer.forward}
+    empty, filled, hidden = Cache(0), Cache(3), torch.ones(2)
+    with compiled.active():
+        assert model.layers[0](hidden, empty)[1] is None and model.layers[0](hidden, past_key_values=empty)[1] is None
+        assert model.layers[1](hidden, filled)[1] is filled and model.layers[1](hidden)[1] is None
 
 
 def test_a_mode_of_torch_that_records_graphs_itself_is_left_to_it(capsys):

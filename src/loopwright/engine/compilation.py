@@ -7,6 +7,7 @@ without repeated layers is compiled as a whole.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -31,7 +32,6 @@ class CompiledModel:
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         self._options = options
-        self._config: Any = getattr(model, "config", None)
         self._compiled: dict[Any, Callable[..., Any]] = {}
         self._parts: list[tuple[Any, str, Any]] = [(part, "forward", part.forward) for part in compiled_parts(model)]
         if _has_token_loss(model):
@@ -56,12 +56,10 @@ class CompiledModel:
     def active(self) -> Iterator[None]:
         """Run a block in which calls of the model take its compiled parts."""
         before = [vars(owner).get(name, _ABSENT) for owner, name, _ in self._parts]
-        config, uses_cache = self._config, getattr(self._config, "use_cache", None)
-        if uses_cache:
-            config.use_cache = False  # each layer would be compiled for its own place in a cache that training ignores
         for owner, name, call in self._parts:
             compiled = self._compiled[_function_of(call)]
-            vars(owner)[name] = partial(compiled, call.__self__) if isinstance(call, MethodType) else compiled
+            compiled = partial(compiled, call.__self__) if isinstance(call, MethodType) else compiled
+            vars(owner)[name] = _without_empty_caches(compiled, call)
         try:
             yield
         finally:
@@ -70,8 +68,22 @@ class CompiledModel:
                     del vars(owner)[name]
                 else:
                     vars(owner)[name] = value
-            if uses_cache:
-                config.use_cache = uses_cache
+
+
+def _without_empty_caches(compiled: Any, call: Any) -> Any:
+    """Return a call that hands on no empty cache of past keys: each layer would be compiled for its place in it."""
+    signature = inspect.signature(call)
+    if "past_key_values" not in signature.parameters:
+        return compiled
+
+    def without(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        cache = given.arguments.get("past_key_values")
+        if cache is not None and not cache.get_seq_length():
+            given.arguments["past_key_values"] = None
+        return compiled(*given.args, **given.kwargs)
+
+    return without
 
 
 def _function_of(call: Any) -> Any:

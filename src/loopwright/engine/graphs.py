@@ -70,7 +70,7 @@ class CudaCapturer:
 
     def warm_up(self, function: Callable[[], Any]) -> None:
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), _as_if_capturing():
             function()
         torch.cuda.current_stream().wait_stream(self._stream)
 
@@ -79,7 +79,9 @@ class CudaCapturer:
         torch.cuda.synchronize(self._device)
         # `torch.cuda.graph` always empties the cache, which makes later allocations slow. That is needed only if memory
         # is short: during a recording torch does not free cached blocks.
-        if torch.cuda.mem_get_info(self._device)[0] < torch.cuda.memory_reserved(self._device):
+        # The first time it returns the memory of warm-ups: graphs have their own.
+        is_short = torch.cuda.mem_get_info(self._device)[0] < torch.cuda.memory_reserved(self._device)
+        if self._first is None or is_short:
             torch.cuda.empty_cache()
         is_collecting = gc.isenabled()
         gc.disable()  # garbage may hold other graphs, which must not be destroyed now
@@ -113,6 +115,17 @@ class CudaCapturer:
         torch.cuda.synchronize(self._device)
         self._stream = torch.cuda.Stream(self._device)
         self.forget()  # later recordings have nothing to do with the aborted one
+
+
+@contextlib.contextmanager
+def _as_if_capturing() -> Iterator[None]:
+    """Let code that asks whether its stream is captured take the way it takes then, as transformers' masks do."""
+    ask = torch.cuda.is_current_stream_capturing
+    torch.cuda.is_current_stream_capturing = lambda: True
+    try:
+        yield
+    finally:
+        torch.cuda.is_current_stream_capturing = ask
 
 
 def signature(value: Any) -> tuple[Hashable, Hashable]:
@@ -260,6 +273,25 @@ class UpdateGraphs:
             assert self._apply is not None
             replay, self.norm = self._apply
             replay()
+
+    def run(self, inputs: list[Any], before: Callable[[int], None], after: Callable[[int, Any], None]) -> None:
+        """Run an update as it will be recorded: the first one, in which the optimizer creates its state."""
+        step, outputs = self.step, []
+        try:
+            step.refresh()
+            for index, value in enumerate(inputs):
+                own = StaticInputs(value, step.device)
+                own.fill(value)
+                before(index)
+                self.capturer.warm_up(lambda own=own: outputs.append(step.micro_batch(own.value)))  # type: ignore[misc]
+                after(index, outputs.pop())
+        except (RuntimeError, MemoryError) as error:
+            step.restore()
+            self._drop_gradients()
+            raise self._not_capturable(error, None) from error
+        with single_precision_rates(step.optimizer):
+            self.norm = step.apply()
+        self._drop_gradients()
 
     def rehearse(self, value: Any) -> None:
         """Run a micro-batch on inputs as for a recording, without recording it."""

@@ -60,8 +60,7 @@ class CompiledUpdates:
         fits = len(sizes) == len(window.pieces)
         if recordings.is_dynamic:
             fits = all(piece.rows > 1 for piece in window.pieces)
-        # The first update runs as the model is written, since models set up some of their state in it.
-        self.is_on = fits and recordings.not_compiled is None and self.run.progress.update > 0
+        self.is_on = fits and recordings.not_compiled is None
 
     def prepare(self, window: Window, rehearse: Callable[[Any], None]) -> None:
         """Compile before the first use; `rehearse` runs forward and backward of a batch on the device."""
@@ -73,7 +72,8 @@ class CompiledUpdates:
         self.model.compile(is_dynamic=recordings.is_dynamic)
         example = fitted(window.pieces[0].on(run.engine.device), recordings.compiled_for)
         try:
-            if example is not None:
+            # Twice: what a model sets up in its first forward pass, such as its problem type, compiles it again.
+            for _ in range(0 if example is None else 2):
                 rehearse(example)
         except (RuntimeError, NotCapturableError) as error:  # no C compiler, say
             if is_out_of_memory(error) or getattr(error, "is_out_of_memory", False):

@@ -123,10 +123,13 @@ class GraphStepper:
     def step(self, window: Window) -> None:
         if self._compiled is not None:
             self._compiled.follow(window)
-        if self.run.progress.update == 0 or not self._may_be_graph(window) or not self._replay(window):
+        if not self._may_be_graph(window) or not self._replay(window):
             self.run.trainer._run_update(window)
 
     def _may_be_graph(self, window: Window) -> bool:
+        is_first = self.run.progress.update == 0
+        if is_first and (self._compiled is None or not self._compiled.is_on):
+            return False  # the optimizer creates its state
         return all(piece.rows for piece in window.pieces) if self._planned is None else self._is_planned(window)
 
     def _is_listed(self, keys: list[str]) -> bool:
@@ -135,6 +138,11 @@ class GraphStepper:
         if reason is not None:
             self._report_shape(reason)
         return reason is None
+
+    def _report_recording(self) -> None:
+        if self.run.is_first("graphs: recording"):
+            text = "Recording updates as CUDA graphs: each shape of batches takes a moment when it first comes"
+            self.run.trainer.notify("graphs.recording", text)
 
     def _report_shape(self, reason: str) -> None:
         if self.run.is_first(f"graphs: {reason}"):
@@ -200,17 +208,21 @@ class GraphStepper:
                 return False
             if self._compiled is not None:
                 self._compiled.prepare(window, self._rehearse)
-            if run.is_first("graphs: recording"):
-                text = "Recording updates as CUDA graphs: each shape of batches takes a moment when it first comes"
-                trainer.notify("graphs.recording", text)
-            self._graphs.replay(keys, inputs, before, after)
+            if run.progress.update == 0:
+                self._graphs.run(inputs, before, after)
+            else:
+                self._report_recording()
+                self._graphs.replay(keys, inputs, before, after)
+                run.recordings.add(keys)
+                run.logbook.num_graphed_updates += 1
         except graphs.NotYetCapturableError:
             return False
         except graphs.NotCapturableError as error:
+            if run.is_torn:  # the first update had begun
+                run.is_torn = False
+                step.discard()
             self._fail(error)
             return False
-        run.recordings.add(keys)
-        run.logbook.num_graphed_updates += 1
         run.gradient_norm = self._graphs.norm
         for event in ("on_before_optimizer_step", "on_optimizer_step_end"):
             trainer.call_event(event)
