@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
-import os
 import platform
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from sides import preload, run_side
 from torch import nn
 
-SOURCE = Path(__file__).resolve().parents[1] / "src"
 PEAK = 989e12  # FLOP/s of an H100 or H200 in dense bf16, by the datasheet
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 IS_HALF = DEVICE.type == "cuda"  # bf16 autocast; on the CPU only --tiny runs, in float32
@@ -127,29 +123,6 @@ def decoder(is_tiny: bool, vocabulary: int) -> nn.Module:
 # ------------------------------------------------------------------------------------------------------- processes
 
 
-def measure(script: Path, words: Sequence[str], package: str, timeout: float) -> dict[str, Any] | str:
-    """Run one side in a process of its own, and return its figures or why there are none."""
-    if package != "loopwright" and importlib.util.find_spec(package) is None:
-        return "not installed"
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "figures.json"
-        paths = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
-        environment = os.environ | {"PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false"}
-        environment["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "inductor")  # every side compiles from scratch
-        command = [sys.executable, str(script), *words, "--child", str(output)]
-        try:
-            done = subprocess.run(
-                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return f"not done after {timeout:.0f} s"
-        if not output.exists():
-            sys.stderr.write(done.stderr[-3000:])
-            return "failed: " + (done.stderr.strip().splitlines() or ["no word"])[-1][:150]
-        found: dict[str, Any] = json.loads(output.read_text())
-        return found
-
-
 def table(title: str, titles: dict[str, str], figures: dict[str, Any], baseline: str) -> list[str]:
     """Return the lines of one setting's table."""
     base = figures.get(baseline)
@@ -191,12 +164,8 @@ def run_sides(
     parser.add_argument("--timeout", type=float, default=180.0, help="seconds of a side")
     parser.add_argument("--output", type=Path, default=script.parent / "results" / f"{script.stem}.md")
     parser.add_argument("--tiny", action="store_true", help="tiny models, on the CPU too: whether every side runs")
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        found = child(options.settings[0], options.sides[0], options.tiny)
-        options.child.write_text(json.dumps(found))
-        return
+    preload("pytorch_lightning", "trl", "transformers.models.gpt2.modeling_gpt2")
     if not (torch.cuda.is_available() or options.tiny):
         sys.exit(f"{script.name} measures a GPU, and there is none here; --tiny shows whether every side runs")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
@@ -216,8 +185,10 @@ def run_sides(
     for name in options.settings:
         figures: dict[str, Any] = {}
         for side in options.sides:
-            words = ["--settings", name, "--sides", side, *(["--tiny"] if options.tiny else [])]
-            figures[side] = measure(script, words, sides[side][1], options.timeout)
+            if importlib.util.find_spec(sides[side][1]) is None:
+                figures[side] = "not installed"
+            else:  # every side compiles from scratch
+                figures[side] = run_side(child, name, side, options.tiny, timeout=options.timeout, is_cold=True)
             sys.stderr.write(f"{name} {side}: {figures[side]}\n")
             shown = table(settings[name], {each: title for each, (title, _) in sides.items()}, figures, baseline)
             options.output.parent.mkdir(parents=True, exist_ok=True)

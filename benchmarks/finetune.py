@@ -18,13 +18,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -32,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sides import preload, run_side
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 THIS_FILE = Path(__file__).resolve()
-SOURCE = THIS_FILE.parents[1] / "src"
 RESULTS = THIS_FILE.parent / "results" / "finetune.md"
 BUCKETS = (32, 48, 64, 80, 96, 128)
 RECORDING = 400
@@ -396,7 +393,7 @@ RECORDING_SIDES = tuple(side for side in SIDES if side.startswith("loopwright-")
 # -------------------------------------------------------------------------------------------------------- the table
 
 
-def child(side: str, name: str, output: Path) -> None:
+def child(side: str, name: str) -> dict[str, Any]:
     """Measure one side; called in a process of its own."""
     if side in RECORDING_SIDES and not SETTINGS[name].is_whole:
         SETTINGS[name] = replace(SETTINGS[name], warm_up=RECORDING)
@@ -410,28 +407,14 @@ def child(side: str, name: str, output: Path) -> None:
     if clock.recordings:
         figures |= {"recorded": len(clock.recordings) + 1, "recording_seconds": statistics.median(clock.recordings)}
         figures["slowest_recording_seconds"] = max(clock.recordings)
-    output.write_text(json.dumps(figures))
+    return figures
 
 
 def measure(side: str, name: str, timeout: float) -> dict[str, Any] | str:
     """Run a side, and return its figures or why there are none."""
-    if importlib.util.find_spec(SIDES[side][1]) is None and SIDES[side][1] != "loopwright":
+    if importlib.util.find_spec(SIDES[side][1]) is None:
         return "not installed"
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "figure.json"
-        command = [sys.executable, str(THIS_FILE), "--child", side, name, str(output)]
-        paths = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
-        environment = os.environ | {"PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false"}
-        try:
-            done = subprocess.run(
-                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return f"not done after {timeout:.0f} s"
-        if not output.exists():
-            return "failed: " + (done.stderr.strip().splitlines() or ["no word"])[-1][:150]
-        found: dict[str, Any] = json.loads(output.read_text())
-        return found
+    return run_side(child, side, name, timeout=timeout)
 
 
 def table(name: str, figures: dict[str, list[Any]]) -> list[str]:
@@ -476,11 +459,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=240.0)
     parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        child(options.child[0], options.child[1], Path(options.child[2]))
-        return
+    preload("pytorch_lightning")
     if not torch.cuda.is_available():
         sys.exit("finetune.py measures a GPU, and there is none here")
     lines = [

@@ -30,9 +30,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from sides import preload, run_side
 
 THIS_FILE = Path(__file__).resolve()
-SOURCE = THIS_FILE.parents[1] / "src"
 RESULTS = THIS_FILE.parent / "results" / "vision.md"
 IMAGES, SIDE, READY, READY_SIDE = 1024, 320, 2560, 224
 WARM_UP, TIMED, WORKERS = 45, 100, 12
@@ -339,41 +339,21 @@ def measure_demo(side: str, folder: Path) -> Any:
     }
 
 
-def child(name: str, side: str, folder: str, cache: str, output: str) -> None:
+def child(name: str, side: str, folder: str, cache: str) -> Any:
     """Measure one side; called in a process of its own."""
     setting, place = SETTINGS[name], Path(folder)
     if name == "digits":
-        figure = measure_demo(side, place)
-    elif name == "ready":
-        figure = measure_ready(setting, side, str(place / setting.model))
-    else:
-        data = place if name == "detr" else place / "classes"
-        figure = measure_task(setting, side, str(data), str(place / setting.model), cache)
-    Path(output).write_text(json.dumps(figure))
+        return measure_demo(side, place)
+    if name == "ready":
+        return measure_ready(setting, side, str(place / setting.model))
+    data = place if name == "detr" else place / "classes"
+    return measure_task(setting, side, str(data), str(place / setting.model), cache)
 
 
-def measured(name: str, side: str, folder: Path, cache: str, timeout: float) -> dict[str, Any]:
-    """Return the figure of a side, or its error."""
-    output = folder / "figure.json"
-    output.unlink(missing_ok=True)
-    command = [sys.executable, str(THIS_FILE), "--child", name, side, str(folder), cache, str(output)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])}
-    try:
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=timeout
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"not done after {timeout:g} s"}
-    if output.exists():
-        return dict(json.loads(output.read_text()))
-    sys.stderr.write(done.stderr[-3000:])
-    return {"error": (done.stderr.strip().splitlines() or ["?"])[-1][:200]}
-
-
-def row(title: str, side: str, figure: dict[str, Any], first: dict[str, Any]) -> str:
+def row(title: str, side: str, figure: dict[str, Any] | str, first: dict[str, Any]) -> str:
     """Return a line of the table; `first` is the figure of the hand-written loop, or of whatever came first."""
-    if "error" in figure:
-        return f"| {title} | {SIDES[side]} | {figure['error']} | | | | |"
+    if isinstance(figure, str):
+        return f"| {title} | {SIDES[side]} | {figure} | | | | |"
     ratio = f"{figure['rate'] / first['rate']:.2f}" if "rate" in first else ""
     return (
         f"| {title} | {SIDES[side]} | {figure['rate']:,.0f} | {figure['milliseconds']:.2f} | {ratio} | "
@@ -389,11 +369,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--cache", default="auto", choices=("auto", "ram", "disk", "off"))
     parser.add_argument("--timeout", type=float, default=120, help="seconds for each side (default 120)")
-    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        child(*options.child)
-        return
+    preload("transformers.models.vit.modeling_vit", "loopwright.runs.trainer")
     if not torch.cuda.is_available():
         sys.exit("vision.py measures a GPU, and there is none here")
     lines = [
@@ -414,8 +391,8 @@ def main() -> None:
             if setting.model:
                 make_model(setting.model, folder / setting.model)
             for side in [each for each in setting.sides if options.sides is None or each in options.sides]:
-                figure = measured(name, side, folder, options.cache, options.timeout)
-                first = first or figure
+                figure = run_side(child, name, side, str(folder), options.cache, timeout=options.timeout)
+                first = first or (figure if isinstance(figure, dict) else {})
                 lines.append(row(setting.title, side, figure, first))
                 print(lines[-1], flush=True)
                 options.output.parent.mkdir(parents=True, exist_ok=True)
