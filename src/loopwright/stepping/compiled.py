@@ -70,6 +70,8 @@ class CompiledUpdates:
         sizes = "all sizes of batches" if recordings.is_dynamic else "this size of batches"
         run.trainer.notify("compile", f"Compiling {len(self.model)} parts of the model, for {sizes}")
         self.model.compile(is_dynamic=recordings.is_dynamic)
+        if run.engine.is_distributed:  # the saved sizes are those of rank 0
+            run.checkpoints.lower_tier(run.progress.update, "each process compiles for the sizes that it sees first")
         example = fitted(window.pieces[0].on(run.engine.device), recordings.compiled_for)
         try:
             # Twice: what a model sets up in its first forward pass, such as its problem type, compiles it again.
