@@ -31,7 +31,7 @@ def preload(*modules: str) -> None:
 def run_side(
     function: Callable[..., Mapping[str, Any]], *args: Any, timeout: float, is_cold: bool = False
 ) -> dict[str, Any] | str:
-    """Return what a function of a script returns in a process of its own, or why it returned nothing.
+    """Call a function of a script in a separate process; return its figures, or why there are none.
 
     Its working directory is a temporary one; `is_cold`: nothing is compiled there yet.
     """

@@ -9,7 +9,7 @@ import toys
 from graphs.recorder import FakeCapturer, GraphedTrainer
 from loopwright import Trainer
 from loopwright.engine.compilation import CompiledModel, compiled_parts
-from loopwright.errors import Preempted
+from loopwright.errors import MemoryLimitError, Preempted
 from loopwright.training.run import run_of
 
 
@@ -281,6 +281,20 @@ def test_a_first_update_that_does_not_fit_into_memory_is_run_again_without_graph
     trainer = trained(SAME, Tight)
     assert trainer.progress.update == 14 and trainer.num_graphed_updates == 0
     assert "not as CUDA graphs: CUDA out of memory" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [CompiledTrainer, GraphedAndCompiled])
+def test_a_micro_batch_that_does_not_fit_is_split_if_asked(kind):
+    class Wide(Reader):
+        def forward(self, ids):
+            if len(ids) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return super().forward(ids)
+
+    trainer = trained(SAME, kind, model=Wide, per_device_batch_size=4, oom="split", num_epochs=1)
+    assert trainer.progress.update == 4 and trainer.num_parts == 2
+    with pytest.raises(MemoryLimitError):
+        trained(SAME, kind, model=Wide, per_device_batch_size=4)
 
 
 def test_only_an_empty_cache_of_past_keys_is_left_out():

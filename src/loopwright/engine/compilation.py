@@ -1,4 +1,4 @@
-"""Models compiled by torch.compile in parts: each repeated layer, what stands beside the layers, and the loss.
+"""Models compiled by torch.compile in parts: each repeated layer, the modules next to the layers, and the loss.
 
 Layers of one class are compiled once, however many there are, so a large model takes no longer to compile than a small
 one. Modules with embeddings are left out: the compiled gradient of an embedding is a sum in no fixed order. A model

@@ -1,4 +1,4 @@
-"""What of a run is compiled: for one size of batches, or for all of them once a second size comes.
+"""Compiled updates: for one size of batches, or for all sizes once a second one comes.
 
 Compiled kernels depend on the sizes that they were compiled with. So the sizes are a part of the saved state, and
 everything is compiled before its first use with a batch of just these sizes, made of the current one: a resumed run
@@ -19,7 +19,7 @@ from loopwright.back_reference import BackReference
 from loopwright.data import Window
 from loopwright.engine.compilation import CompiledModel
 from loopwright.engine.graphs import NotCapturableError
-from loopwright.engine.memory import is_out_of_memory
+from loopwright.engine.memory import is_out_of_memory, release_memory
 from loopwright.engine.nested import iter_tensors, map_tensors
 from loopwright.engine.seeding import preserved_generators
 from loopwright.errors import Preempted, StopTrainingError
@@ -70,17 +70,21 @@ class CompiledUpdates:
         sizes = "all sizes of batches" if recordings.is_dynamic else "this size of batches"
         run.trainer.notify("compile", f"Compiling {len(self.model)} parts of the model, for {sizes}")
         self.model.compile(is_dynamic=recordings.is_dynamic)
-        if run.engine.is_distributed:  # the saved sizes are those of rank 0
-            run.checkpoints.lower_tier(run.progress.update, "each process compiles for the sizes that it sees first")
         example = fitted(window.pieces[0].on(run.engine.device), recordings.compiled_for)
+        if example is None or run.engine.is_distributed:  # the saved sizes are rank 0's
+            run.checkpoints.lower_tier(run.progress.update, "kernels are compiled for the sizes that come first")
         try:
             # Twice: what a model sets up in its first forward pass, such as its problem type, compiles it again.
             for _ in range(0 if example is None else 2):
                 rehearse(example)
         except (RuntimeError, NotCapturableError) as error:  # no C compiler, say
-            if is_out_of_memory(error) or getattr(error, "is_out_of_memory", False):
-                raise
+            if getattr(error, "is_out_of_memory", False):
+                raise  # updates run without graphs then
             _raise_interruption(error)
+            if is_out_of_memory(error):  # the update itself runs out too, and is split or explained
+                release_memory(run.engine.device)
+                self._is_ready = True
+                return
             cause = getattr(error, "inner_exception", error)  # torch wraps what a backend raises
             self.is_on, recordings.not_compiled = False, (str(cause).strip().splitlines() or [type(cause).__name__])[0]
             text = f"Running the model as it is written, not compiled: {recordings.not_compiled}"
@@ -89,7 +93,7 @@ class CompiledUpdates:
 
 
 def _raise_interruption(error: BaseException) -> None:
-    """Raise the signal that ended a compilation, if one did: torch wraps whatever is raised in it."""
+    """Raise the signal that ended a compilation, if one did: torch wraps every error in it."""
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, (Preempted, StopTrainingError)):
