@@ -37,33 +37,34 @@ MOST_BODY_LINES = 60
 # Lines per package; "core" holds the modules at the top level. These only go down.
 MOST_LINES = {
     "baselines": 413,
-    "callbacks": 2303,
-    "checkpoint": 3089,
+    "callbacks": 2307,
+    "checkpoint": 3109,
     "cli": 2179,
-    "config": 2673,
-    "core": 3466,
-    "data": 6239,
+    "config": 2714,
+    "core": 3472,
+    "data": 6710,
     "demos": 1528,
-    "engine": 2858,
-    "hf": 4877,
+    "engine": 3045,
+    "hf": 4835,
     "metrics": 4360,
     "models": 777,
     "report": 3389,
     "run_folder": 1655,
-    "runs": 6027,
+    "runs": 6036,
     "schedulers": 1266,
     "sources": 8556,
-    "stepping": 1186,
-    "tasks": 11186,
+    "stepping": 1489,
+    "tasks": 11430,
     "tracking": 546,
-    "training": 3011,
+    "training": 3044,
 }
 
 # Lines of the packages that any training run needs, and of the tests.
 # docs/decisions/0017-lines-of-state-that-nobody-registered.md, 0018-libraries-over-transformers.md,
-# 0019-the-first-hour.md, 0020-graphs-for-any-batch.md, 0021-language-models.md, 0022-rows-without-padding.md
-MOST_CORE_LINES = 21_100
-MOST_TEST_LINES = 65_219
+# 0019-the-first-hour.md, 0020-graphs-for-any-batch.md, 0021-language-models.md, 0022-rows-without-padding.md,
+# 0023-augmentation-on-the-device.md, 0024-compiled-parts.md
+MOST_CORE_LINES = 21_659
+MOST_TEST_LINES = 66_362
 CORE_FOLDERS = {"core", "training", "stepping", "checkpoint", "engine"}
 CORE_FOLDERS |= {"callbacks", "run_folder", "schedulers", "tracking"}
 CORE_OF_DATA = ("order", "loader", "samples", "workers", "prefetch", "streams", "defaults", "collate")
