@@ -12,6 +12,12 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, ExponentialLR, SequentialLR
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.data import DataLoader
 
 from source_trees import SOURCE, modules
@@ -69,6 +75,10 @@ USES = {
     "hf/model_setup.py": {"_apply_liger_kernel_to_instance"},
     "lr_finder.py": {"_buffers", "_parameters"},
     "metrics/texts.py": {"_compute_score_from_stats", "_extract_corpus_statistics"},
+    "optimizers.py": {
+        *("_global_optimizer_post_hooks", "_global_optimizer_pre_hooks"),
+        *("_optimizer_step_post_hooks", "_optimizer_step_pre_hooks", "_profiler_enabled"),
+    },
     "runs/auto/memory.py": {"_subclasses"},
     "runs/settings.py": {"_actions", "_option_string_actions"},
     "sources/arrow.py": {"_fingerprint"},
@@ -268,6 +278,25 @@ def _():
     optimizer.register_step_pre_hook(lambda *args: None)
     optimizer.register_step_post_hook(lambda *args: None)
     assert optimizer._optimizer_step_pre_hooks and optimizer._optimizer_step_post_hooks
+
+
+@part("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+def _():
+    for register, hooks in (
+        (register_optimizer_step_pre_hook, _global_optimizer_pre_hooks),
+        (register_optimizer_step_post_hook, _global_optimizer_post_hooks),
+    ):
+        handle = register(lambda *args: None)
+        assert len(hooks) == 1
+        handle.remove()
+        assert not hooks
+
+
+@part("_profiler_enabled")
+def _():
+    assert not torch.autograd._profiler_enabled()
+    with torch.autograd.profiler.profile():
+        assert torch.autograd._profiler_enabled()
 
 
 @part("_schedulers", "_milestones", "_get_closed_form_lr")

@@ -18,7 +18,7 @@ from loopwright.data.defaults import create_loader, default_loader_kwargs, loade
 from loopwright.engine.compilation import CompiledModel
 from loopwright.engine.graphs import Capturer, CudaCapturer
 from loopwright.engine.memory import MemorySaving, list_savings
-from loopwright.optimizers import drop_gradients
+from loopwright.optimizers import apply_gradients, drop_gradients
 from loopwright.schedulers import replace_trainer_placeholder_values
 from loopwright.terminal import paint
 from loopwright.training.losses import batch_loss, prediction
@@ -120,7 +120,7 @@ class TrainerHooks:
 
     def optimizer_step(self) -> None:
         """Apply an update's gradients."""
-        self.optimizer.step()
+        apply_gradients(self.optimizer)
 
     def scheduler_step(self) -> None:
         """Step the scheduler; called after every update that was not skipped, if there is a scheduler."""

@@ -1,6 +1,7 @@
 """The trainer's surface: what it accepts, what it holds, what it returns, what it leaves behind."""
 
 import copy
+import functools
 import gc
 import inspect
 import io
@@ -16,6 +17,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 import toys
@@ -24,7 +27,7 @@ from loopwright import Trainer
 from loopwright.callbacks import CONSOLE_CALLBACKS, DEFAULT_CALLBACKS, LimitBatchesCallback, PrintProgressCallback
 from loopwright.checkpoint import Checkpointing
 from loopwright.errors import CheckpointError, ConfigError
-from loopwright.optimizers import drop_gradients
+from loopwright.optimizers import apply_gradients, drop_gradients
 from loopwright.results import EvaluationResult, PredictionResult, TrainResult
 from loopwright.run_config import TrainerRunConfig
 from loopwright.tracking import InMemoryRunHistory
@@ -933,6 +936,58 @@ def test_gradients_of_all_groups_are_dropped_in_the_optimizers_own_way_if_it_has
     for each in (of_its_class, optimizer):
         drop_gradients(each)
         each.zero_grad.assert_called_once()
+
+
+class Ranges(TorchDispatchMode):
+    """Counts the profiler ranges that are entered."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += "record_function_enter" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_has_a_profiler_range_under_a_profiler_and_its_hooks_and_patches_always(monkeypatch):
+    class Own(torch.optim.SGD):
+        def step(self, closure=None):
+            called.append("own")
+            return super().step(closure)
+
+    called, weight = [], nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+
+    def ranges(optimizer) -> int:
+        with Ranges() as entered:
+            apply_gradients(optimizer)
+        return entered.count
+
+    optimizer = torch.optim.SGD([weight], lr=0.25)
+    assert ranges(optimizer) == 0 and weight.item() == 0.75
+    with torch.profiler.profile() as profiler:
+        apply_gradients(optimizer)
+    assert "Optimizer.step#SGD.step" in {event.key for event in profiler.key_averages()} and weight.item() == 0.5
+    for register in (
+        optimizer.register_step_pre_hook,
+        optimizer.register_step_post_hook,
+        register_optimizer_step_pre_hook,
+        register_optimizer_step_post_hook,
+    ):
+        hook = register(lambda *args: called.append("hook"))
+        assert ranges(optimizer) == 1
+        hook.remove()
+    assert called == ["hook"] * 4 and ranges(optimizer) == 0
+
+    called.clear()
+    apply_gradients(Own([weight], lr=0.0)), apply_gradients(Mock(step=lambda: called.append("mock")))
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)  # patches the step of its optimizer to watch the order
+    assert ranges(optimizer) == 1 and optimizer._opt_called
+    schedule.step()
+    patched, original = torch.optim.SGD([weight], lr=0.0), torch.optim.SGD.step
+    wrapper = functools.wraps(original)(lambda *args: called.append("class") or original(*args))
+    monkeypatch.setattr(torch.optim.SGD, "step", wrapper)
+    apply_gradients(patched)
+    assert called == ["own", "mock", "class"]
 
 
 @pytest.mark.parametrize("use", ["train", "evaluate", "find_lr", "checkpoints"])
