@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader
 
 from source_trees import SOURCE, modules
 
-DOCUMENTED = {"_replace", "_fields", "_asdict", "_make", "_exit", "_getframe"}  # of named tuples, os and sys
+# Of named tuples, os and sys.
+DOCUMENTED = {"_replace", "_fields", "_asdict", "_make", "_exit", "_getframe", "_current_frames"}
 
 # By file: the private names of other projects that it uses.
 USES = {
@@ -37,6 +38,7 @@ USES = {
     },
     "cli/parser.py": {"_actions", "_option_string_actions"},
     "config/parser.py": {"_actions", "_argument_group_name", "_option_string_actions"},
+    "data/images/device.py": {"_new_shared"},
     "data/loader.py": {"_utils"},
     "data/split_streams.py": {"_distributed"},
     "data/workers.py": {
@@ -263,6 +265,11 @@ def _():
     weight.register_hook(lambda gradient: None)
     weight.register_post_accumulate_grad_hook(lambda weight: None)
     assert weight._backward_hooks and weight._post_accumulate_grad_hooks
+
+
+@part("_new_shared")
+def _():
+    assert torch.UntypedStorage._new_shared(4).is_shared()
 
 
 @part("_subclasses")

@@ -263,6 +263,9 @@ def test_scripts_and_targets_that_are_named_exist_and_have_the_flags():
     problems = []
     for name, words in found:
         source = (ROOT / name).read_text(encoding="utf-8") if (ROOT / name).is_file() else None
+        for shared in re.findall(r"^from (\w+) import", source or "", re.MULTILINE):  # modules beside the script
+            beside = (ROOT / name).with_name(f"{shared}.py")
+            source = f"{source}{beside.read_text(encoding='utf-8')}" if beside.is_file() else source
         flags = re.findall(r"--[a-z-]+", words.partition("#")[0])
         if source is None or any(f'"{flag}"' not in source for flag in flags if flag != "--help"):
             problems.append(name + words)

@@ -39,8 +39,8 @@ HOOKS = names("""
 # Asked for a value, not told of a moment: their place is no promise.
 QUESTIONS = names("""
     get_default_train_dl_kwargs get_default_eval_dl_kwargs count_batch_items get_model cut_batch why_not_cut
-    checkpoint_files create_capturer notify print remedy_of_policy remedies_of_batch remedies_of_evaluation
-    remedies_of_step remedies_of_unused_parameters
+    checkpoint_files create_capturer create_compiled_model notify print
+    remedy_of_policy remedies_of_batch remedies_of_evaluation remedies_of_step remedies_of_unused_parameters
 """)
 NEW_EVENTS = names("on_before_optimizer_step on_optimizer_step_end on_update_end on_log on_checkpoint_saved")
 
@@ -114,7 +114,7 @@ schedule = partial(torch.optim.lr_scheduler.StepLR, step_size=1)
 def test_every_hook_and_every_event_is_watched():
     overridable = {name for name, value in vars(TrainerHooks).items() if callable(value) and not name.startswith("_")}
     assert overridable == set(HOOKS) - {"_clip_gradients"} | set(QUESTIONS)
-    assert (len(HOOKS) + len(QUESTIONS), len(EVENTS)) == (35, 20)
+    assert (len(HOOKS) + len(QUESTIONS), len(EVENTS)) == (36, 20)
     assert set(NEW_EVENTS) <= set(EVENTS)
 
 

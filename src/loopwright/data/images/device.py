@@ -158,6 +158,7 @@ def _padded(images: list[NDArray[np.uint8]]) -> Tensor:
 
 def _zeros_to_send(shape: tuple[int, ...]) -> Tensor:
     """Return zeros in the shared memory in which a loader worker sends them, as torch's default_collate does."""
+    # There is no public function for shared memory without a tensor that is copied into it.
     storage = torch.UntypedStorage._new_shared(prod(shape))
     return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
