@@ -15,7 +15,9 @@ from loopwright.callbacks import DEFAULT_CALLBACKS, StepBasedEvaluationCallback,
 from loopwright.checkpoint import Checkpointing
 from loopwright.data import collators
 from loopwright.data.buckets import with_buckets
-from loopwright.engine.graphs import NotYetCapturableError, Step, UpdateGraphs
+from loopwright.engine.graphs import NotYetCapturableError, Step, UpdateGraphs, draws_on_host
+from loopwright.engine.layers import num_idle_draws
+from loopwright.engine.seeding import generator_states
 from loopwright.errors import ConfigError
 from loopwright.schedulers import CosineLrScheduler
 from loopwright.stepping.graphs import prepare_optimizer
@@ -146,6 +148,23 @@ def test_a_forward_pass_that_draws_on_the_host_is_not_recorded(capsys):
     model = Jitter(6, 3)
     GraphedTrainer(model, nn.CrossEntropyLoss(), adamw(model), callbacks=[]).train(a_dataset(), num_epochs=1, seed=1)
     assert "draws random numbers on the host" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("layerdrop", "extra", "is_refused"), [(0.0, 0, False), (0.0, 1, True), (0.1, 0, True)])
+def test_numbers_drawn_to_skip_no_layer_do_not_keep_a_model_from_being_recorded(layerdrop, extra, is_refused):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"d_model": 8, "vocab_size": 20, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "dropout": 0.0}
+    layers = {"encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = transformers.BartConfig(**sizes, **layers, encoder_layerdrop=layerdrop)
+    model = transformers.BartForConditionalGeneration(config).train()
+    torch.manual_seed(0)
+    before = generator_states()
+    ids = torch.ones(2, 4, dtype=torch.long)
+    model(input_ids=ids, labels=ids)
+    torch.rand(extra)
+    # On a GPU nothing else of this forward pass is drawn on the host.
+    assert draws_on_host(before, torch.device("cuda"), num_idle_draws(model)) == is_refused
+    assert draws_on_host(generator_states(), torch.device("cuda"), num_idle_draws(model)) is False
 
 
 def test_what_must_see_every_step_means_eager_unless_it_is_declared_safe(capsys):
@@ -286,6 +305,7 @@ def test_garbage_is_collected_once_before_the_first_recording():
         refresh=lambda: None,
         begin=lambda: None,
         restore=lambda: None,
+        num_idle_draws=0,
         parameters=list(model.parameters()),
         optimizer=optimizer,
         device=torch.device("cpu"),

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from loopwright.engine import memory
 from loopwright.engine.nested import is_container, iter_tensors, map_children, map_leaves
-from loopwright.engine.seeding import generator_states, preserved_generators
+from loopwright.engine.seeding import generator_states, preserved_generators, restore_generator_states
 from loopwright.errors import LoopwrightError
 
 
@@ -216,6 +216,7 @@ class Step:
     refresh: Callable[[], None]  # called at the start of every update, before its first micro-batch
     begin: Callable[[], None]  # called before any recording, to wait for other work on the device
     restore: Callable[[], None]  # restores the buffers of the model after a warm-up
+    num_idle_draws: int  # random numbers that a forward pass draws on the host, and that change nothing
     parameters: list[nn.Parameter]  # everything with gradients
     optimizer: torch.optim.Optimizer  # its learning rates are read from buffers
     device: torch.device
@@ -332,9 +333,9 @@ class UpdateGraphs:
             inputs = StaticInputs(value, step.device)
             inputs.fill(value)
             step.refresh()
-            before = _host_states(step.device)
+            before = generator_states()
             self.capturer.warm_up(lambda: step.micro_batch(inputs.value))
-            if _host_states(step.device) != before:
+            if draws_on_host(before, step.device, step.num_idle_draws):
                 raise NotCapturableError("the forward pass draws random numbers on the host: a graph would repeat them")
             if not self._graphs:
                 self.capturer.warm_up(lambda: step.micro_batch(inputs.value))
@@ -460,9 +461,18 @@ def _state_entries(optimizer: torch.optim.Optimizer) -> dict[Any, set[str]]:
     }
 
 
-def _host_states(device: torch.device) -> tuple[Any, ...]:
-    """Return the states of the host generators, whose numbers a graph would repeat."""
-    states = generator_states()
-    numbers = states["numpy"]
-    on_host = [] if device.type == "cpu" else states["torch"].tolist()
-    return states["python"], [numbers[0], numbers[1].tolist(), *numbers[2:]], on_host
+def draws_on_host(before: dict[str, Any], device: torch.device, num_idle: int) -> bool:
+    """Whether anything but `num_idle` uniform numbers was drawn from the host's generators since these states."""
+    after = _comparable(generator_states(), device)
+    if not num_idle or after == _comparable(before, device):
+        return after != _comparable(before, device)
+    restore_generator_states(before)
+    for _ in range(num_idle):
+        torch.rand([])
+    return after != _comparable(generator_states(), device)
+
+
+def _comparable(states: dict[str, Any], device: torch.device) -> list[Any]:
+    name, words, *rest = states["numpy"]
+    own = [] if device.type == "cpu" else states["torch"].tolist()  # on the CPU it is the device's generator
+    return [states["python"], name, words.tolist(), *rest, own]

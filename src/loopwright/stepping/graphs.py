@@ -21,6 +21,7 @@ from loopwright.back_reference import BackReference
 from loopwright.data import Loader, Window
 from loopwright.data.buckets import PlannedShapes
 from loopwright.engine import graphs
+from loopwright.engine.layers import num_idle_draws
 from loopwright.engine.nested import UnfinishedBatch
 from loopwright.errors import ConfigError
 from loopwright.hooks import TrainerHooks
@@ -102,6 +103,7 @@ class GraphStepper:
             refresh=(lambda: None) if casts is None else casts.refresh,
             begin=run.checkpoints.wait,  # a save in the background would use the device while something is recorded
             restore=lambda: run.buffers.restore(),
+            num_idle_draws=num_idle_draws(run.bare_model()),
             parameters=run.engine.parameters,
             optimizer=run.trainer.optimizer,
             device=run.engine.device,
