@@ -1,0 +1,112 @@
+"""Models of transformers in graphs: nothing in an update may wait for the device, as CUDA's recording demands."""
+
+import contextlib
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import toys
+from graphs.recorder import FakeCapturer, GraphedTrainer
+from loopwright.engine.compilation import CompiledModel
+
+transformers = pytest.importorskip("transformers")
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+ROWS, WIDTH, VOCABULARY = 10, 8, 30
+# Their results have a size or a value that the host has to know.
+WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "bincount")
+
+
+class WaitsForDevice(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        aten = torch.ops.aten
+        is_index = func.overloadpacket in (aten.index, aten.index_put, aten.index_put_)
+        has_mask = is_index and any(each is not None and each.dtype == torch.bool for each in args[1])
+        if has_mask or func.overloadpacket in [getattr(aten, name) for name in WAITING]:
+            raise RuntimeError(f"{func} waits for the device")
+        return func(*args, **(kwargs or {}))
+
+
+class StrictCapturer(FakeCapturer):
+    """Refuses to record what waits for the device; what asks whether its stream is captured hears that it is."""
+
+    def warm_up(self, function):
+        with self._capturing():
+            super().warm_up(function)
+
+    def capture(self, function):
+        def checked():
+            with self._capturing(), WaitsForDevice():
+                return function()
+
+        return super().capture(checked)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _capturing():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            yield
+
+
+class StrictTrainer(GraphedTrainer):
+    def create_capturer(self):
+        self.capturer = StrictCapturer(self.model, self.optimizer)
+        return self.capturer
+
+    def create_compiled_model(self, model):
+        return CompiledModel(model, backend="aot_eager")
+
+
+def texts(is_padded=True, labels=None):
+    generator = torch.Generator().manual_seed(0)
+    for row in range(ROWS):
+        ids = torch.randint(3, VOCABULARY, (WIDTH,), generator=generator)
+        mask = torch.arange(WIDTH) < (WIDTH - row % 3 if is_padded else WIDTH)
+        target = ids.masked_fill(~mask, -100) if labels is None else torch.tensor(row % labels)
+        yield {"input_ids": ids, "attention_mask": mask.long(), "labels": target}
+
+
+def pictures():
+    generator = torch.Generator().manual_seed(0)
+    for row in range(ROWS):
+        yield {"pixel_values": torch.randn(3, 16, 16, generator=generator), "labels": torch.tensor(row % 2)}
+
+
+# Classes by the name that they begin with, what they are created with beside SIZES, and their rows.
+MODELS = {
+    "BertForSequenceClassification": ({"vocab_size": VOCABULARY}, lambda: texts(labels=2)),
+    "ModernBertForMaskedLM": ({"vocab_size": VOCABULARY, "pad_token_id": 0, "cls_token_id": 1}, texts),
+    "GPT2LMHeadModel": ({"vocab_size": VOCABULARY}, lambda: texts(is_padded=False)),
+    "Qwen3ForCausalLM": ({"vocab_size": VOCABULARY, "head_dim": 8, "num_key_value_heads": 1}, texts),
+    "MistralForCausalLM": ({"vocab_size": VOCABULARY, "num_key_value_heads": 1, "sliding_window": 4}, texts),
+    "T5ForConditionalGeneration": ({"vocab_size": VOCABULARY, "d_model": 16, "decoder_start_token_id": 0}, texts),
+    "ViTForImageClassification": ({"image_size": 16, "patch_size": 8}, pictures),
+}
+
+
+@pytest.mark.parametrize("step_mode", ["graph", "compile"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_update_but_the_first_is_a_graph(name, step_mode):
+    options, rows = MODELS[name]
+    kind = getattr(transformers, name)
+    torch._dynamo.reset()
+    model = toys.seeded(lambda: kind(kind.config_class(**SIZES, **options)), seed=1)
+    trainer = StrictTrainer(model, None, torch.optim.AdamW(model.parameters(), lr=1e-3), callbacks=[])
+    loader = {"num_workers": 0, "shuffle": False}
+    trainer.train(
+        list(rows()), 1, per_device_batch_size=2, train_dataloader_kwargs=loader, step_mode=step_mode,
+        mixed_precision="bf16",
+    )  # fmt: skip
+    assert trainer.num_graphed_updates == trainer.progress.update - 1 == ROWS // 2 - 1
+
+
+def test_a_forward_pass_that_waits_is_refused():
+    class Waiting(torch.nn.Linear):
+        def forward(self, inputs):
+            return super().forward(inputs[inputs[:, 0] < 9])
+
+    model = Waiting(4, 2)
+    trainer = StrictTrainer(model, lambda found, _: found.sum(), torch.optim.SGD(model.parameters()), callbacks=[])
+    trainer.train(toys.labelled(8, 4, seed=2), 1, per_device_batch_size=2, step_mode="graph")
+    assert trainer.num_graphed_updates == 0
