@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import multiprocessing
@@ -54,6 +55,7 @@ def run_side(
 
 def _side(function: Callable[..., Any], args: tuple[Any, ...], folder: str, is_cold: bool) -> None:
     os.setsid()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no side outlives its benchmark, on Linux
     os.chdir(folder)
     if is_cold:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "inductor")

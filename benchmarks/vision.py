@@ -50,11 +50,12 @@ class Setting(NamedTuple):
 
 
 ALL = ("hand", "eager", "auto")
-ON_DEVICE = ("eager-device", "auto-device")
+ON_DEVICE = ("eager-device", "auto-device", "compile-device")
+ON_READY = ("hand", "loader", "eager", "auto", "compile")
 SETTINGS = {
     "vit": Setting("ViT-base, 224 pixels, batch 32", "vit", "image-classification", 32, 224, ALL + ON_DEVICE),
     "vit128": Setting("ViT-base, 224 pixels, batch 128", "vit", "image-classification", 128, 224, ALL + ON_DEVICE),
-    "ready": Setting("ViT-base on ready tensors, batch 64", "vit", "", 64, READY_SIDE, ("hand", "loader", *ALL[1:])),
+    "ready": Setting("ViT-base on ready tensors, batch 64", "vit", "", 64, READY_SIDE, ON_READY),
     "digits": Setting("the demo of digits, batch 64", "", "image-classification", 64, 8, ("demo", "demo-uncached")),
     "detr": Setting("DETR on a small ResNet, 320 pixels, batch 8", "detr", "object-detection", 8, 320, ALL),
 }
@@ -63,8 +64,10 @@ SIDES = {
     "loader": "hand-written loop over loopwright's loader",
     "eager": "loopwright, eager",
     "auto": "loopwright, auto",
+    "compile": "loopwright, compile",
     "eager-device": "loopwright, eager, augmented on the GPU",
     "auto-device": "loopwright, auto, augmented on the GPU",
+    "compile-device": "loopwright, compile, augmented on the GPU",
     "demo": "lw demo",
     "demo-uncached": "lw demo --cache off",
 }
@@ -293,7 +296,7 @@ def measure_ready(setting: Setting, side: str, model: str) -> Any:
     dataset = TensorDataset(images, torch.randint(0, 4, (READY,)))
     net = Logits(transformers.ViTForImageClassification.from_pretrained(model)).to(device).train()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5)
-    if side in ("eager", "auto"):
+    if side in ("eager", "auto", "compile"):
         clocks: list[Clock] = []
         trainer = Trainer(net, criterion, optimizer, callbacks=[ticking(clocks)])
         clocks.append(Clock(lambda: trainer.data_wait_seconds))
