@@ -191,6 +191,19 @@ def test_batches_whose_collate_function_pads_are_compiled_once_for_all_sizes():
     assert len(trainer.backend.sizes) == 2
 
 
+@pytest.mark.parametrize("lengths", [SAME, LENGTHS], ids=["same", "lengths"])
+def test_batches_of_one_row_are_compiled_if_all_have_one(lengths):
+    trainer = trained(lengths, GraphedAndCompiled, per_device_batch_size=1, gradient_accumulation_steps=2)
+    recordings = run_of(trainer).recordings
+    assert recordings.compiled_for == [[1, 4 if lengths is SAME else 3], [1]]
+    assert recordings.is_dynamic == (lengths is LENGTHS)
+    assert len(trainer.backend.sizes) == (2 if lengths is SAME else 4)
+    plain = trained(
+        lengths, GraphedAndCompiled, per_device_batch_size=1, gradient_accumulation_steps=2, step_mode="graph"
+    )
+    assert not torch.equal(trainer.model.head.weight, plain.model.head.weight)
+
+
 def test_a_second_size_compiles_for_all_sizes_once():
     trainer = trained([4] * 6 + [5] * 4 + [7] * 2)
     assert run_of(trainer).recordings.compiled_for == [[2, 5], [2]] and run_of(trainer).recordings.is_dynamic

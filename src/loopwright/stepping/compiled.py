@@ -2,8 +2,8 @@
 
 Compiled kernels depend on the sizes that they were compiled with. So the sizes are a part of the saved state, and
 everything is compiled before its first use with a batch of just these sizes, made of the current one: a resumed run
-compiles what the first one did. Short batches of a run with one size, and batches of one row, which torch would compile
-again, run as the model is written.
+compiles what the first one did. Short batches of a run with one size, and batches of one row among larger ones, which
+torch would compile again, run as the model is written.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ class CompiledUpdates:
         """Note the sizes of an update's batches, and decide whether it is compiled."""
         recordings, loader = self.run.recordings, self.run.train_loader
         full = getattr(loader, "batch_size", None)
-        sizes = [sizes_of(piece.batch) for piece in window.pieces if piece.rows > 1 and full in (None, piece.rows)]
+        fewest = 1 if full == 1 else 2
+        sizes = [
+            sizes_of(piece.batch) for piece in window.pieces if piece.rows >= fewest and full in (None, piece.rows)
+        ]
         if sizes and recordings.compiled_for is None:
             recordings.compiled_for = sizes[0]
             # Collators that pad announce it: their batches come in several lengths.
@@ -59,7 +62,7 @@ class CompiledUpdates:
             self.run.stepper.forget()
         fits = len(sizes) == len(window.pieces)
         if recordings.is_dynamic:
-            fits = all(piece.rows > 1 for piece in window.pieces)
+            fits = all(piece.rows >= fewest for piece in window.pieces)
         self.is_on = fits and recordings.not_compiled is None
 
     def prepare(self, window: Window, rehearse: Callable[[Any], None]) -> None:
