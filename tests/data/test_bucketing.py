@@ -21,7 +21,6 @@ from loopwright.data import Permutation, Shuffled
 from loopwright.data.buckets import (
     Bucketed,
     LengthGroupedSampler,
-    PlannedShapes,
     bucket_length,
     chosen_lengths,
     default_lengths,
@@ -290,22 +289,6 @@ def test_labels_of_tokens_targets_choices_and_masked_texts_are_padded_too():
     masked = with_buckets(DataCollatorForLanguageModeling(Pads()), (16,))(samples(9, 12))
     assert masked["input_ids"].shape == masked["labels"].shape == (2, 16)
     assert (masked["labels"][:, 12:] == -100).all()
-
-
-def test_a_planned_shape_has_any_number_of_rows_and_one_of_the_lengths():
-    padded = with_buckets(DataCollatorForMultipleChoice(Pads()), (4, 8))
-
-    def batch(num_rows, num_choices=3, length=4):
-        return padded([{"input_ids": [[7] * length] * num_choices, "labels": 0} for _ in range(num_rows)])
-
-    shapes = PlannedShapes(padded, batch(3))
-    assert batch(3) in shapes and batch(4) in shapes and batch(4, length=7) in shapes
-    assert batch(4, num_choices=2) not in shapes
-    assert batch(4, length=9) not in shapes
-    assert {**batch(4), "matrix": torch.zeros(5, 5)} not in shapes
-    with_matrix = PlannedShapes(padded, {**batch(3), "matrix": torch.zeros(5, 5)})
-    assert {**batch(4), "matrix": torch.zeros(5, 5)} in with_matrix
-    assert {**batch(4), "matrix": torch.zeros(6, 5)} not in with_matrix
 
 
 @pytest.fixture

@@ -188,35 +188,29 @@ def test_settings_of_the_optimizer_that_change_at_every_update_end_graphs(tmp_pa
     assert "OneCycleLR" in saved["ended"] and saved["ended"] in capsys.readouterr().out
 
 
-def test_a_checkpoint_without_a_list_is_continued_with_planned_shapes(tmp_path):
+def test_a_checkpoint_of_a_version_without_a_list_is_continued_without_its_guarantee(tmp_path):
     class Older(GraphedTrainer):
-        """Saves as versions did that recorded planned shapes only, and runs as they did."""
-
         def create_checkpoints(self, run):
             checkpoints = super().create_checkpoints(run)
-            capture = checkpoints.capture
+            capture, describe = checkpoints.capture, checkpoints.describe
 
             def without_list(metadata):
                 model, state, files = capture(metadata)
                 del state["run"]["graphs"]
                 return model, state, files
 
-            checkpoints.capture = without_list
+            def without_mark():
+                describe()
+                del checkpoints.metadata["fingerprint"]["graphs"]
+
+            checkpoints.capture, checkpoints.describe = without_list, without_mark
             return checkpoints
 
-        def training_run_start(self):
-            run_of(self).recordings.is_planned = True
-
-    whole = trained(kind=Older, checkpoints=toys.saving(tmp_path / "older"))
-    assert whole.modes == "eeeegeeegee" + "geeegeeegee"  # the shape of the first micro-batch
-    for update in (3, 8, 11, 17):
-        policy = toys.saving(tmp_path / f"from {update}")
-        resumed = trained(resume_from=toys.step(tmp_path / "older", update), checkpoints=policy)
-        assert resumed.modes == whole.modes[update:]
-        toys.assert_same_weights(resumed, whole)
-        assert listed(toys.step(tmp_path / f"from {update}", 22))["is_planned"]
-        again = trained(resume_from=toys.step(tmp_path / f"from {update}", 20))
-        assert again.modes == whole.modes[20:]
+    trained(kind=Older, checkpoints=toys.saving(tmp_path / "older"))
+    resumed = trained(resume_from=toys.step(tmp_path / "older", 8))
+    assert resumed.modes == "g" * 14
+    assert run_of(resumed).checkpoints.metadata["tier"] == "T2"
+    assert run_of(trained(resume_from=toys.step(tmp_path / "older", 8), step_mode="eager")).recordings.recorded == []
 
 
 def test_a_killed_run_takes_the_same_graphs_when_it_is_resumed_in_another_process(tmp_path):

@@ -22,7 +22,7 @@ EXACT = ("T0", "T1")
 # Changing these gives the same samples, but possibly other bits.
 _ROUNDING = frozenset(
     ("torch", "device", "threads", "deterministic", "tf32", "matmul_precision", "precision", "step_mode", "processes")
-    + ("reduction", "sharding", "augmentation")
+    + ("reduction", "sharding", "augmentation", "graphs")
 )
 
 

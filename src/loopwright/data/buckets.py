@@ -25,7 +25,6 @@ from torch.utils.data import Sampler
 from tqdm.auto import tqdm
 
 from loopwright.data.order import Ids, Permutation, Shuffled
-from loopwright.engine.nested import iter_tensors, num_rows
 from loopwright.errors import ConfigError, DataError
 from loopwright.keys import key
 from loopwright.run_folder.files import DamagedFileError, read_bytes, write_atomically
@@ -234,50 +233,6 @@ def chosen_lengths(
     if not lengths or lengths[0] < 1:
         raise ConfigError(f'length_buckets must be "auto", "off" or lengths such as 32 64 128, got {setting!r}')
     return lengths
-
-
-class PlannedShapes:
-    """The shapes that a collator pads to, for runs begun by versions that recorded no others: `batch in shapes`.
-
-    A batch has a planned shape if everything padded has a bucket length, and all other sizes (classes, choices) match
-    the first batch. The number of samples is ignored, as the first batch may lack skipped ones. The collator's
-    `padded_dimensions` lists the padded dimensions; the default is the second dimension of every tensor. If the first
-    batch cannot be read (None), only lengths are checked.
-    """
-
-    def __init__(self, collate: Any, first: Any) -> None:
-        self._lengths = frozenset(collate.bucket_lengths)
-        self._padded_dimensions = getattr(collate, "padded_dimensions", None)
-        self._sizes = None if first is None else self._split(first)[0]
-
-    def __contains__(self, batch: Any) -> bool:
-        sizes, lengths = self._split(batch)
-        if not self._lengths.issuperset(lengths.values()):
-            return False
-        # A batch that needs no mask may leave it out.
-        return self._sizes is None or all(
-            self._sizes[place] == size if place in self._sizes else place in lengths for place, size in sizes.items()
-        )
-
-    def _split(self, batch: Any) -> tuple[dict[Any, Any], dict[Any, int]]:
-        """Return the sizes and dtype of every tensor, without samples and length, and the lengths, by place."""
-        known = self._padded_dimensions if isinstance(batch, Mapping) else None
-        dimensions = {} if known is None else known(batch)
-        rows = num_rows(batch)
-        sizes: dict[Any, Any] = {}
-        lengths: dict[Any, int] = {}
-        for name, value in batch.items() if isinstance(batch, Mapping) else [(None, batch)]:
-            for number, tensor in enumerate(iter_tensors(value)):
-                place = (name, number)
-                size: list[int | None] = list(tensor.shape)
-                dimension = 1 if known is None else dimensions.get(name)
-                if size and size[0] == rows and dimension != 0:
-                    size[0] = None
-                if dimension is not None and dimension < len(size):
-                    del size[dimension]
-                    lengths[place] = tensor.shape[dimension]
-                sizes[place] = (size, tensor.dtype)
-        return sizes, lengths
 
 
 def may_be_graphs(training: Any, device: Any, num_processes: int) -> bool:

@@ -30,14 +30,13 @@ from loopwright.data.streams import OwnGenerators, keyed_stream, parts_of, set_e
 from loopwright.data.workers import WorkerWatch
 from loopwright.engine.nested import UnfinishedBatch, iter_tensors, num_rows, to_device
 from loopwright.engine.processes import gather_objects
-from loopwright.engine.seeding import preserved_generators, seed_generators
+from loopwright.engine.seeding import seed_generators
 from loopwright.errors import ConfigError, DataError, LoopwrightError, StopTrainingError
 from loopwright.keys import KeyStream, key
 
 _END = object()
 _NOT_PINNED_BYTES = 64 * 1024
 _BURST = 64  # micro-batches planned at once: code that runs once per update is slow, as its caches are cold
-_MOST_TRIED = 8  # micro-batches tried to find one without a bad sample
 
 
 class MicroBatch(NamedTuple):
@@ -185,10 +184,6 @@ class Loader(ABC):
         collate_fn: Callable[..., Any] | None = getattr(self.source, "collate_fn", None)
         return collate_fn
 
-    def first_batch(self) -> Any:
-        """Return the first micro-batch of the data, read now; None if reading it would have side effects."""
-        return None
-
     def agree_on_skipped(self) -> reading.Skipped:
         """Merge the skipped ids of all processes; every process must call it, at the start of an epoch and to save."""
         for others in gather_objects(self.skipped):
@@ -279,16 +274,6 @@ class OrderedLoader(Loader):
         else:
             window = list(itertools.islice(self._global_micro_batches(epoch, first * self.batch_size), size))
         return self._shared_out(window)
-
-    def first_batch(self) -> Any:
-        """Return the first micro-batch of epoch 0; if bad samples are skipped, the first complete one of a few."""
-        keys, read = KeyStream(self.seed, 0, purpose=self._purpose), None
-        for start, ids in itertools.islice(self._global_micro_batches(0, 0), _MOST_TRIED):
-            with preserved_generators():
-                read = self._reader(BatchIds(ids, keys.at(start), 0, start, frozenset()))
-            if not isinstance(read, reading.Readable) or read.rows == len(ids):
-                break
-        return read.batch if isinstance(read, reading.Readable) else read
 
     def _fetched_by_loader(self, done: int) -> Iterator[Any]:
         """Yield the batches of the feed; after a loss of workers, from the first undelivered one (after `done`)."""

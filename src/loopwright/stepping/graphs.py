@@ -18,11 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.back_reference import BackReference
-from loopwright.data import Loader, Window
-from loopwright.data.buckets import PlannedShapes
+from loopwright.data import Window
 from loopwright.engine import graphs
 from loopwright.engine.layers import num_idle_draws
-from loopwright.engine.nested import UnfinishedBatch
 from loopwright.errors import ConfigError
 from loopwright.hooks import TrainerHooks
 from loopwright.settings import is_overridden
@@ -51,17 +49,14 @@ def _planned_stepper(run: TrainingRun) -> EagerStepper | GraphStepper:
     if run.settings.step_mode == "eager" or not has_graphs(run.trainer):
         return eager
     compiled = eager.compiled if isinstance(eager, CompiledStepper) else None
-    reason, planned = _why_eager(run) or run.recordings.ended, None
+    reason = _why_eager(run) or run.recordings.ended
     if compiled is not None and compiled.model.records_graphs:
         reason = "this mode of torch.compile records its own"
-    if reason is None and run.recordings.is_planned:
-        planned = _plan_shapes(run)
-        reason = "the shapes of its batches are not known before they are read" if planned is None else None
     if reason is not None:
         report_eager(run, reason)
         return eager
     prepare_optimizer(run.trainer.optimizer)
-    return GraphStepper(run, planned, run.trainer.create_capturer(), compiled)
+    return GraphStepper(run, run.trainer.create_capturer(), compiled)
 
 
 def eager_stepper(run: TrainingRun) -> EagerStepper:
@@ -84,16 +79,13 @@ def report_eager(run: TrainingRun, reason: str) -> None:
 
 
 class GraphStepper:
-    """Replays updates as CUDA graphs, and runs the others eagerly; `planned` limits the shapes, unless it is None."""
+    """Replays updates as CUDA graphs, and runs the others eagerly."""
 
     run = BackReference["TrainingRun"]()
     rounds_rates = True
 
-    def __init__(
-        self, run: TrainingRun, planned: Any, capturer: graphs.Capturer, compiled: CompiledUpdates | None
-    ) -> None:
+    def __init__(self, run: TrainingRun, capturer: graphs.Capturer, compiled: CompiledUpdates | None) -> None:
         self.run = run
-        self._planned = planned
         self._rows = UnpaddedRows(run)
         self._compiled = compiled
         casts = _cast_weights(run)
@@ -132,11 +124,11 @@ class GraphStepper:
         is_first = self.run.progress.update == 0
         if is_first and (self._compiled is None or not self._compiled.is_on):
             return False  # the optimizer creates its state
-        return all(piece.rows for piece in window.pieces) if self._planned is None else self._is_planned(window)
+        return all(piece.rows for piece in window.pieces)
 
     def _is_listed(self, keys: list[str]) -> bool:
         """Whether an update of these shapes is a graph, or becomes one now."""
-        reason = None if self._planned is not None else self.run.recordings.why_eager(keys)
+        reason = self.run.recordings.why_eager(keys)
         if reason is not None:
             self._report_shape(reason)
         return reason is None
@@ -159,7 +151,7 @@ class GraphStepper:
             self._rows.stop(str(error))
             return
         is_of_shape = error.is_out_of_memory or bool(recordings.recorded)  # else, it seems, no shape can be recorded
-        if self._planned is not None or error.key is None or not is_of_shape:
+        if error.key is None or not is_of_shape:
             run.run_eagerly(str(error))
             return
         was_graph = recordings.fail(error.key, str(error))
@@ -173,20 +165,10 @@ class GraphStepper:
         inputs = self.run.micro_batch_step.graph_inputs(batch, 0)
         self._graphs.rehearse(self._rows.with_usual_budget(batch, inputs))
 
-    def _is_planned(self, window: Window) -> bool:
-        run, pieces = self.run, window.pieces
-        is_full = len(pieces) == run.settings.gradient_accumulation_steps
-        if not is_full or any(piece.rows != run.train_loader.batch_size for piece in pieces):
-            return False
-        if isinstance(self._planned, PlannedShapes):
-            return all(piece.batch in self._planned for piece in pieces)
-        return all(graphs.signature(piece.batch) == self._planned for piece in pieces)
-
     def _replay(self, window: Window) -> bool:
         """Replay an update; return False if it has to be run eagerly."""
         run, trainer, step = self.run, self.run.trainer, self.run.micro_batch_step
-        settings = self._graphs.forget_if_changed()
-        reason = None if self._planned is not None else run.recordings.follow(settings)
+        reason = run.recordings.follow(self._graphs.forget_if_changed())
         if reason is not None:
             run.run_eagerly(reason)
             return False
@@ -275,23 +257,6 @@ def _why_eager(run: TrainingRun) -> str | None:
     if others:
         return f"{', '.join(others)} must see every step (set graph_safe = True if it need not)"
     return why_not_recorded(run.trainer.optimizer)
-
-
-def _plan_shapes(run: TrainingRun) -> Any:
-    """Return the shapes to record: planned ones, or the signature of one micro-batch; None if there are none."""
-    loader = run.train_loader
-    if not isinstance(loader, Loader):
-        return None
-    samplers = run.checkpoints.samplers
-    samplers.keep()
-    first = loader.first_batch()
-    samplers.put_back(run.engine.device)
-    if getattr(loader.collate_fn, "bucket_lengths", None):
-        return PlannedShapes(loader.collate_fn, first)
-    try:
-        return None if first is None or isinstance(first, UnfinishedBatch) else graphs.signature(first)
-    except graphs.NotCapturableError:
-        return None
 
 
 def check_graphs(step_mode: str, device: torch.device) -> None:

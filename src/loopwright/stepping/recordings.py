@@ -9,7 +9,7 @@ list and the shapes alone.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 MOST_SHAPES = 128  # of a run, failures included: each graph keeps its inputs and outputs on the device
@@ -26,7 +26,6 @@ class Recordings:
         recorded: shapes that are graphs.
         failed: shapes that could not be recorded, and why.
         ended: why no update is a graph any more, or None.
-        is_planned: the run was begun by a version that recorded planned shapes only, and keeps to that.
         settings: a digest of everything but the shapes that graphs were recorded for; "" before the first one.
         num_changes: updates in a row before which it changed.
         unpads: whether graphs leave padding out; None before it is decided.
@@ -38,7 +37,6 @@ class Recordings:
     recorded: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     ended: str | None = None
-    is_planned: bool = False
     settings: str = ""
     num_changes: int = 0
     unpads: bool | None = None
@@ -84,5 +82,6 @@ class Recordings:
 
     @classmethod
     def restored(cls, state: dict[str, Any] | None) -> Recordings:
-        """Return the list of a saved run; older checkpoints have none."""
-        return cls(is_planned=True, unpads=False) if state is None else cls(**{"unpads": False, **state})
+        """Return the list of a saved run; older checkpoints have none, or other entries."""
+        known = {each.name for each in fields(cls)} & (state or {}).keys()
+        return cls(**{"unpads": False, **{name: (state or {})[name] for name in known}})

@@ -30,6 +30,7 @@ from loopwright.errors import CheckpointError, ConfigError
 from loopwright.failpoints import failpoint
 from loopwright.progress import TRAINED, StopReason, rule_of
 from loopwright.run_folder import LeaseError
+from loopwright.stepping.graphs import has_graphs
 from loopwright.training.hyper_parameters import as_json, hyper_parameters
 from loopwright.training.model_files import check_class, check_shapes
 from loopwright.training.resume import find_resume_path, settings_of, sizes_of
@@ -84,6 +85,7 @@ class RunCheckpoints:
     def describe(self) -> None:
         """Collect the metadata of the run; called once everything is prepared and nothing is restored yet."""
         run, engine = self.run, self.run.engine
+        may_record = run.settings.step_mode != "eager" and has_graphs(run.trainer)
         mark = fingerprint(
             engine.device,
             processes=engine.num_processes,
@@ -93,6 +95,7 @@ class RunCheckpoints:
             **({"reduction": run.settings.reduction} if run.settings.reduction != "fast" else {}),
             **({"sharding": "fsdp2"} if is_sharded(run.trainer.model) else {}),
             **({"augmentation": "device"} if _augments_on_device(run.train_loader.dataset) else {}),
+            **({"graphs": "of any shape"} if may_record else {}),
         )
         self.metadata = as_json(
             {
