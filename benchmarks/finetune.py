@@ -152,10 +152,6 @@ class Pad:
     def __init__(self, lengths: tuple[int, ...] = ()) -> None:
         self.bucket_lengths = lengths
 
-    def padded_dimensions(self, batch: dict[str, torch.Tensor]) -> dict[str, int]:
-        """Return which dimension of each tensor is a length, as loopwright's own collators do."""
-        return {name: 1 for name in ("input_ids", "attention_mask") if name in batch}
-
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         if "features" in samples[0]:
             return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}

@@ -33,8 +33,10 @@ from loopwright.data.collators import (
     DataCollatorForSeq2Seq,
     DataCollatorForTokenClassification,
     DataCollatorWithPadding,
+    default_data_collator,
 )
 from loopwright.errors import ConfigError, DataError
+from loopwright.hf.loaders import ColumnCollator
 
 
 class Pads:
@@ -364,6 +366,12 @@ def test_collators_of_transformers_are_replaced_by_ours_that_pad_to_lengths(tmp_
     theirs = pytest.importorskip("transformers").DataCollatorWithPadding(tokenizer)
     _, widths = bert_run(tmp_path, length_buckets=[20, 32], collator=theirs, max_steps=3)
     assert {width for width, _ in widths} <= {20, 32}
+
+
+def test_the_columns_of_a_model_are_collated_to_lengths_only_by_a_collator_that_pads():
+    pads, stacks = DataCollatorWithPadding(Pads()), default_data_collator
+    assert ColumnCollator(with_buckets(pads, (8,)), [], [], keeps_others=False).bucket_lengths == (8,)
+    assert not hasattr(ColumnCollator(stacks, [], [], keeps_others=False), "bucket_lengths")  # sizes that never change
 
 
 def test_lengths_that_a_collator_cannot_pad_to_are_refused(tmp_path):

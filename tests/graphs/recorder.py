@@ -11,8 +11,6 @@ from torch import nn
 from loopwright import Trainer
 from loopwright.engine.graphs import single_precision_rates
 from loopwright.engine.nested import iter_tensors, map_tensors
-from loopwright.stepping.recordings import Recordings
-from loopwright.training.run import run_of
 
 
 class FakeCapturer:
@@ -104,13 +102,6 @@ class GraphedTrainer(Trainer):
     def create_capturer(self) -> FakeCapturer:
         self.capturer = FakeCapturer(self.model, self.optimizer, self.fails_with)
         return self.capturer
-
-
-class OlderTrainer(GraphedTrainer):
-    """A trainer that continues a run of a version that recorded planned shapes only."""
-
-    def training_run_start(self) -> None:
-        run_of(self).recordings = Recordings.restored(None)
 
 
 class EagerTrainer(Trainer):

@@ -114,10 +114,9 @@ def pad(samples):
 
 
 class Announced:
-    """A collate function that says which dimensions are lengths."""
+    """A collate function that says that its batches come in several lengths."""
 
-    def padded_dimensions(self, batch):
-        return {}
+    bucket_lengths = None
 
     def __call__(self, samples):
         return pad(samples)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import toys
-from graphs.recorder import EagerTrainer, FakeCapturer, GraphedTrainer, OlderTrainer
+from graphs.recorder import EagerTrainer, FakeCapturer, GraphedTrainer
 from loopwright import Trainer
 from loopwright.callbacks import DEFAULT_CALLBACKS, StepBasedEvaluationCallback, TrainerCallback
 from loopwright.checkpoint import Checkpointing
@@ -79,13 +79,6 @@ def test_the_first_update_is_not_a_graph_and_a_window_is_several():
     assert capturer.num_replays == (3 * 3 - 1) * 3  # three windows per epoch, two micro-batches and a step
     capturer = trained(gradient_accumulation_steps=4).capturer  # the last window has two micro-batches: no new shape
     assert (capturer.num_captures, capturer.num_replays) == (3, 2 * 5 + 3 * 3)
-
-
-def test_short_batches_are_not_graphs_in_a_run_of_planned_shapes():
-    capturer = trained(OlderTrainer).capturer
-    assert (capturer.num_captures, capturer.num_replays) == (1, 3 * 5 - 1)
-    capturer = trained(OlderTrainer, gradient_accumulation_steps=2).capturer
-    assert (capturer.num_captures, capturer.num_replays) == (2, (3 * 2 - 1) * 3)
 
 
 def test_a_trainer_that_is_done_keeps_no_graphs_and_needs_no_garbage_collector():
@@ -262,20 +255,15 @@ def read(samples, kind=GraphedTrainer, **options):
     return trainer.capturer
 
 
-def test_planned_shapes_are_the_lengths_that_a_collator_pads_to_and_others_are_not():
+def test_lengths_beyond_the_buckets_of_a_collator_are_graphs_too():
     samples = [torch.arange(length) for length in [2] * 8 + [6] * 8 + [11] * 8]
-    options = {"num_epochs": 2, "per_device_batch_size": 4, "collate_fn": padded_to(4, 8, 12)}
-    capturer = read(samples, OlderTrainer, **options)
-    assert capturer.num_captures == 2  # of length 4 and of length 8
-    assert capturer.num_replays == 2 * 4 - 1  # of six updates per epoch two have another length
-    capturer = read(samples, **options)
+    capturer = read(samples, num_epochs=2, per_device_batch_size=4, collate_fn=padded_to(4, 8, 12))
     assert (capturer.num_captures, capturer.num_replays) == (3, 2 * 6 - 1)
 
 
-@pytest.mark.parametrize("kind", [GraphedTrainer, OlderTrainer], ids=["any shape", "planned shapes"])
 @pytest.mark.parametrize("lengths", [(4, 8, 12), (3,)], ids=["to bucket lengths", "as they are"])
 @pytest.mark.parametrize("num_bad", [1, 8], ids=["one is bad", "all are bad"])
-def test_bad_samples_in_the_first_micro_batch_leave_the_others_as_graphs(lengths, num_bad, kind):
+def test_bad_samples_in_the_first_micro_batch_leave_the_others_as_graphs(lengths, num_bad):
     class SomeAreBad(torch.utils.data.Dataset):
         def __len__(self):
             return 120
@@ -286,7 +274,7 @@ def test_bad_samples_in_the_first_micro_batch_leave_the_others_as_graphs(lengths
             return torch.arange(3)
 
     options = {"per_device_batch_size": 8, "collate_fn": padded_to(*lengths), "bad_samples": "skip"}
-    assert read(SomeAreBad(), kind, num_epochs=1, **options).num_replays == 120 // 8 - 1
+    assert read(SomeAreBad(), num_epochs=1, **options).num_replays == 120 // 8 - 1
 
 
 def test_garbage_is_collected_once_before_the_first_recording():
@@ -342,7 +330,7 @@ class Counting(nn.Module):
         return self.layer((input_ids * attention_mask).float().mean(-1, keepdim=True)).squeeze(-1)
 
 
-class Scoring(OlderTrainer):
+class Scoring(GraphedTrainer):
     graph_safe = True
 
     def calculate_train_batch_loss(self, batch):
@@ -358,20 +346,20 @@ def scored(collate, samples, num_scores, loss):
     return trainer.capturer.num_captures, trainer.capturer.num_replays
 
 
-def test_several_labels_and_choices_are_planned_and_other_lengths_or_numbers_of_choices_are_not():
+def test_batches_of_several_labels_and_of_choices_are_graphs_for_each_length_and_number_of_choices():
     samples = [{"input_ids": [1] * length, "labels": [1.0, 0.0, 1.0]} for length in [2] * 8 + [6] * 8 + [11] * 4]
     found = scored(collators.DataCollatorWithPadding(toys.Pads()), samples, 3, nn.BCEWithLogitsLoss())
-    assert found == (2, 2 * 4 - 1)  # graphs of length 4 and of length 8, for four of five updates per epoch
+    assert found == (3, 2 * 5 - 1)  # of length 4, of length 8, and of length 11
 
     def sample(length, num_choices):
         return {"input_ids": [[1] * length, *[[2] * 2] * (num_choices - 1)], "labels": 0}
 
     samples = [sample(length, 3) for length in [3] * 8 + [7] * 4 + [12] * 4] + [sample(3, 2) for _ in range(4)]
     found = scored(collators.DataCollatorForMultipleChoice(toys.Pads()), samples, 1, nn.CrossEntropyLoss())
-    assert found == (2, 2 * 3 - 1)  # for three of five updates per epoch
+    assert found == (4, 2 * 5 - 1)  # of three lengths, and of two choices
 
 
-def test_every_padding_collator_says_which_dimensions_are_lengths():
+def test_every_padding_collator_pads_to_its_bucket_lengths():
     tokens = {"input_ids": [1, 2, 3], "attention_mask": [1, 1, 1]}
     choices = {name: [value, value] for name, value in tokens.items()}
     whole, deep = dict.fromkeys(tokens, 1), dict.fromkeys(tokens, 2)
@@ -386,11 +374,9 @@ def test_every_padding_collator_says_which_dimensions_are_lengths():
         (collators.DataCollatorForLanguageModeling(toys.Pads(), mlm=False), tokens, {**whole, "labels": 1}),
         (collators.DataCollatorForMultipleChoice(toys.Pads()), {**choices, "labels": 1}, deep),
     ]
-    for collate, sample, expected in cases:
+    for collate, sample, padded in cases:
         batch = with_buckets(collate, (5,))([sample])
-        said = collate.padded_dimensions(batch)
-        assert {name: dimension for name, dimension in said.items() if name in batch} == expected, collate
-        assert all(batch[name].shape[dimension] == 5 for name, dimension in expected.items()), collate
+        assert all(batch[name].shape[dimension] == 5 for name, dimension in padded.items()), collate
 
 
 @pytest.mark.parametrize(

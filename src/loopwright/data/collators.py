@@ -15,7 +15,7 @@ these from (seed, epoch, position) before every micro-batch, so that evaluations
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -220,10 +220,6 @@ class DataCollatorForTokenClassification(PaddingCollator):
             batch["labels"] = stack_labels(rows, kind)
         return batch
 
-    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        """Return the padded dimension of each value of a batch, by name; labels are as long as the tokens."""
-        return {**super().padded_dimensions(batch), "labels": 1}
-
 
 @dataclass
 class DataCollatorForSeq2Seq(PaddingCollator):
@@ -254,10 +250,6 @@ class DataCollatorForSeq2Seq(PaddingCollator):
             decoder_ids = prepare(labels=torch.as_tensor(stacked))
             batch["decoder_input_ids"] = decoder_ids if kind == "pt" else decoder_ids.numpy(force=True)
         return batch
-
-    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        """Return the padded dimension of each value of a batch, by name; labels have their own length."""
-        return {**super().padded_dimensions(batch), "labels": 1, "decoder_input_ids": 1}
 
     def _padded_labels(self, labels: list[Any]) -> list[Any]:
         strategy = checked_strategy(self.padding)
@@ -296,10 +288,6 @@ class DataCollatorForMultipleChoice(PaddingCollator):
         if labels is not None:
             batch["labels"] = stack_labels(labels, kind)
         return batch
-
-    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        """Return the padded dimension of each value of a batch, by name: the one after the choices."""
-        return {name: dimension + 1 for name, dimension in super().padded_dimensions(batch).items()}
 
 
 def _check_aligned(labels: list[Any], ids: list[Any]) -> None:

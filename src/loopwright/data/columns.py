@@ -23,7 +23,6 @@ Columns = dict[str, list[Any]]
 IGNORED = -100  # the label that losses ignore
 
 _LABEL_NAMES = ("labels", "label", "label_ids")
-_PADDED_ALONG = ("attention_mask", "token_type_ids", "special_tokens_mask")
 _MOST_SHOWN = 8
 _UNLIMITED = 10**20  # a tokenizer without a limit reports a number beyond this
 
@@ -58,11 +57,6 @@ class BucketCollator(Collator):
     # constructor has the arguments of transformers.
     bucket_lengths: Sequence[int] | None = None
     tokenizer: Any
-
-    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        """Return the padded dimension of each value of a batch, by name: for planned shapes and compiled models."""
-        names = {*(getattr(self.tokenizer, "model_input_names", None) or ()), main_name(self.tokenizer), *_PADDED_ALONG}
-        return {name: 1 for name in names if name in batch}
 
 
 def to_columns(features: Sequence[Any]) -> Columns:

@@ -7,7 +7,7 @@ same masks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -236,9 +236,6 @@ class DataCollatorForLanguageModeling(BucketCollator):
         mask = self.torch_mask_tokens if kind == "pt" else self.numpy_mask_tokens
         batch["input_ids"], batch["labels"] = mask(ids, **options)
         return batch
-
-    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        return {**super().padded_dimensions(batch), "labels": 1}
 
     def _mask(self, ids: Any, special: Any, offsets: Any, kind: str) -> tuple[Any, Any]:
         is_special = self._special(ids) if special is None else np.asarray(special).astype(np.bool_)

@@ -207,13 +207,8 @@ class ColumnCollator:
 
     @property
     def bucket_lengths(self) -> Any:
-        """The lengths that the collator pads batches to, if any."""
-        return getattr(self.collate, "bucket_lengths", None)
-
-    @property
-    def padded_dimensions(self) -> Any:
-        """The collator's function that names the length dimensions (see `BucketCollator`), or None."""
-        return getattr(self.collate, "padded_dimensions", None)
+        """The lengths that the collator pads batches to; a collator that never does has no such attribute."""
+        return self.collate.bucket_lengths  # type: ignore[attr-defined]
 
     def __call__(self, samples: list[Any]) -> Any:
         """Return the batch."""

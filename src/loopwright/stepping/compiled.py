@@ -55,7 +55,7 @@ class CompiledUpdates:
         if sizes and recordings.compiled_for is None:
             recordings.compiled_for = sizes[0]
             # Collators that pad announce it: their batches come in several lengths.
-            recordings.is_dynamic = hasattr(getattr(loader, "collate_fn", None), "padded_dimensions")
+            recordings.is_dynamic = hasattr(getattr(loader, "collate_fn", None), "bucket_lengths")
         other = next((each for each in sizes if each != recordings.compiled_for), None)
         if other is not None and not recordings.is_dynamic:
             recordings.is_dynamic, recordings.compiled_for, self._is_ready = True, other, False

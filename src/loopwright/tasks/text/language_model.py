@@ -319,9 +319,6 @@ class PaddingCollator:
             batch["text"] = [each["text"] for each in features]
         return batch
 
-    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        return {name: 1 for name in (*self._fills, "attention_mask") if name in batch}
-
 
 def _padded(values: Sequence[Any], width: int, fill: int, is_left: bool) -> Numbers:
     padded = np.full((len(values), width), fill, np.int64)

@@ -457,10 +457,6 @@ class PadsToBuckets:
 
         self._pad = with_buckets(self._pad, lengths)
 
-    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        dimensions: dict[str, int] = self._pad.padded_dimensions(batch)
-        return dimensions
-
 
 class ReferenceCollator(PadsToBuckets):
     """Pads sources and targets to the longest of the batch, labels with -100, and keeps the reference texts."""

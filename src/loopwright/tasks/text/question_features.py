@@ -153,9 +153,6 @@ class SpanCollator(text.PadsToBuckets):
                 batch[name] = [each[name] for each in features]
         return batch
 
-    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        return {**super().padded_dimensions(batch), "offsets": 1}
-
 
 @dataclass(frozen=True)
 class TextEncoder:

@@ -292,9 +292,6 @@ class Collator(text.PadsToBuckets):
             batch["tags"] = torch.tensor(pad_lists([row["tags"] for row in features], longest, text.IGNORED, "right"))
         return batch
 
-    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        return {**super().padded_dimensions(batch), "words": 1, "tags": 1}
-
 
 def _inner_labels(names: Sequence[str]) -> list[int]:
     """Return for each label the label of a word's further tokens: I-X for B-X if I-X exists."""

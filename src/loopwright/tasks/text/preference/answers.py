@@ -160,9 +160,6 @@ class PairCollator:
         arrays["position"] = np.array([each["position"] for each in features])
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        return dict.fromkeys(("input_ids", "attention_mask", "is_answer"), 2)
-
 
 def answer_log_probs(model: Any, batch: Mapping[str, Any], job: Job | None = None) -> tuple[Any, Any]:
     """Return the log-probability of each answer, a sum over its tokens, and their number: (pairs, 2) each.
