@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import toys
 from graphs.recorder import EagerTrainer, FakeCapturer, GraphedTrainer
+from loopwright.stepping import cast_weights
 from loopwright.stepping.cast_weights import CastWeights
 
 
@@ -79,6 +80,21 @@ def test_losses_and_gradients_have_the_bits_of_autocast_and_no_weight_is_cast(op
     assert {"words.weight", "twice.weight", "twice.bias", "exact.weight"} < set(found)
     weights = {(8, 8), (20, 8), (8,)}
     assert weights <= set(casts) and not weights & set(fewer)
+
+
+@pytest.mark.parametrize("group", [1, 3, 100])
+def test_gradients_of_copies_are_cast_in_groups_while_the_backward_pass_goes_on(group, monkeypatch):
+    layers = toys.seeded(lambda: nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(10))), seed=1)
+    layers.forward = torch.autocast("cpu", torch.bfloat16)(layers.forward)
+    monkeypatch.setattr(cast_weights, "_GROUP_BYTES", group * 8 * 8 * 2)
+    casts, done = CastWeights(layers), []
+    casts.refresh()
+    rows = torch.ones(2, 8, requires_grad=True)
+    rows.register_hook(lambda _: done.extend(each.weight.grad is not None for each in layers))  # the last in backward
+    with casts.substituted():
+        layers(rows).float().sum().backward()
+    assert sum(done) == {1: 10, 3: 9, 100: 0}[group]
+    assert all(each.weight.grad.dtype == torch.float32 for each in layers)
 
 
 def test_weights_outside_the_forward_pass_or_in_another_context_are_left_to_autocast():

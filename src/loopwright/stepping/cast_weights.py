@@ -2,7 +2,7 @@
 
 Autocast casts a weight at its first use in a forward pass, shares the result among its uses, and casts the sum of their
 gradients back to float32. With copies an update does the same with the same bits, but fills all copies in one go before
-its first micro-batch, and casts all their gradients in one go after each backward pass: two kernels instead of two for
+its first micro-batch, and casts their gradients in groups during the backward pass: a few kernels instead of two for
 each weight. Copies are filled in every update, whether a weight has changed or not: a replayed graph, a fused optimizer
 and `weight.data` change weights without a new `_version`.
 
@@ -17,11 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+_GROUP_BYTES = 32 * 1024 * 1024  # of gradients that are cast by one kernel; until then they take memory twice
 
 
 class CastWeights:
@@ -29,7 +32,7 @@ class CastWeights:
 
     Args:
         model: whose weights are copied.
-        is_joint: the gradients of copies are cast together, because one backward pass of a micro-batch makes them all.
+        is_joint: the gradients of copies are cast in groups, because one backward pass of a micro-batch makes them all.
         by_attribute: linear layers hold the copies during the micro-batch, so that compiled layers find them.
     """
 
@@ -45,6 +48,7 @@ class CastWeights:
         self._linear = linear if by_attribute else []
         self._shared: dict[int, Tensor] | None = None  # of the current forward pass
         self._is_first = True
+        self._waiting: list[int] = []  # whose gradients are to be cast
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -68,14 +72,16 @@ class CastWeights:
         hooks = [
             self._model.register_forward_pre_hook(lambda *_: self._begin()),
             self._model.register_forward_hook(lambda *_: self._end(), always_call=True),
+            *(self._copies[key].register_post_accumulate_grad_hook(partial(self._collect, key)) for key in joint),
         ]
         self._is_first = True
         try:
             with nullcontext() if self._linear else _LinearMode(self.of):
                 yield
-            self._cast_gradients(joint)
+            self._cast_gradients()
         finally:
             self._end()
+            self._waiting = []
             for hook in hooks:
                 hook.remove()
             self._add_to(earlier)
@@ -117,17 +123,26 @@ class CastWeights:
             self._shared[id(weight)] = _Cast.apply(weight, copy.detach())  # type: ignore[no-untyped-call]
         return self._shared[id(weight)]
 
+    def _collect(self, key: int, copy: Tensor) -> None:
+        """Note that a copy has its gradient; cast those that wait once they are a group."""
+        self._waiting.append(key)
+        if sum(self._copies[each].nbytes for each in self._waiting) >= _GROUP_BYTES:
+            self._cast_gradients()
+
     @torch.no_grad()
-    def _cast_gradients(self, joint: list[int]) -> None:
+    def _cast_gradients(self) -> None:
         targets, sources = [], []
-        for key in joint:
-            weight, gradient = self._weights[key], self._copies[key].grad
-            if gradient is not None and weight.grad is not None:  # the loss uses the weight itself too
+        for key in self._waiting:
+            weight, copy = self._weights[key], self._copies[key]
+            gradient, copy.grad = copy.grad, None
+            assert gradient is not None
+            if weight.grad is not None:  # the loss uses the weight itself too
                 weight.grad += gradient
-            elif gradient is not None:
+            else:
                 weight.grad = torch.empty_like(weight)
                 targets.append(weight.grad)
                 sources.append(gradient)
+        self._waiting = []
         if targets:
             torch._foreach_copy_(targets, sources)  # one kernel, as above
 
