@@ -118,6 +118,9 @@ class Announced:
 
     bucket_lengths = None
 
+    def __init__(self, row_width=None):
+        self.row_width = row_width
+
     def __call__(self, samples):
         return pad(samples)
 
@@ -180,6 +183,8 @@ def test_batches_of_one_size_are_compiled_for_it_and_short_ones_run_as_written(m
     trainer = trained(SAME, model=model)
     backend, recordings = trainer.backend, run_of(trainer).recordings
     assert not recordings.is_dynamic and recordings.compiled_for == [[2, 4], [2]]
+    packed = trained(SAME, model=model, collate_fn=Announced(row_width=4))
+    assert not run_of(packed).recordings.is_dynamic
     assert len(backend.sizes) == (2 if model is Reader else 1)
 
 

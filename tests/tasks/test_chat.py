@@ -131,7 +131,7 @@ def test_packed_rows_train_alike_by_bounds_and_by_a_mask(llama, data, monkeypatc
         return []
 
     monkeypatch.setattr(language, "separate_rows", separate_rows)
-    monkeypatch.setattr(language, "packed_width", lambda training, capacity: capacity)
+    monkeypatch.setattr(language, "packed_width", lambda training, capacity, is_packing: capacity)
     monkeypatch.setattr(packing, "block_diagonal_mask", lambda *args: pytest.fail("a mask was made"))
     monkeypatch.setattr(chats, "separates_packed", lambda model: True)
     for run, lora in zip(runs, ("", "r=2"), strict=True):
@@ -156,10 +156,9 @@ def test_rows_take_bounds_on_cuda_in_half_precision_and_a_mask_elsewhere(llama):
     bloom = BloomForCausalLM(BloomConfig(vocab_size=30, hidden_size=8, n_layer=1, n_head=2))
     (note,) = language.separate_rows(bloom, training())
     assert "by a mask, which is slower: BloomForCausalLM does not take flash attention" in note
-    widths = [
-        language.packed_width(each, 64) for each in (training("cpu"), training(), training("cpu", mode="compile"))
-    ]
-    assert widths == [None, 64, 64]
+    trainings = training("cpu"), training(), training("cpu", mode="compile")
+    assert [language.packed_width(each, 64, is_packing=True) for each in trainings] == [None, 64, 64]
+    assert language.packed_width(training(), 64, is_packing=False) is None
 
 
 def test_the_loss_is_the_mean_over_trained_tokens_for_every_batch_size(llama, data):

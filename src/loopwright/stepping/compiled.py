@@ -54,8 +54,9 @@ class CompiledUpdates:
         ]
         if sizes and recordings.compiled_for is None:
             recordings.compiled_for = sizes[0]
-            # Collators that pad announce it: their batches come in several lengths.
-            recordings.is_dynamic = hasattr(getattr(loader, "collate_fn", None), "bucket_lengths")
+            # Collators that pad announce it: their batches come in several lengths, but for packed rows of one width.
+            collate = getattr(loader, "collate_fn", None)
+            recordings.is_dynamic = hasattr(collate, "bucket_lengths") and getattr(collate, "row_width", None) is None
         other = next((each for each in sizes if each != recordings.compiled_for), None)
         if other is not None and not recordings.is_dynamic:
             recordings.is_dynamic, recordings.compiled_for, self._is_ready = True, other, False

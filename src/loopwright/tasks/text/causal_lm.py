@@ -100,7 +100,7 @@ class CausalLanguageModel(language.LanguageTask):
                 notes += language.choose_block(args, data, _counter(tokenizer), limit, _LARGEST_BLOCK)
         if args.packing:
             notes += language.separate_rows(loaded.model, training)
-        row_width = language.packed_width(training, args.block_size)
+        row_width = language.packed_width(training, args.block_size, is_packing=args.packing)
         collator = language.PaddingCollator("left", pad_id=tokenizer.pad_token_id, row_width=row_width)
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
 

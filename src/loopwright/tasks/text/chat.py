@@ -133,7 +133,7 @@ class ChatTuning(Task):
             notes += _choose_packing(args, loaded.model, is_asked)
         if args.packing:
             notes += language.separate_rows(loaded.model, training)
-        row_width = language.packed_width(training, args.max_length)
+        row_width = language.packed_width(training, args.max_length, is_packing=args.packing)
         collator = language.PaddingCollator("left", pad_id=loaded.tokenizer.pad_token_id, row_width=row_width)
         return Job(self, data, args, training, loaded.model, loaded.tokenizer, collator, notes, loaded.new)
 

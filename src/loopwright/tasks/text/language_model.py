@@ -153,10 +153,10 @@ def separate_rows(model: Any, training: Any) -> list[str]:
     return []
 
 
-def packed_width(training: Any, capacity: int) -> int | None:
+def packed_width(training: Any, capacity: int, *, is_packing: bool) -> int | None:
     """Return the width that packed rows are padded to, so that graphs and compiled models have one shape."""
     is_compiled = training.torch_compile or training.step_mode == "compile"
-    return capacity if is_compiled or training.device.type == "cuda" else None
+    return capacity if is_packing and (is_compiled or training.device.type == "cuda") else None
 
 
 def training_loss(job: Job, model: Any, inputs: Mapping[str, Any], labels: Any, **options: Any) -> Any:
@@ -273,11 +273,11 @@ class PaddingCollator:
         side: str = "right",
         before: Callable[[dict[str, Numbers]], None] | None = None,  # changes the arrays of unlabelled training samples
         pad_id: int | None = None,
-        row_width: int | None = None,  # of packed rows; the longest of a batch if None
+        row_width: int | None = None,  # of packed rows, which then have one; the longest of a batch if None
     ) -> None:
         self._side = side
         self._before = before
-        self._row_width = row_width
+        self.row_width = row_width
         self._fills = {
             "input_ids": pad_id or 0,
             "labels": text.IGNORED,
@@ -296,8 +296,8 @@ class PaddingCollator:
         lengths = [len(each["input_ids"]) for each in features]
         width = max(lengths) if self.bucket_lengths is None else bucket_length(max(lengths), self.bucket_lengths)
         is_packed = "sequence_ids" in features[0]
-        if is_packed and self._row_width is not None:
-            width = self._row_width
+        if is_packed and self.row_width is not None:
+            width = self.row_width
         is_left = is_prompt and self._side == "left"
         arrays = {
             name: _padded([each[name] for each in features], width, fill, is_left)
@@ -310,7 +310,7 @@ class PaddingCollator:
         arrays.pop("special_tokens_mask", None)
         if min(lengths) == width or is_packed:
             del arrays["attention_mask"]
-        has_bounds = is_packed and width == self._row_width  # the bounds of a row end at its width
+        has_bounds = is_packed and width == self.row_width  # the bounds of a row end at its width
         for name in ("position", "num_bytes", *(["segment_bounds"] if has_bounds else [])):
             if name in features[0]:
                 arrays[name] = np.array([each[name] for each in features], np.int64)
