@@ -6,7 +6,7 @@ import json
 import pytest
 
 from loopwright.errors import InputError
-from loopwright.runs.data import describe
+from loopwright.runs.data import by_role, describe
 from loopwright.sources import DataOptions, DataPlan, Role, Schema, preflight
 from loopwright.sources.chats.pairs import Pair, read_pair
 from tasks.pairs import chat_rows, text_rows, whole_rows
@@ -14,7 +14,11 @@ from tasks.pairs import chat_rows, text_rows, whole_rows
 SCHEMA = Schema("preference", (Role("pair", "pair"),))
 ASKED = {"role": "user", "content": "Hi"}
 GOOD, BAD = ({"role": "assistant", "content": text} for text in ("Hello", "No"))
+BRIEF = {"role": "system", "content": "Be brief"}
 CHAT = Pair([ASKED], [GOOD], [BAD])
+BRIEF_CHAT = Pair([BRIEF, ASKED], [GOOD], [BAD])
+LONG_CHAT = Pair([ASKED, GOOD, ASKED], [GOOD], [BAD])
+EMPTY = {"role": "assistant", "content": " "}
 FORMATS = {
     "a prompt and two answers, as texts": text_rows,
     "a prompt and two answers, as messages": chat_rows,
@@ -61,11 +65,21 @@ def test_each_format_is_found_in_each_kind_of_file(tmp_path, name, ending):
         ({"prompt": None, "chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]}, CHAT),
         ({"conversations": [{"from": "human", "value": "Hi"}], "chosen": GOOD, "rejected": BAD}, CHAT),
         ({"a": json.dumps([ASKED, GOOD]), "b": json.dumps([ASKED, BAD])}, CHAT),  # columns that the user named
+        ({"prompt": "Hi ", "chosen": [ASKED, GOOD], "rejected": [{**ASKED, "id": 2}, BAD]}, CHAT),
+        ({"prompt": "Hi", "chosen": [BRIEF, ASKED, GOOD], "rejected": [BRIEF, ASKED, BAD]}, BRIEF_CHAT),
+        ({"prompt": [BRIEF], "chosen": [BRIEF, ASKED, GOOD], "rejected": [BRIEF, ASKED, BAD]}, BRIEF_CHAT),
+        ({"prompt": "Hi", "chosen": "Hello", "rejected": "No", "system": "Be brief"}, BRIEF_CHAT),
+        ({"prompt": "Hi", "chosen": "Hello", "rejected": "No", "system": ""}, CHAT),  # of a file with a column for it
+        ({"instruction": "Hi", "input": "You", "chosen": "Hello", "rejected": "No"}, Pair("Hi\n\nYou", "Hello", "No")),
+        ({"prompt": "List:", "chosen": '[{"a": 1}]', "rejected": "[]"}, Pair("List:", '[{"a": 1}]', "[]")),
+        ({"chosen": "Q: Hi A: No", "rejected": "Q: Hi A: Not so"}, Pair("Q: Hi A:", " No", " Not so")),
+        ({"chosen": "你好吗？好", "rejected": "你好吗？不好"}, Pair("你好吗？", "好", "不好")),
+        ({"prompt": [ASKED], "chosen": [GOOD, ASKED, GOOD], "rejected": [GOOD, ASKED, BAD]}, LONG_CHAT),
         ({"prompt": "[1] is", "chosen": "[1]", "rejected": "[]"}, Pair("[1] is", "[1]", "[]")),
         ({"chosen": "Q: Hi A: Hello", "rejected": "Q: Hi A: No"}, Pair("Q: Hi A:", " Hello", " No")),
         (
             {"chosen": [ASKED, GOOD, ASKED, GOOD], "rejected": [ASKED, GOOD, ASKED, BAD]},
-            Pair([ASKED, GOOD, ASKED], [GOOD], [BAD]),
+            LONG_CHAT,
         ),
     ],
 )
@@ -98,6 +112,22 @@ def refused(code: str, row: dict) -> InputError:
         ({"chosen": "Hello", "rejected": "No"}, "no common beginning"),
         ({"chosen": [GOOD], "rejected": [BAD]}, "do not begin with the same prompt"),
         ({"chosen": [ASKED, GOOD, ASKED, GOOD], "rejected": [ASKED, BAD, ASKED, GOOD]}, "last turns"),
+        ({"chosen": [ASKED, GOOD, ASKED, BAD], "rejected": [ASKED, BAD]}, "the same"),
+        ({"chosen": [ASKED, GOOD, ASKED, BAD], "rejected": [ASKED, BAD, ASKED, GOOD]}, "a turn of the user"),
+        ({"chosen": [ASKED, EMPTY], "rejected": [ASKED, BAD]}, "no chosen answer"),
+        ({"chosen": [ASKED, {**BAD, "content": "No "}], "rejected": [ASKED, {**BAD, "score": 1}]}, "last turns"),
+        ({"prompt": "Hi", "chosen": "No", "rejected": " No"}, "the same"),
+        ({"prompt": " ", "chosen": "Hello", "rejected": "No"}, "the prompt is empty"),
+        ({"prompt": None, "chosen": "I do", "rejected": "I do not"}, "the prompt is empty"),
+        ({"prompt": "Hi A:", "chosen": "Hi A: Hello", "rejected": "Hi A: No"}, "there twice"),
+        ({"prompt": "Hello", "chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]}, "the prompt is not the beginning"),
+        (
+            {"prompt": "Hello", "chosen": [ASKED, GOOD, ASKED, GOOD], "rejected": [ASKED, GOOD, ASKED, BAD]},
+            "the prompt",
+        ),
+        ({"chosen": "The cat", "rejected": "This cat"}, "no common beginning"),
+        ({"chosen": "Q A", "rejected": "Q B", "system": "Be brief"}, "whole texts"),
+        ({"only": "Hi"}, "no chosen and rejected answers"),
         ({"prompt": "Bye", "chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]}, "the prompt is not the beginning"),
     ],
 )
@@ -128,3 +158,37 @@ def test_columns_of_other_names_are_named_and_a_file_without_answers_is_refused(
     assert plan.columns == {"pair": ("q", "win", "lose")}
     first = plan.rows("train")[0]["pair"]
     assert {"q": first.prompt, "win": first.chosen, "lose": first.rejected} in rows
+
+
+@pytest.mark.parametrize("names", [("q", "", ""), ("", "rejected", "chosen")], ids=["one", "turned round"])
+def test_each_column_that_is_named_has_that_meaning_in_files_and_in_python(names, tmp_path):
+    rows = [{"rejected": row["rejected"], "q": row["prompt"], "chosen": row["chosen"]} for row in text_rows(30)]
+    rows = rows if names[0] else [{"prompt": row.pop("q"), **row} for row in rows]
+    prompt, chosen, rejected = names if names[0] == "" else ("q", "chosen", "rejected")
+    plan = preflight(Schema("preference", (Role("pair", "pair", names=names),)), data=write(tmp_path / "a.csv", rows))
+    meant = [{"prompt": row[prompt or "prompt"], "chosen": row[chosen], "rejected": row[rejected]} for row in rows]
+    found = [plan.rows("train")[0]["pair"], read_pair(by_role(plan, rows[0])["pair"])]
+    assert all({"prompt": each.prompt, "chosen": each.chosen, "rejected": each.rejected} in meant for each in found)
+
+
+@pytest.mark.parametrize(
+    "columns, names, fix",
+    [
+        (("id", "q", "win", "lose"), ("q", "", ""), "--prompt_column q --chosen_column win --rejected_column lose"),
+        (("prompt", "win", "lose"), ("", "", "lose"), "--chosen_column win --rejected_column lose"),
+        (("prompt", "chosen", "rejected"), ("prmpt", "", ""), "--prompt_column prompt"),
+        (("q", "chosen", "rejected"), ("", "winner", ""), "--chosen_column chosen"),
+        (("prompt", "answer"), (), "name the columns of a.csv prompt, chosen and rejected"),
+    ],
+)
+def test_a_missing_column_is_named_with_flags_that_work(columns, names, fix, tmp_path):
+    rows = [{name: f"Q {number} {name}" for name in columns} for number in range(30)]
+    path = write(tmp_path / "a.csv", rows)
+    with pytest.raises(InputError) as raised:
+        preflight(Schema("preference", (Role("pair", "pair", names=names),)), data=path)
+    assert raised.value.code == "data.column" and raised.value.fix == fix
+    words = fix.split()
+    flags = dict(zip(words[::2], words[1::2], strict=False)) if fix.startswith("--") else {}
+    given = tuple(flags.get(f"--{name}_column", "") for name in ("prompt", "chosen", "rejected"))
+    if flags:
+        assert preflight(Schema("preference", (Role("pair", "pair", names=given),)), data=path).columns["pair"]

@@ -12,7 +12,7 @@ from loopwright.quantities import size
 from loopwright.runs.console.screen import Screen, Waiting
 from loopwright.runs.settings import Settings
 from loopwright.sources import DataOptions, DataPlan, Schema, preflight
-from loopwright.sources.chats.roles import CHAT_KINDS
+from loopwright.sources.chats.roles import CHAT_KINDS, chat_cells
 from loopwright.sources.column_roles import column_names
 from loopwright.sources.files import is_evident
 from loopwright.sources.formats import KINDS_BY_ENDING, ending_of, open_table
@@ -181,7 +181,7 @@ def by_role(plan: DataPlan, row: Mapping[str, Any]) -> dict[str, Any]:
         if role not in found and any(part is not None for part in parts):
             found[role] = parts[0] if isinstance(column, str) else without_empty_end(parts)
         if plan.kinds.get(role) in CHAT_KINDS and role not in row:
-            found = {role: dict(row)}
+            found = {role: chat_cells(plan.kinds[role], row, column_names(column))}
     return found
 
 

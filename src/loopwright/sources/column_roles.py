@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from loopwright.config.display_width import display_width, pad, truncate
 from loopwright.errors import InputError, nearest
 from loopwright.metrics.words import count_words
+from loopwright.sources.chats.pairs import missing_columns
 from loopwright.sources.chats.roles import CHAT_KINDS, chat_columns, could_be_chat, with_tools
 from loopwright.sources.delimited import names_fix
 from loopwright.sources.images.image_file import is_image_name
@@ -354,6 +355,12 @@ class _Choice:
         if len(fitting) > 1:
             first, last = ", ".join(map(repr, fitting[:-1])), repr(fitting[-1])
             what = f"{first} and {last} would {'both' if len(fitting) == 2 else 'all'} do"
+        if role.kind == "pair":
+            free = [name for name in self._free() + self._free(True) if not _ID.search(name.lower())]
+            texts = [name for name in free if self.samples[name].is_text or name in self.nested]
+            what, fix = missing_columns(self.table.columns, role.names, texts)
+            fix = fix or f"name the columns of {self.table.name} prompt, chosen and rejected"
+            return InputError("data.column", what, saw=describe_columns(self.table, self.samples), fix=fix)
         saw, fix = describe_columns(self.table, self.samples), self._languages_fix(fitting) or self._fix(role, fitting)
         return InputError("data.column", f"the column for {role.name} cannot be guessed: {what}", saw=saw, fix=fix)
 
@@ -379,8 +386,6 @@ class _Choice:
             if self.table.kind in ("csv", "tsv"):
                 return f"write one row per sentence into {self.table.name}, with words and tags separated by blanks"
             return f"add a column named {role.name} to {self.table.name}, with a list in each row"
-        if role.kind == "pair":
-            return f"name the columns of {self.table.name} prompt, chosen and rejected   or   --chosen_column COLUMN"
         if role.kind in CHAT_KINDS and not fitting:
             formats = "messages, conversations, prompt and completion, or instruction and output"
             return f"name the columns of {self.table.name} as one of the formats of conversations: {formats}"

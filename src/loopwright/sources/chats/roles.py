@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from loopwright.sources.chats.formats import Chat, chat_format, read_chat
-from loopwright.sources.chats.pairs import Pair, pair_columns, read_pair
+from loopwright.sources.chats.pairs import BESIDE, Pair, pair_columns, read_pair
 
 CHAT_KINDS = ("chat", "prompt", "pair")
 # By format: the columns that a row needs, those that a prompt needs, and those that it may have.
@@ -18,7 +18,6 @@ _FORMATS = {
     "prompt/completion": (("prompt", "completion"), ("prompt",), ("completion",)),
     "instruction/output": (("instruction", "output"), ("instruction",), ("input", "output", "history")),
 }
-_BESIDE = ("system", "tools")  # columns of any format
 _NO_ANSWER = {"role": "assistant", "content": ""}
 
 
@@ -30,13 +29,21 @@ def chat_columns(kind: str, columns: Sequence[str], given: Sequence[str] = ()) -
     for needed, asked, more in _FORMATS.values():
         least = needed if kind == "chat" else asked
         if set(least) <= set(columns):
-            return tuple(name for name in dict.fromkeys((*least, *more, *_BESIDE)) if name in columns)
+            return tuple(name for name in dict.fromkeys((*least, *more, *BESIDE)) if name in columns)
     return ()
 
 
 def with_tools(column: Sequence[str], columns: Iterable[str]) -> list[str]:
     """Return the columns of conversations with those that belong to any format, if the file has them."""
-    return [*column, *(name for name in _BESIDE if name in columns and name not in column)]
+    return [*column, *(name for name in BESIDE if name in columns and name not in column)]
+
+
+def chat_cells(kind: str, row: Mapping[str, Any], trained: Sequence[str]) -> dict[str, Any]:
+    """Return the cells of a row that Python gave, for `as_chat`; `trained` are the columns of the run."""
+    given = [name for name in trained if name not in BESIDE] if kind == "pair" else []
+    named = [given[0] if len(given) > 2 else "", *given[-2:]]
+    names = pair_columns(row, named) or pair_columns(row) if given else []
+    return {name: row[name] for name in with_tools(names, row)} if names else dict(row)
 
 
 def as_chat(kind: str, value: Any, where: str = "") -> Chat | Pair:
@@ -70,7 +77,7 @@ def as_chat(kind: str, value: Any, where: str = "") -> Chat | Pair:
 
 def _as_format(cells: dict[str, Any]) -> dict[str, Any]:
     """Rename the only column of another name, to messages or conversations by what is in it."""
-    others = [name for name in cells if name not in _BESIDE]
+    others = [name for name in cells if name not in BESIDE]
     if len(others) != 1 or others[0] in _FORMATS or others[0] in ("prompt", "instruction"):
         return cells
     value = cells.pop(others[0])

@@ -76,6 +76,9 @@ class PreferenceArguments(TaskArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         language.check_loss_chunk(self.loss_chunk)
+        named = [name for name in (self.prompt_column, self.chosen_column, self.rejected_column) if name is not None]
+        if len({*named}) < len(named):
+            raise ConfigError(f"prompt, chosen and rejected are columns of their own, but {named} has one twice")
         if self.vocab_size is not None and self.model is not None:
             raise ConfigError("vocab_size is for a model from scratch, but --model has a vocabulary: leave it out")
         if self.gamma is not None and self.loss != "simpo":
