@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import toys
-from graphs.recorder import FakeCapturer, GraphedTrainer
+from graphs.recorder import EagerTrainer, FakeCapturer, GraphedTrainer
 from loopwright.engine.compilation import CompiledModel
 
 transformers = pytest.importorskip("transformers")
@@ -18,8 +18,17 @@ WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "uniqu
 
 
 class WaitsForDevice(TorchDispatchMode):
+    """Refuses what waits for the device; `attentions` lists what attention was called with."""
+
+    def __init__(self, attentions):
+        super().__init__()
+        self.attentions = attentions
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         aten = torch.ops.aten
+        if func.overloadpacket is aten._scaled_dot_product_flash_attention_for_cpu:
+            has_mask = (kwargs or {}).get("attn_mask") is not None
+            self.attentions.append("mask" if has_mask else "causal" if args[4:5] == (True,) else "all")
         is_index = func.overloadpacket in (aten.index, aten.index_put, aten.index_put_)
         has_mask = is_index and any(each is not None and each.dtype == torch.bool for each in args[1])
         if has_mask or func.overloadpacket in [getattr(aten, name) for name in WAITING]:
@@ -30,13 +39,17 @@ class WaitsForDevice(TorchDispatchMode):
 class StrictCapturer(FakeCapturer):
     """Refuses to record what waits for the device; what asks whether its stream is captured hears that it is."""
 
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.attentions = []  # of everything recorded, and of replays
+
     def warm_up(self, function):
         with self._capturing():
             super().warm_up(function)
 
     def capture(self, function):
         def checked():
-            with self._capturing(), WaitsForDevice():
+            with self._capturing(), WaitsForDevice(self.attentions):
                 return function()
 
         return super().capture(checked)
@@ -77,7 +90,7 @@ def pictures():
 MODELS = {
     "BertForSequenceClassification": ({"vocab_size": VOCABULARY}, lambda: texts(labels=2)),
     "ModernBertForMaskedLM": ({"vocab_size": VOCABULARY, "pad_token_id": 0, "cls_token_id": 1}, texts),
-    "GPT2LMHeadModel": ({"vocab_size": VOCABULARY}, lambda: texts(is_padded=False)),
+    "GPT2LMHeadModel": ({"vocab_size": VOCABULARY, "attn_pdrop": 0.0}, lambda: texts(is_padded=False)),
     "Qwen3ForCausalLM": ({"vocab_size": VOCABULARY, "head_dim": 8, "num_key_value_heads": 1}, texts),
     "MistralForCausalLM": ({"vocab_size": VOCABULARY, "num_key_value_heads": 1, "sliding_window": 4}, texts),
     "T5ForConditionalGeneration": ({"vocab_size": VOCABULARY, "d_model": 16, "decoder_start_token_id": 0}, texts),
@@ -85,20 +98,53 @@ MODELS = {
 }
 
 
+def trained(name, rows, step_mode, kind=StrictTrainer, **options):
+    created = getattr(transformers, name)
+    torch._dynamo.reset()
+    config = created.config_class(**SIZES, **MODELS[name][0], **options)
+    model = toys.seeded(lambda: created(config), seed=1)
+    trainer = kind(model, None, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True), callbacks=[])
+    loader = {"num_workers": 0, "shuffle": False}
+    trainer.train(
+        list(rows), 1, per_device_batch_size=2, train_dataloader_kwargs=loader, step_mode=step_mode,
+        mixed_precision="bf16",
+    )  # fmt: skip
+    return trainer
+
+
 @pytest.mark.parametrize("step_mode", ["graph", "compile"])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_update_but_the_first_is_a_graph(name, step_mode):
-    options, rows = MODELS[name]
-    kind = getattr(transformers, name)
-    torch._dynamo.reset()
-    model = toys.seeded(lambda: kind(kind.config_class(**SIZES, **options)), seed=1)
-    trainer = StrictTrainer(model, None, torch.optim.AdamW(model.parameters(), lr=1e-3), callbacks=[])
-    loader = {"num_workers": 0, "shuffle": False}
-    trainer.train(
-        list(rows()), 1, per_device_batch_size=2, train_dataloader_kwargs=loader, step_mode=step_mode,
-        mixed_precision="bf16",
-    )  # fmt: skip
+    trainer = trained(name, MODELS[name][1](), step_mode)
     assert trainer.num_graphed_updates == trainer.progress.update - 1 == ROWS // 2 - 1
+    if name == "GPT2LMHeadModel":
+        assert set(trainer.capturer.attentions) == {"causal"}
+
+
+@pytest.mark.parametrize(("step_mode", "has_mask"), [("graph", True), ("graph", False), ("compile", False)])
+def test_rows_without_padding_take_no_mask_and_have_the_bits_of_eager_updates(step_mode, has_mask):
+    rows = [
+        row if has_mask else {"input_ids": row["input_ids"], "labels": row["labels"]} for row in texts(is_padded=False)
+    ]
+    # Without a cache transformers looks for packed rows.
+    graphed = trained("Qwen3ForCausalLM", rows, step_mode, use_cache=has_mask)
+    assert graphed.num_graphed_updates == ROWS // 2 - 1
+    assert set(graphed.capturer.attentions) == {"causal"}
+    if step_mode == "graph":
+        eager = trained("Qwen3ForCausalLM", rows, "eager", EagerTrainer, use_cache=has_mask)
+        for one, other in zip(graphed.model.parameters(), eager.model.parameters(), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_batches_with_and_without_padding_are_graphs_of_their_own():
+    rows = [
+        row
+        for padded, full in zip(texts(), texts(is_padded=False), strict=True)
+        for row in (padded, padded, full, full)
+    ]
+    trainer = trained("Qwen3ForCausalLM", rows, "graph")
+    assert trainer.num_graphed_updates == trainer.progress.update - 1
+    assert set(trainer.capturer.attentions) == {"mask", "causal"} and trainer.capturer.num_captures == 2
 
 
 def test_a_forward_pass_that_waits_is_refused():

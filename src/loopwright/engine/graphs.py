@@ -70,7 +70,7 @@ class CudaCapturer:
 
     def warm_up(self, function: Callable[[], Any]) -> None:
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream), _as_if_capturing():
+        with torch.cuda.stream(self._stream), as_if_capturing(True):
             function()
         torch.cuda.current_stream().wait_stream(self._stream)
 
@@ -118,10 +118,10 @@ class CudaCapturer:
 
 
 @contextlib.contextmanager
-def _as_if_capturing() -> Iterator[None]:
-    """Let code that asks whether its stream is captured take the way it takes then, as transformers' masks do."""
+def as_if_capturing(is_capturing: bool) -> Iterator[None]:
+    """Give code that asks whether its stream is captured this answer, as transformers' masks do."""
     ask = torch.cuda.is_current_stream_capturing
-    torch.cuda.is_current_stream_capturing = lambda: True
+    torch.cuda.is_current_stream_capturing = lambda: is_capturing
     try:
         yield
     finally:

@@ -38,7 +38,7 @@ class CompiledUpdates:
         self.run = run
         self.model = model
         self.is_on = False
-        self._is_ready = False
+        self._ready: set[str] = set()
 
     def active(self) -> AbstractContextManager[None]:
         """Run a micro-batch of the current update in this context."""
@@ -59,21 +59,22 @@ class CompiledUpdates:
             recordings.is_dynamic = hasattr(collate, "bucket_lengths") and getattr(collate, "row_width", None) is None
         other = next((each for each in sizes if each != recordings.compiled_for), None)
         if other is not None and not recordings.is_dynamic:
-            recordings.is_dynamic, recordings.compiled_for, self._is_ready = True, other, False
+            recordings.is_dynamic, recordings.compiled_for, self._ready = True, other, set()
             self.run.stepper.forget()
         fits = len(sizes) == len(window.pieces)
         if recordings.is_dynamic:
             fits = all(piece.rows >= fewest for piece in window.pieces)
         self.is_on = fits and recordings.not_compiled is None
 
-    def prepare(self, window: Window, rehearse: Callable[[Any], None]) -> None:
-        """Compile before the first use; `rehearse` runs forward and backward of a batch on the device."""
+    def prepare(self, window: Window, rehearse: Callable[[Any], None], kind: str = "") -> None:
+        """Compile before the first batch of a kind; `rehearse` runs forward and backward of one on the device."""
         run, recordings = self.run, self.run.recordings
-        if self._is_ready or not self.is_on or recordings.compiled_for is None:
+        if kind in self._ready or not self.is_on or recordings.compiled_for is None:
             return
-        sizes = "all sizes of batches" if recordings.is_dynamic else "this size of batches"
-        run.trainer.notify("compile", f"Compiling {len(self.model)} parts of the model, for {sizes}")
-        self.model.compile(is_dynamic=recordings.is_dynamic)
+        if not self._ready:
+            sizes = "all sizes of batches" if recordings.is_dynamic else "this size of batches"
+            run.trainer.notify("compile", f"Compiling {len(self.model)} parts of the model, for {sizes}")
+            self.model.compile(is_dynamic=recordings.is_dynamic)
         example = fitted(window.pieces[0].on(run.engine.device), recordings.compiled_for)
         if example is None or run.engine.is_distributed:  # the saved sizes are rank 0's
             run.checkpoints.lower_tier(run.progress.update, "kernels are compiled for the sizes that come first")
@@ -87,13 +88,13 @@ class CompiledUpdates:
             _raise_interruption(error)
             if is_out_of_memory(error):  # the update itself runs out too, and is split or explained
                 release_memory(run.engine.device)
-                self._is_ready = True
+                self._ready.add(kind)
                 return
             cause = getattr(error, "inner_exception", error)  # torch wraps what a backend raises
             self.is_on, recordings.not_compiled = False, (str(cause).strip().splitlines() or [type(cause).__name__])[0]
             text = f"Running the model as it is written, not compiled: {recordings.not_compiled}"
             run.trainer.notify("compile.fallback", text, reason=recordings.not_compiled)
-        self._is_ready = True
+        self._ready.add(kind)
 
 
 def _raise_interruption(error: BaseException) -> None:

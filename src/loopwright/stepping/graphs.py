@@ -27,7 +27,7 @@ from loopwright.settings import is_overridden
 from loopwright.stepping.cast_weights import CastWeights
 from loopwright.stepping.compiled import CompiledStepper, CompiledUpdates
 from loopwright.stepping.eager import EagerStepper, is_foreign
-from loopwright.stepping.unpadded import UnpaddedRows, report_padded
+from loopwright.stepping.unpadded import UnpaddedRows, kind_of, report_padded
 
 if TYPE_CHECKING:
     from loopwright.trainer import Trainer
@@ -161,9 +161,8 @@ class GraphStepper:
             run.checkpoints.lower_tier(run.progress.update, "a shape that was a CUDA graph can no longer be recorded")
         self._report_shape(str(error))
 
-    def _rehearse(self, batch: Any) -> None:
-        inputs = self.run.micro_batch_step.graph_inputs(batch, 0)
-        self._graphs.rehearse(self._rows.with_usual_budget(batch, inputs))
+    def _rehearse(self, inputs: Any, batch: Any) -> None:
+        self._graphs.rehearse(self._rows.like(inputs, batch))
 
     def _replay(self, window: Window) -> bool:
         """Replay an update; return False if it has to be run eagerly."""
@@ -174,7 +173,7 @@ class GraphStepper:
             return False
         batches = [piece.for_graph(run.engine.device) for piece in window.pieces]
         inputs = [step.graph_inputs(batch, index) for index, batch in enumerate(batches)]
-        inputs = self._rows.with_budgets(window, inputs)
+        inputs = self._rows.with_tokens(window, inputs)
 
         def before(index: int) -> None:
             run.begin_micro_batch(window, index)
@@ -191,7 +190,9 @@ class GraphStepper:
             if not self._is_listed(keys):
                 return False
             if self._compiled is not None:
-                self._compiled.prepare(window, self._rehearse)
+                for each in inputs:
+                    rehearse = partial(self._rehearse, each)
+                    self._compiled.prepare(window, rehearse, kind_of(each))
             if run.progress.update == 0:
                 self._graphs.run(inputs, before, after)
             else:

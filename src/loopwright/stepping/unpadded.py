@@ -1,12 +1,14 @@
-"""Whether the micro-batches of graphs run without padding, and on how many tokens each.
+"""Whether the micro-batches of graphs run without padding, on how many tokens each, and which need no mask.
 
-Decided once per run and kept in its saved state. Before the first micro-batch is recorded, it is run with and without
-padding: rows stay padded if the outputs differ by more than rounding, or if anything else goes wrong.
+Whether padding is left out is decided once per run and kept in its saved state. Before the first micro-batch is
+recorded, it is run with and without padding: rows stay padded if the outputs differ by more than rounding, or if
+anything else goes wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,11 +16,15 @@ from torch import Tensor
 
 from loopwright.back_reference import BackReference
 from loopwright.data import Window
+from loopwright.engine.attention_masks import is_full, leaves_masks_out, masks_left_out
 from loopwright.engine.joined_rows import JoinedRows, token_budget, usual_budget, why_padded
 from loopwright.engine.seeding import preserved_generators
 
 if TYPE_CHECKING:
     from loopwright.training.run import TrainingRun
+
+
+ALL = "all"
 
 
 class UnpaddedRows:
@@ -30,6 +36,7 @@ class UnpaddedRows:
         self.run = run
         self._joined: JoinedRows | None = None
         self._is_proven = False
+        self._leaves_masks_out = leaves_masks_out(run.bare_model())
         if not _is_wanted(run) or run.recordings.unpads is False:
             run.recordings.unpads = False
             return
@@ -55,32 +62,41 @@ class UnpaddedRows:
         self.run.recordings.unpads = False
         report_padded(self.run, reason)
 
-    def with_budgets(self, window: Window, inputs: list[Any]) -> list[Any]:
-        """Return the inputs of micro-batches, each with the number of its tokens: None where it stays padded."""
-        if not self.is_on:
-            return inputs
-        budgets = [token_budget(piece.batch) for piece in window.pieces]
-        first = next((place for place, budget in enumerate(budgets) if budget is not None), None)
-        if first is not None and not self._is_proven:
-            self._is_proven = self._prove(window.pieces[first].on(self.run.engine.device), budgets[first] or 0)
-            if not self._is_proven:
-                return inputs
-        return [{"inputs": each, "tokens": budget} for each, budget in zip(inputs, budgets, strict=True)]
+    def with_tokens(self, window: Window, inputs: list[Any]) -> list[Any]:
+        """Return the inputs of micro-batches, each with the number of its tokens: ALL if it has no padding.
 
-    def with_usual_budget(self, batch: Any, inputs: Any) -> Any:
-        """Return the inputs of a micro-batch with a number of tokens that depends on its size alone."""
-        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-        return {"inputs": inputs, "tokens": None if mask is None else usual_budget(mask)} if self.is_on else inputs
+        None where it stays padded.
+        """
+        tokens: list[Any] = [self._tokens_of(piece.batch) for piece in window.pieces]
+        first = next((place for place, number in enumerate(tokens) if number not in (None, ALL)), None)
+        if first is not None and not self._is_proven:
+            self._is_proven = self._prove(window.pieces[first].on(self.run.engine.device), tokens[first])
+            if not self._is_proven:
+                tokens = [ALL if number == ALL else None for number in tokens]
+        return [_with_tokens(each, number) for each, number in zip(inputs, tokens, strict=True)]
+
+    def like(self, inputs: Any, batch: Any) -> Any:
+        """Return the inputs of a micro-batch of another size, with tokens of the same kind as these inputs have."""
+        tokens, mask = _tokens(inputs), _mask_of(batch)
+        own = self.run.micro_batch_step.graph_inputs(batch, 0)
+        return _with_tokens(own, tokens if mask is None or tokens in (None, ALL) else usual_budget(mask))
 
     def graphed(self, inputs: Any) -> Any:
-        """Run forward and backward of a micro-batch, given what `with_budgets` returned."""
-        step = self.run.micro_batch_step
-        if self._joined is None:
-            return step.graphed(inputs)
-        batch = inputs["inputs"]["batch"]
-        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-        with self._joined.running(mask, inputs["tokens"]):
-            return step.graphed(inputs["inputs"])
+        """Run forward and backward of a micro-batch, given what `with_tokens` returned."""
+        tokens, inputs = _tokens(inputs), inputs.get("inputs", inputs)
+        mask = _mask_of(inputs["batch"])
+        needs_none = self._leaves_masks_out and (mask is None or tokens == ALL)
+        with (
+            masks_left_out(self.run.bare_model(), mask) if needs_none else nullcontext(),
+            nullcontext() if self._joined is None else self._joined.running(mask, None if tokens == ALL else tokens),
+        ):
+            return self.run.micro_batch_step.graphed(inputs)
+
+    def _tokens_of(self, batch: Any) -> int | str | None:
+        # Compiled for all sizes, layers without a mask would be compiled once more.
+        if self._leaves_masks_out and not self.run.recordings.is_dynamic and is_full(batch):
+            return ALL
+        return token_budget(batch) if self.is_on else None
 
     def _prove(self, batch: Mapping[str, Any], budget: int) -> bool:
         run = self.run
@@ -100,6 +116,24 @@ class UnpaddedRows:
             run.buffers.restore()
         self.stop(reason)
         return False
+
+
+def kind_of(inputs: Any) -> str:
+    """Return a name for what is compiled on its own: padded rows, rows without padding, or all tokens."""
+    tokens = _tokens(inputs)
+    return tokens if isinstance(tokens, str) else "padded" if tokens is None else "unpadded"
+
+
+def _with_tokens(inputs: Any, tokens: int | str | None) -> Any:
+    return inputs if tokens is None else {"inputs": inputs, "tokens": tokens}
+
+
+def _tokens(inputs: Any) -> Any:
+    return inputs.get("tokens")
+
+
+def _mask_of(batch: Any) -> Any:
+    return batch.get("attention_mask") if isinstance(batch, Mapping) else None
 
 
 def report_padded(run: TrainingRun, reason: str) -> None:
