@@ -252,6 +252,23 @@ def test_the_trained_turns_can_be_chosen():
     assert everything.labels == everything.input_ids
 
 
+@pytest.mark.parametrize("mark", ["plain", "marked"])
+def test_a_turn_of_weight_0_is_never_trained(mark):
+    turns = [("user", "A"), ("assistant", "one"), ("user", "B"), ("assistant", "two"), ("user", "C")]
+    weights = {None: ["one", "two"], 1: ["two"], 3: ["one"]}
+    for skipped, words in weights.items():
+        row = chat(*turns)
+        if skipped is not None:
+            row.messages[skipped]["weight"] = 0
+        for train_on in ("assistant", "last"):
+            encoded = encoder("chatml", mark, train_on=train_on)(row)
+            assert trained(encoded) == [f"{word}<|im_end|>\n" for word in words][-1 if train_on == "last" else 0 :]
+            assert "weight" not in encoded.text
+    with pytest.raises(InputError) as raised:
+        encoder("chatml", mark, train_on="all")(row)
+    assert raised.value.code == "data.chat" and raised.value.fix == "--train_on assistant"
+
+
 def test_a_prompt_is_never_trained():
     prompt = [
         {"role": "user", "content": "A"},

@@ -75,6 +75,22 @@ def test_tools_and_a_column_of_another_name_are_taken(tmp_path):
     assert {row["chat"].tools is None for row in map(plan.rows("train").__getitem__, range(8))} == {True, False}
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_a_file_may_have_rows_of_several_formats_and_a_weight(tmp_path, ending):
+    names = dict.fromkeys(name for make in ROWS.values() for name in make(0))
+    rows = [{**dict.fromkeys(names), **ROWS[list(ROWS)[number % 4]](number), "weight": 1} for number in range(40)]
+    if ending == "csv":
+        rows = [{name: "" if value is None else value for name, value in row.items()} for row in rows]
+    path = write_rows(tmp_path / f"chats.{ending}", rows)
+    plan = preflight(SCHEMA, data=path)
+    assert plan.chats["format"] == dict.fromkeys(ROWS, 10) and plan.chats["turns"] == {"user": 40, "assistant": 40}
+    assert "weight" in plan.columns["chat"]
+    prompts = plan_unchecked(SCHEMA.for_prediction(), test_file=path, columns={}, options=DataOptions())
+    assert [prompts.rows("test")[number]["chat"].messages for number in range(8)] == [
+        messages(number)[:1] for number in range(8)
+    ]
+
+
 def test_a_bad_row_is_refused_with_its_place_or_dropped(tmp_path):
     rows = [ROWS["messages"](number) for number in range(20)]
     rows[4]["messages"][1]["role"] = "asistant"
@@ -104,6 +120,8 @@ def test_equal_conversations_are_duplicates_and_a_file_without_any_is_refused(tm
         {"messages": messages(3)},
         {"messages": messages(3)[:1]},
         {"messages": json.dumps(messages(3)[:1])},
+        {"messages": str(messages(3)[:1])},
+        {"prompt": messages(3)[0], "completion": {"not": "read"}},
         {"messages": "2 + 3?"},
         {"question": "2 + 3?"},
         {"prompt": "2 + 3?"},

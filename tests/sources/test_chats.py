@@ -36,6 +36,8 @@ def refused(code: str, row: dict) -> InputError:
         ("prompt/completion", {"prompt": "Hi", "completion": "Hello"}),
         ("prompt/completion", {"prompt": [HI], "completion": [HELLO]}),
         ("prompt/completion", {"prompt": json.dumps([HI]), "completion": "Hello", "messages": None}),
+        ("prompt/completion", {"prompt": HI, "completion": HELLO, "messages": [], "conversations": ""}),
+        ("prompt/completion", {"prompt": [HI], "completion": PAIR, "messages": float("nan")}),  # repeats the prompt
         ("instruction/output", {"instruction": "Hi", "output": "Hello"}),
         ("instruction/output", {"instruction": "Hi", "input": "", "output": "Hello", "history": []}),
     ],
@@ -56,8 +58,35 @@ def test_system_input_and_history_become_messages():
     assert read_chat({"messages": spoken, "system": "Be brief"}).messages == spoken
 
 
-def test_a_prompt_that_begins_like_a_list_stays_a_text():
-    assert read_chat({"prompt": "[1, 2] is", "completion": "[]"}).messages[0]["content"] == "[1, 2] is"
+@pytest.mark.parametrize("text", ["[1, 2] is", "[]", '{"a": 1}', '[{"a": 1}]', '[{"role": "admin"}]'])
+def test_a_text_in_json_is_not_a_list_of_messages(text):
+    assert [each["content"] for each in read_chat({"prompt": text, "completion": text}).messages] == [text, text]
+
+
+def test_numbers_and_lists_of_texts_are_texts_and_nothing_is_left_out():
+    row = {"instruction": "Add", "input": 3, "output": 5, "system": ["Be ", "brief"], "history": PAIR}
+    assert [each["content"] for each in read_chat(row).messages] == ["Be brief", "Hi", "Hello", "Add\n\n3", "5"]
+    row = {"prompt": 1, "completion": 2.5, "system": float("nan"), "tools": np.array([], dtype=object)}
+    assert [each["content"] for each in read_chat(row).messages] == ["1", "2.5"]
+
+
+def test_a_weight_says_whether_a_turn_is_trained():
+    for field, skipped in (("weight", 0), ("weight", 0.0), ("weight", "0"), ("train", False), ("loss", False)):
+        messages = read_chat({"messages": [HI, {**HELLO, field: skipped}, HI, {**HELLO, "weight": 1}]}).messages
+        assert [each.get("weight") for each in messages] == [None, 0, None, None]
+    assert "weight" not in read_chat({"messages": [{**HI, "weight": 0}, HELLO], "weight": 1.0}).messages[0]
+    for row in ({"messages": [HI, {**HELLO, "weight": 0}]}, {"messages": PAIR, "weight": 0}):
+        assert "nothing to train on" in refused("data.chat", row).what
+    prompt = {"prompt": [HI, HELLO, HI], "completion": [{**HELLO, "weight": 0}]}
+    assert "nothing to train on" in refused("data.chat", prompt).what
+    for row in ({"messages": [HI, {**HELLO, "weight": 0.5}]}, {"messages": PAIR, "weight": [2]}):
+        assert refused("data.chat", row).fix.startswith("write 0 (not trained) or 1")
+
+
+def test_what_a_tool_returns_may_be_anything():
+    for given, written in (({"t": 4}, '{"t": 4}'), ([{"t": 4}], '[{"t": 4}]'), ([{"type": "text", "text": "4"}], "4")):
+        row = {"messages": [HI, {"role": "tool", "content": given}, HELLO]}
+        assert read_chat(row).messages[1]["content"] == written
 
 
 def test_tool_calls_have_objects_as_arguments_and_tools_are_schemas():
@@ -80,6 +109,22 @@ def test_tool_calls_have_objects_as_arguments_and_tools_are_schemas():
     chat = read_chat({"conversations": [{"from": role, "value": value} for role, value in share]})
     assert [each["role"] for each in chat.messages] == ["user", "assistant", "tool", "assistant"]
     assert chat.messages[1]["tool_calls"][0]["function"] == {"name": "weather", "arguments": {}}
+
+
+def test_a_call_may_be_single_json_or_of_the_former_api():
+    call = {"name": "weather", "arguments": '{"city": "Zürich"}'}
+    called = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}
+    nested = {"function": {"name": "weather", "arguments": {"city": "Zürich"}}}
+    for given in (call, nested, [nested], [json.dumps(call)], json.dumps(call), json.dumps([call])):
+        for field in ("tool_calls", "function_call"):
+            found = read_chat({"messages": [HI, {"role": "assistant", "content": None, field: given}]}).messages[1]
+            assert found == {"role": "assistant", "content": None, "tool_calls": [called]}
+        if isinstance(given, str):
+            for role in ("function_call", "tool_call", "tool calls"):
+                turns = [("human", "Hi"), (role, given), ("tool-result", "4"), ("ai", "Cold.")]
+                found = read_chat({"conversations": [{"from": each, "value": value} for each, value in turns]})
+                assert [each["role"] for each in found.messages] == ["user", "assistant", "tool", "assistant"]
+                assert found.messages[1]["tool_calls"] == [called]
 
 
 def test_an_empty_answer_is_a_turn():
@@ -105,6 +150,13 @@ def test_an_empty_answer_is_a_turn():
         ({"messages": [HI, {"role": "assistant", "content": [{"type": "image", "url": "x"}]}]}, ["not text", "image"]),
         ({"messages": [HI, {"role": "assistant", "content": None, "tool_calls": [{"x": 1}]}]}, ["has no name"]),
         ({"conversations": [{"from": "function_call", "value": "weather now"}]}, ["has no name", "weather now"]),
+        ({"messages": [HI, {**HELLO, "tool_calls": {"name": "f", "arguments": "{city: Z"}}]}, ["not a JSON object"]),
+        ({"messages": [HI, {**HELLO, "tool_calls": [{"name": "f", "arguments": "[1]"}]}]}, ["not a JSON object"]),
+        ({"messages": [HI, {**HELLO, "content": "a\ud800"}]}, ["half of a surrogate pair", "'\\ud800'"]),
+        ({"instruction": "x", "output": "y", "history": [3]}, ["history has neither messages nor pairs"]),
+        ({"instruction": "x", "output": "y", "history": ["q", "a"]}, ["history has neither messages nor pairs"]),
+        ({"instruction": "x", "input": {"a": 1}, "output": "y"}, ["input: the content is not text"]),
+        ({"prompt": "Hi", "completion": None}, ["no value for completion"]),
         ({"messages": PAIR, "tools": "weather"}, ["tools is not a list"]),
         ({"messages": PAIR, "tools": ["weather"]}, ["JSON schemas"]),
     ],

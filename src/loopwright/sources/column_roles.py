@@ -15,7 +15,7 @@ from loopwright.config.display_width import display_width, pad, truncate
 from loopwright.errors import InputError, nearest
 from loopwright.metrics.words import count_words
 from loopwright.sources.chats.pairs import missing_columns
-from loopwright.sources.chats.roles import CHAT_KINDS, chat_columns, could_be_chat, with_tools
+from loopwright.sources.chats.roles import CHAT_KINDS, chat_columns, could_be_chat, with_beside
 from loopwright.sources.delimited import names_fix
 from loopwright.sources.images.image_file import is_image_name
 from loopwright.sources.schema import Role, Schema
@@ -268,7 +268,7 @@ class _Choice:
             if unknown:
                 absent[role.name] = unknown[0]
             else:
-                names = with_tools(names, self.table.columns) if role.kind in CHAT_KINDS else names
+                names = with_beside(role.kind, names, self.table.columns) if role.kind in CHAT_KINDS else names
                 self.columns[role.name] = names[0] if len(names) == 1 else tuple(names)
         if absent:
             raise self._no_such_columns(absent)
@@ -288,7 +288,7 @@ class _Choice:
             fitting = self._fitting(role)
             if len(fitting) != 1:
                 raise self._ambiguous(role, fitting)
-            found = with_tools(fitting, self.table.columns) if role.kind in CHAT_KINDS else fitting
+            found = with_beside(role.kind, fitting, self.table.columns) if role.kind in CHAT_KINDS else fitting
             column = found[0] if len(found) == 1 else tuple(found)
             self._add(role, column, "guessed: no other column is left that fits")
 

@@ -25,7 +25,7 @@ from loopwright.data.chats.spans import (
 from loopwright.data.chats.templates import resolve_template
 from loopwright.data.columns import IGNORED
 from loopwright.errors import ConfigError, InputError, nearest
-from loopwright.sources.chats import Chat
+from loopwright.sources.chats import Chat, is_trained
 
 TRAIN_ON = ("assistant", "all", "last", "completion")
 OVERLONG = ("refuse", "truncate", "drop")
@@ -134,14 +134,17 @@ class ChatEncoder:
     def _encoded(self, chat: Chat) -> EncodedChat:
         messages, text = self._rendered(chat)
         spans, segments, dropped = [(0, len(text))], [(0, len(text))], list[str]()
+        if self.train_on == "all" and not all(map(is_trained, chat.messages)):
+            what = f"{_place(chat)} has a turn of the weight 0, which train_on='all' would train"
+            raise InputError("data.chat", what, fix="--train_on assistant")
         if self.train_on != "all":
             spans, segments, dropped = self._trained(chat, messages, text)
         tokens = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids = np.asarray(tokens["input_ids"], np.int64)
-        is_trained = trained_tokens(text, tokens["offset_mapping"], spans, segments)
-        if not is_trained.any():
+        trains = trained_tokens(text, tokens["offset_mapping"], spans, segments)
+        if not trains.any():
             raise self._unproven(chat, "no token would be trained", text[-_MOST_SHOWN:], chat.messages)
-        return EncodedChat(ids.tolist(), np.where(is_trained, ids, IGNORED).tolist(), text, spans, dropped)
+        return EncodedChat(ids.tolist(), np.where(trains, ids, IGNORED).tolist(), text, spans, dropped)
 
     def _trained(
         self, chat: Chat, messages: list[dict[str, Any]], text: str
@@ -149,6 +152,7 @@ class ChatEncoder:
         """Return the trained characters, the assistant's own among them, and the texts that were dropped."""
         sentinels, found = self._located(chat, messages, text)
         turns = [index for index, each in enumerate(messages) if each["role"] == "assistant"]
+        weighted = [index for index in turns if is_trained(chat.messages[index])]
         by_turn = (
             self._by_marks(chat, found, turns) if found.marks else self._by_prefixes(chat, sentinels, found, turns)
         )
@@ -157,10 +161,10 @@ class ChatEncoder:
         if self.train_on == "completion" and not first:
             first = max((index for index in users if index < turns[-1]), default=0)
         elif self.train_on == "last":
-            first = turns[-1]
+            first = max(weighted, default=0)
         own = [each for each in found.segments if each.message in turns and each.text]
         lost = {each.message for each in own} - {each.message for each in own if not each.is_dropped}
-        trained = [index for index in turns if index >= first and index not in lost]
+        trained = [index for index in weighted if index >= first and index not in lost]
         spans = [span for index in trained for span in by_turn.get(index, ())]
         segments = [span for index in trained for span in found.of_message(index)]
         return spans, segments, [each.text for each in own if each.is_dropped]
@@ -405,6 +409,7 @@ def _as_json(value: Any) -> str:
 
 def _shaped(message: dict[str, Any], *, is_part: bool, is_json: bool, is_empty: bool) -> dict[str, Any]:
     content = "" if is_empty and message["content"] is None else message["content"]
+    message = {name: value for name, value in message.items() if name != "weight"}
     shaped = {**message, "content": [{"type": "text", "text": content}] if is_part and content is not None else content}
     if is_json and message.get("tool_calls"):
         shaped["tool_calls"] = [

@@ -8,6 +8,6 @@ Example:
     chat = read_chat({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]})
 """
 
-from loopwright.sources.chats.formats import Chat, chat_format, read_chat
+from loopwright.sources.chats.formats import Chat, chat_format, is_trained, read_chat
 
-__all__ = ["Chat", "chat_format", "read_chat"]
+__all__ = ["Chat", "chat_format", "is_trained", "read_chat"]

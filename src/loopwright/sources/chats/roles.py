@@ -7,35 +7,31 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from loopwright.sources.chats.formats import Chat, chat_format, read_chat
+from loopwright.sources.chats.formats import FORMATS, Chat, chat_format, read_chat
 from loopwright.sources.chats.pairs import BESIDE, Pair, pair_columns, read_pair
 
 CHAT_KINDS = ("chat", "prompt", "pair")
-# By format: the columns that a row needs, those that a prompt needs, and those that it may have.
-_FORMATS = {
-    "messages": (("messages",), ("messages",), ()),
-    "conversations": (("conversations",), ("conversations",), ()),
-    "prompt/completion": (("prompt", "completion"), ("prompt",), ("completion",)),
-    "instruction/output": (("instruction", "output"), ("instruction",), ("input", "output", "history")),
-}
-_NO_ANSWER = {"role": "assistant", "content": ""}
+_WEIGHT = ("weight",)  # beside the other columns of rows to train on
 
 
 def chat_columns(kind: str, columns: Sequence[str], given: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the columns of a file that hold conversations, or without the last answer prompts; empty if none do."""
+    """Return the columns of a file that hold conversations, or without the last answer prompts; empty if none do.
+
+    A file may have rows of several formats.
+    """
     if kind == "pair":
         found = pair_columns(columns, given)
-        return tuple(with_tools(found, columns)) if found else ()
-    for needed, asked, more in _FORMATS.values():
-        least = needed if kind == "chat" else asked
-        if set(least) <= set(columns):
-            return tuple(name for name in dict.fromkeys((*least, *more, *BESIDE)) if name in columns)
-    return ()
+    else:
+        least = {name: needed if kind == "chat" else asked for name, (needed, asked, _) in FORMATS.items()}
+        used = [name for each in FORMATS if {*least[each]} <= {*columns} for name in (*least[each], *FORMATS[each][2])]
+        found = [name for name in dict.fromkeys(used) if name in columns]
+    return tuple(with_beside(kind, found, columns)) if found else ()
 
 
-def with_tools(column: Sequence[str], columns: Iterable[str]) -> list[str]:
+def with_beside(kind: str, column: Sequence[str], columns: Iterable[str]) -> list[str]:
     """Return the columns of conversations with those that belong to any format, if the file has them."""
-    return [*column, *(name for name in BESIDE if name in columns and name not in column)]
+    beside = (*BESIDE, *_WEIGHT) if kind == "chat" else BESIDE
+    return [*column, *(name for name in beside if name in columns and name not in column)]
 
 
 def chat_cells(kind: str, row: Mapping[str, Any], trained: Sequence[str]) -> dict[str, Any]:
@@ -43,7 +39,7 @@ def chat_cells(kind: str, row: Mapping[str, Any], trained: Sequence[str]) -> dic
     given = [name for name in trained if name not in BESIDE] if kind == "pair" else []
     named = [given[0] if len(given) > 2 else "", *given[-2:]]
     names = pair_columns(row, named) or pair_columns(row) if given else []
-    return {name: row[name] for name in with_tools(names, row)} if names else dict(row)
+    return {name: row[name] for name in with_beside(kind, names, row)} if names else dict(row)
 
 
 def as_chat(kind: str, value: Any, where: str = "") -> Chat | Pair:
@@ -56,19 +52,9 @@ def as_chat(kind: str, value: Any, where: str = "") -> Chat | Pair:
     if kind == "pair":
         return read_pair(value, where=where)
     cells = _as_format(dict(value) if isinstance(value, Mapping) else {"messages": value})
+    chat = read_chat(cells, where=where, is_prompt=kind == "prompt")
     if kind == "chat":
-        return read_chat(cells, where=where)
-    if isinstance(listed := cells.get("messages"), str) and not listed.lstrip().startswith("["):
-        cells["messages"] = [{"role": "user", "content": listed}]
-    for column in ("messages", "conversations"):
-        if isinstance(cells.get(column), str) and cells[column].strip():
-            cells[column] = json.loads(cells[column])
-        if isinstance(cells.get(column), list):
-            cells[column] = [*cells[column], _NO_ANSWER]
-    for column, answer in (("prompt", "completion"), ("instruction", "output")):
-        if cells.get(column) is not None and cells.get(answer) is None:
-            cells[answer] = ""
-    chat = read_chat(cells, where=where)
+        return chat
     messages = list(chat.messages)
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
@@ -77,8 +63,8 @@ def as_chat(kind: str, value: Any, where: str = "") -> Chat | Pair:
 
 def _as_format(cells: dict[str, Any]) -> dict[str, Any]:
     """Rename the only column of another name, to messages or conversations by what is in it."""
-    others = [name for name in cells if name not in BESIDE]
-    if len(others) != 1 or others[0] in _FORMATS or others[0] in ("prompt", "instruction"):
+    others = [name for name in cells if name not in (*BESIDE, *_WEIGHT)]
+    if len(others) != 1 or others[0] in FORMATS or others[0] in ("prompt", "instruction"):
         return cells
     value = cells.pop(others[0])
     return {("conversations" if could_be_chat(value) and "from" in value[0] else "messages"): value, **cells}
