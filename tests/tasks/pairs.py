@@ -39,7 +39,7 @@ def whole_rows(count=40, seed=0):
     return [{side: [*row["prompt"], *row[side]] for side in ("chosen", "rejected")} for row in rows]
 
 
-def write_model(folder: Path, seed=0, template=CHATML) -> Path:
+def write_model(folder: Path, seed=0, template=CHATML, hidden_size=32) -> Path:
     """Write a tiny random Llama, whose tokenizer has special tokens for turns."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -53,7 +53,7 @@ def write_model(folder: Path, seed=0, template=CHATML) -> Path:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=trained, eos_token=special[0], pad_token=special[1], chat_template=template
     )
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {"hidden_size": hidden_size, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     ends = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": None, "pad_token_id": tokenizer.pad_token_id}
     config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=128, initializer_range=0.3, **sizes, **ends)
     LlamaForCausalLM(config).save_pretrained(folder)

@@ -277,3 +277,19 @@ def test_a_tokenizer_without_a_template_is_refused_with_the_built_in_ones(folder
     assert "--chat_template chatml" in refusal("preference", defaults, "model.chat_template")
     run = api.train("preference", chat_template="chatml", **defaults)
     assert "im_end" in json.dumps(read_lines(run.path / "eval" / "predictions.jsonl")) or run.metrics["loss"] > 0
+
+
+def test_a_run_on_4_bit_weights_resumes_with_added_tokens_and_scores_other_rows(folder, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    files = {"train_file": folder / "train.jsonl", "validation_file": folder / "validation.jsonl"}
+    flags = {**TRAINING, "max_train_samples": 32, "max_eval_samples": 8, "lora": "r=2", "load_in": "4bit"}
+    flags |= {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant", "chat_template": "zephyr"}
+    flags |= {"model": write_model(tmp_path / "model", template=None, hidden_size=64), **files}
+    whole = api.train("preference", output_dir=tmp_path / "whole", **{**flags, "epochs": 2})
+    part = api.train("preference", output_dir=tmp_path / "part", **{**flags, "epochs": 1})
+    assert api.resume(part.path, epochs=2, quiet=True).metrics == whole.metrics
+    kept = read_json(whole.path / FILE)
+    assert part.evaluate(write_jsonl(tmp_path / "other.jsonl", chat_rows(12, seed=3)))["loss"] > 0
+    assert len(part.predict(folder / "validation.jsonl")) == 60
+    assert kept["is_quantized"] and read_json(part.path / FILE)["weights"] == kept["weights"]
+    part.export(tmp_path / "merged", merge=True)

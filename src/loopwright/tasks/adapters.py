@@ -413,7 +413,7 @@ def _dequantized(model: Any) -> Any:
 
     from loopwright.tasks.text.models import quiet
 
-    config, state = model.peft_config["default"], get_peft_model_state_dict(model)
+    config, state = model.peft_config["default"], get_peft_model_state_dict(model, save_embedding_layers=False)
     with quiet():
         found = get_peft_model(model.unload().dequantize(), config)
     set_peft_model_state_dict(found, state)

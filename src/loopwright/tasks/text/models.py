@@ -255,6 +255,9 @@ def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
         model, info = pretrained.open_weights(
             kind, origin.base or path, config, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
+        size = getattr(config.get_text_config(), "vocab_size", None)
+        if options and len(model.get_input_embeddings().weight) != size:  # quantized models keep that of the files
+            model.resize_token_embeddings(size)
     for module in model.modules() if options else ():
         module.support_avx512bf16_for_cpu = False  # or bitsandbytes rounds and repacks its weights in evaluations
     mismatched = [entry[0] if isinstance(entry, tuple) else entry for entry in info.get("mismatched_keys", ())]

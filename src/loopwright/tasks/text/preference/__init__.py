@@ -23,6 +23,7 @@ from loopwright.sources import DataPlan, Role
 from loopwright.sources.chats.pairs import Pair
 from loopwright.sources.schema import Schema
 from loopwright.tasks import scoring
+from loopwright.tasks.adapters import four_bits
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
@@ -161,9 +162,9 @@ class PreferenceTuning(Task):
             decoders.open_generation(loaded.model, Path(str(origin.path)))
         elif origin.path is None:
             notes.append(_choose_length(args, tokenizer, data, None))
-            loaded = _create_model(args, training, tokenizer, None)
+            loaded = _create_model(args, training, tokenizer, origin)
         else:
-            loaded = _create_model(args, training, tokenizer, origin.path)
+            loaded = _create_model(args, training, tokenizer, origin)
             decoders.check_decoder(origin.path, loaded)
             notes.append(_choose_length(args, tokenizer, data, text.longest_allowed(tokenizer, loaded.model.config)))
         notes += [] if origin.is_run else _note_tail(args, tokenizer, data, end)
@@ -173,7 +174,8 @@ class PreferenceTuning(Task):
         job = PreferenceJob(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
         if _loss(args).needs_reference:
             weights = None if origin.is_run else digest_of_weights(loaded.model)
-            job.reference = Reference(lambda: _reference_model(args, training, tokenizer), weights)
+            create = partial(_reference_model, args, training, tokenizer)
+            job.reference = Reference(create, weights, is_quantized=args.load_in is not None)
             job.is_initial = not origin.is_run
         return job
 
@@ -380,23 +382,24 @@ def _settle_template(args: Any, tokenizer: Any, data: RunData, origin: Origin) -
     return ChatEncoder(tokenizer).end_of_turn if tokenizer.is_fast else None
 
 
-def _create_model(args: Any, training: Any, tokenizer: Any, path: str | None) -> text.Loaded:
+def _create_model(args: Any, training: Any, tokenizer: Any, origin: Origin) -> text.Loaded:
     """Return the model that a run begins with: the same one each time."""
     from loopwright.engine.seeding import preserved_generators, seed_generators
 
     with preserved_generators():
         seed_generators(training.seed)
-        if path is None:
+        if origin.path is None:
             return causal_lm.small_decoder(tokenizer, args.max_length)
-        loaded = text.load_model(Origin(path), causal_lm.AUTO_CLASS)
+        loaded = text.load_model(origin, causal_lm.AUTO_CLASS)
         language.match_vocabulary(loaded.model, tokenizer)
         return loaded
 
 
-def _reference_model(args: Any, training: Any, tokenizer: Any) -> Any:
+def _reference_model(args: Any, training: Any, tokenizer: Any, is_quantized: bool) -> Any:
     with consenting(args):
         path = None if args.model is None else text.find_model(args.model)
-        return _create_model(args, training, tokenizer, path).model
+        origin = Origin(path, quantization=four_bits(training.bf16) if is_quantized else None)
+        return _create_model(args, training, tokenizer, origin).model
 
 
 def _choose_length(args: Any, tokenizer: Any, data: RunData, limit: int | None) -> str:

@@ -32,13 +32,15 @@ class Reference:
     """The model that a run began with.
 
     Attributes:
-        create: loads or builds it again.
+        create: loads or builds it again, its weights quantized or not.
         weights: the sha256 of its weights; None until it is known.
+        is_quantized: whether they were in 4 bits; those of a finished run no longer are.
         found: its log-probabilities, by the sha256 of the rows' tokens.
     """
 
-    create: Callable[[], Any]
+    create: Callable[[bool], Any]
     weights: str | None = None
+    is_quantized: bool = False
     found: dict[str, LogProbs] = field(default_factory=dict)
     _model: Any = None
     _notes: list[str] = field(default_factory=list)
@@ -63,7 +65,7 @@ class Reference:
     def model(self) -> Any:
         """The model, loaded again: for rows that came later, or if the file is lost."""
         if self._model is None:
-            made = self.create()
+            made = self.create(self.is_quantized)
             weights = digest_of_weights(made)
             if self.weights not in (None, weights):
                 what = "the model that the run began with has changed, and its reference log-probabilities are needed"
@@ -82,7 +84,7 @@ class Reference:
             for key, text in content["log_probs"].items():
                 values = np.frombuffer(base64.b64decode(text), _STORED).astype(np.float32)
                 self.found.setdefault(key, values.reshape(-1, 2))
-            self.weights = weights
+            self.weights, self.is_quantized = weights, content.get("is_quantized", False)
         except (DamagedFileError, KeyError, ValueError, AttributeError):
             self._notes = [f"{FILE} is damaged: the log-probabilities of the reference model are computed again"]
 
@@ -92,7 +94,8 @@ class Reference:
 
     def write(self, folder: Path) -> None:
         texts = {key: base64.b64encode(each.astype(_STORED).tobytes()).decode() for key, each in self.found.items()}
-        write_json(folder / FILE, {"weights": self.weights, "log_probs": texts}, is_sealed=True)
+        content = {"weights": self.weights, "is_quantized": self.is_quantized, "log_probs": texts}
+        write_json(folder / FILE, content, is_sealed=True)
 
 
 def digest_of_rows(dataset: Any) -> str:
