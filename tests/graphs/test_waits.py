@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+from accelerate.utils import operations
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import toys
@@ -98,12 +99,12 @@ MODELS = {
 }
 
 
-def trained(name, rows, step_mode, kind=StrictTrainer, **options):
+def trained(name, rows, step_mode, kind=StrictTrainer, callbacks=(), **options):
     created = getattr(transformers, name)
     torch._dynamo.reset()
     config = created.config_class(**SIZES, **MODELS[name][0], **options)
     model = toys.seeded(lambda: created(config), seed=1)
-    trainer = kind(model, None, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True), callbacks=[])
+    trainer = kind(model, None, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True), callbacks=callbacks)
     loader = {"num_workers": 0, "shuffle": False}
     trainer.train(
         list(rows), 1, per_device_batch_size=2, train_dataloader_kwargs=loader, step_mode=step_mode,
@@ -145,6 +146,20 @@ def test_batches_with_and_without_padding_are_graphs_of_their_own():
     trainer = trained("Qwen3ForCausalLM", rows, "graph")
     assert trainer.num_graphed_updates == trainer.progress.update - 1
     assert set(trainer.capturer.attentions) == {"mask", "causal"} and trainer.capturer.num_captures == 2
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_logits_that_nobody_reads_are_not_cast(is_watched, monkeypatch):
+    casts = []
+    convert = operations.convert_to_fp32
+    monkeypatch.setattr(operations, "convert_to_fp32", lambda outputs: casts.append(1) or convert(outputs))
+    watch = toys.watch(on_train_step_end=lambda trainer, batch_output, **_: batch_output["model_outputs"].dtype)
+    type(watch).graph_safe = True
+    callbacks = [watch] if is_watched else []
+    trainer = trained("GPT2LMHeadModel", texts(is_padded=False), "graph", callbacks=callbacks)
+    assert trainer.num_graphed_updates == ROWS // 2 - 1
+    assert watch.seen == ([torch.float32] * (ROWS // 2) if is_watched else [])
+    assert len(casts) > 1 if is_watched else len(casts) == 1  # of the first update, which is no graph
 
 
 def test_a_forward_pass_that_waits_is_refused():

@@ -10,12 +10,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from loopwright.engine import processes
+from loopwright.engine.nested import map_tensors
 from loopwright.engine.sharding import clip_norm, create_sharding, is_sharded, local, reshard, restored_variable, shard
 from loopwright.errors import ConfigError
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 _ABSENT = object()
+_HALVES = (torch.bfloat16, torch.float16)
 _NOT_OFFERED = ("DEEPSPEED", "MEGATRON_LM")
 
 
@@ -55,6 +58,28 @@ def forget_precision() -> None:
 
     AcceleratorState._reset_state()  # accelerate's own tests use it; there is no public way
     GradientState._reset_state()
+
+
+@contextmanager
+def outputs_as_computed(model: Any) -> Iterator[None]:
+    """Run a block in which accelerate casts only scalars of a model's outputs to float32: nobody reads the others."""
+    forward = vars(model).get("forward") if isinstance(model, nn.Module) else None
+    # accelerate's casts around its autocast.
+    inner = getattr(getattr(getattr(forward, "__func__", forward), "__wrapped__", None), "model_forward", None)
+    if inner is None:
+        yield
+        return
+    inner = MethodType(inner, model) if isinstance(forward, MethodType) else inner
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        outputs = inner(*args, **kwargs)
+        return map_tensors(outputs, lambda each: each.float() if each.numel() == 1 and each.dtype in _HALVES else each)
+
+    vars(model)["forward"] = computed
+    try:
+        yield
+    finally:
+        vars(model)["forward"] = forward
 
 
 def check_reduction(reduction: str, model: Any) -> None:

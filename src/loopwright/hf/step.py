@@ -206,6 +206,11 @@ class HfStep(MicroBatchStep):
         with self._watching() if self._is_divided is None else nullcontext():
             return {"loss": self._checked(owner.training_step(owner.core.model, *arguments))}
 
+    def reads_loss_alone(self) -> bool:
+        owner = owner_of(self.run)
+        is_default = owner.compute_loss_func is None and owner.label_smoother is None
+        return is_default and all(owner.uses_default(name) for name in STEPS)
+
     def take_graphed(self, output: Any, index: int) -> None:
         loss, rows = output["loss"].clone(), self.run.current_rows or 0
         self.run.losses.note(index, loss, {"batch_size": rows})

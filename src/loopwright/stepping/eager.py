@@ -101,12 +101,22 @@ class MicroBatchStep:
         loss, weight = output["loss"], inputs["weight"]
         if weight is not None and "num_items_in_batch" in output:
             raise NotCapturableError("the items of a micro-batch are counted in its forward pass")
-        is_watched = any(listens(callback, "on_train_step_end") for callback in trainer.callback_handler)
-        read = {name: output[name] for name in (output if is_watched else _READ_AFTER_REPLAY) if name in output}
+        read = {name: output[name] for name in (output if self._is_watched() else _READ_AFTER_REPLAY) if name in output}
         del output  # backward takes the memory of outputs that nobody reads
         read = map_tensors(read, Tensor.detach)  # or the whole backward graph would be kept alive
         trainer.backward_step(loss if weight is None else loss * weight)
         return read
+
+    def reads_loss_alone(self) -> bool:
+        """Whether nothing but the loss is read of a model's outputs while they are recorded."""
+        trainer = self.run.trainer
+        is_default = trainer.loss_func is None and not is_overridden(
+            trainer, TrainerHooks, "calculate_train_batch_loss"
+        )
+        return is_default and not self._is_watched()
+
+    def _is_watched(self) -> bool:
+        return any(listens(callback, "on_train_step_end") for callback in self.run.trainer.callback_handler)
 
     def take_graphed(self, output: Any, index: int) -> None:
         self.run.losses.note(index, output["loss"].clone(), output)

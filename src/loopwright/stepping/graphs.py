@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from loopwright.back_reference import BackReference
 from loopwright.data import Window
 from loopwright.engine import graphs
+from loopwright.engine.engine import outputs_as_computed
 from loopwright.engine.layers import num_idle_draws
 from loopwright.errors import ConfigError
 from loopwright.hooks import TrainerHooks
@@ -90,7 +91,7 @@ class GraphStepper:
         self._compiled = compiled
         casts = _cast_weights(run)
         step = graphs.Step(
-            micro_batch=partial(_micro_batch, self._rows, casts, compiled),
+            micro_batch=partial(_micro_batch, run, self._rows, casts, compiled),
             apply=partial(_apply, run),
             refresh=(lambda: None) if casts is None else casts.refresh,
             begin=run.checkpoints.wait,  # a save in the background would use the device while something is recorded
@@ -229,8 +230,11 @@ def _cast_weights(run: TrainingRun) -> CastWeights | None:
     return CastWeights(model, is_joint=is_joint, by_attribute=run.settings.step_mode == "compile")
 
 
-def _micro_batch(rows: UnpaddedRows, casts: CastWeights | None, compiled: CompiledUpdates | None, inputs: Any) -> Any:
+def _micro_batch(
+    run: TrainingRun, rows: UnpaddedRows, casts: CastWeights | None, compiled: CompiledUpdates | None, inputs: Any
+) -> Any:
     with (
+        outputs_as_computed(run.trainer.model) if run.micro_batch_step.reads_loss_alone() else nullcontext(),
         nullcontext() if casts is None else casts.substituted(),
         nullcontext() if compiled is None else compiled.active(),
     ):
