@@ -64,7 +64,9 @@ def print_summary(
     longer = f"--epochs {2 * max(int(result['epochs']), 1)}"
     if run.training.max_steps > 0:  # overrides the epochs
         longer = f"--max_steps {2 * run.training.max_steps}"
-    verbs = (f"report {name} --open", f"predict {name} {_input(run.job)}", f"resume {name} {longer}")
+    verbs = [f"report {name} --open", f"predict {name} {_input(run.job)}", f"resume {name} {longer}"]
+    if run.job.task.dialogue is not None:
+        verbs.insert(1, f"chat {name}")
     commands = [f"{program()} {verb}" for verb in verbs]
     screen.block("next", *commands, wraps=False)
     screen.add("end", next=commands)
