@@ -12,6 +12,7 @@ from loopwright.data.chats import BUILT_IN, ChatEncoder, resolve_template
 from loopwright.data.chats.encoder import trained_tokens
 from loopwright.errors import InputError
 from loopwright.sources.chats import Chat, read_chat
+from loopwright.tasks.text.conversations import PromptEncoder
 
 pytest.importorskip("transformers")
 
@@ -331,6 +332,104 @@ def test_generation_marks_are_not_trusted():
     last = "{% if loop.last %}" + body + "{% else %}{{ m.content }}{% endif %}"
     message = refused(LOOP % last, *turns)
     assert "generation marks leave out 'Hello'" in message and "in the rendering: Bye" in message
+
+
+HEAD = "<|im_start|>{{ m.role }}{{ '\\n' }}"
+PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant{{ '\\n' }}{% endif %}"
+MARKED = {
+    "the header": "«" + HEAD + "{{ m.content }}<|im_end|>»",
+    "the end of the header": "<|im_start|>assistant«{{ '\\n' }}{{ m.content }}<|im_end|>»",
+    "the next header": HEAD + "«{{ m.content }}<|im_end|>{{ '<|im_start|>user' if not loop.last }}»",
+    "marks": "««" + HEAD + "«{{ m.content }}»<|im_end|>»»",
+    "all but the end": HEAD + "«{{ m.content }}»<|im_end|>",
+    "all but a line break and the end": HEAD + "«{{ m.content }}»{{ '\\n' }}<|im_end|>",
+}
+
+
+@pytest.mark.parametrize("what", MARKED)
+def test_marks_around_too_much_or_too_little_are_cut_to_the_turn_and_its_end(what):
+    user = ("" if what == "the next header" else "<|im_start|>{{ m.role }}") + "{{ '\\n' }}{{ m.content }}<|im_end|>"
+    written = "{% if m.role == 'assistant' %}" + MARKED[what] + "{% else %}" + user + "{% endif %}"
+    written = written.replace("«", "{% generation %}").replace("»", "{% endgeneration %}")
+    made = ChatEncoder(tokenizer(), chat_template="{% for m in messages %}" + written + "{% endfor %}" + PROMPT)
+    end = "\n<|im_end|>" if "line break" in what else "<|im_end|>"
+    for said in ("Hello", "Bye<|im_end|>", " x\n", "assistant\n", "<|im_", "<|im_start|>assistant\n"):
+        encoded = made(chat(("user", "Hi"), ("assistant", said), ("user", said), ("assistant", said)))
+        assert trained(encoded) == [said + end, said + end]
+
+
+def test_one_mark_around_two_turns_trains_no_header_between_them():
+    turns = "{% for m in messages[1:] %}" + HEAD + "{{ m.content }}<|im_end|>{% endfor %}"
+    body = "{% generation %}" + turns + "{% endgeneration %}"
+    first = "{% set m = messages[0] %}" + HEAD + "{{ m.content }}<|im_end|>"
+    for train_on, words in (("assistant", ["one", "two"]), ("last", ["two"])):
+        made = ChatEncoder(tokenizer(), chat_template=first + body + PROMPT, train_on=train_on)
+        found = trained(made(chat(("user", "Hi"), ("assistant", "one"), ("assistant", "two"))))
+        assert found == [f"{word}<|im_end|>" for word in words]
+
+
+@pytest.mark.parametrize("mark", [("", ""), ("{% generation %}", "{% endgeneration %}")])
+def test_each_turn_may_end_differently(mark):
+    end = "{{ '<|eot_id|>' if loop.first or loop.index0 == 1 else '<|end|>' }}"
+    written = "{% if m.role == 'assistant' %}" + "{{ m.content }}".join(mark) + end
+    written += "{% else %}{{ m.content }}<|eot_id|>{% endif %}"
+    made = ChatEncoder(tokenizer(), chat_template="{% for m in messages %}" + HEAD + written + "{% endfor %}" + PROMPT)
+    assert trained(made(chat(*PLAIN))) == ["Hello<|eot_id|>", "  Grüezi, 世界! \n<|end|>"]
+
+
+def test_a_template_that_writes_the_next_header_after_the_last_turn_is_refused():
+    always = (
+        "{% for m in messages %}" + HEAD + "{{ m.content }}<|im_end|>{{ '\\n' }}{% endfor %}<|im_start|>assistant\n"
+    )
+    with pytest.raises(InputError) as raised:
+        ChatEncoder(tokenizer(), chat_template=always)
+    assert raised.value.code == "data.chat_mask" and raised.value.fix.startswith("--chat_template chatml")
+    assert ChatEncoder(tokenizer(), chat_template=always, train_on="all")(chat(*PLAIN)).labels
+    other = always.replace("<|im_start|>assistant\n", "{{ eos_token }}")  # ends the text
+    assert trained(ChatEncoder(tokenizer(), chat_template=other)(chat(*PLAIN)))[0] == "Hello<|im_end|>\n"
+
+
+def test_a_template_that_reverses_the_turns_is_refused():
+    reverse = "{% for m in messages[::-1] %}" + HEAD + "{{ m.content }}<|im_end|>{% endfor %}"
+    assert "another message is after the last turn" in refused(reverse, *PLAIN)
+
+
+@pytest.mark.parametrize("said", ["{{ m.content }}", "{{ m.content | trim }}", "{{ m.content ~ '' }}"])
+@pytest.mark.parametrize("call", ["{{ f.arguments }}", "{{ f.arguments | string }}", "{{ f.arguments | tojson }}"])
+def test_calls_are_never_written_as_python_writes_them(said, call):
+    calls = "{% for c in m.tool_calls or [] %}{% set f = c.function %}{{ f.name }}(" + call + "){% endfor %}"
+    made = ChatEncoder(tokenizer(), chat_template=LOOP % (said + calls))
+    turns = [("user", "None {'city': 1}"), {"role": "assistant", "tool_calls": [CALL]}, ("tool", "4")]
+    text = made(chat(*turns, ("assistant", "Cold."))).text
+    assert text.split("assistant ")[1].startswith('weather({"city": "Zürich"})<|im_end|>')
+
+
+def test_a_prompt_is_written_in_the_shape_that_the_template_takes():
+    made = copy.copy(tokenizer())
+    head = "{% for m in messages %}<|im_start|>{{ m.role }} "
+    made.chat_template = head + "{% for p in m.content %}{{ p.text }}{% endfor %}<|im_end|>{% endfor %}" + PROMPT
+    asked = [{"role": "user", "content": "Hi"}]
+    found = PromptEncoder(made, 99)({"chat": Chat(asked)})
+    assert found["text"] == "<|im_start|>user Hi<|im_end|><|im_start|>assistant\n"
+    made.chat_template = SHAPES["gemma"].template.replace("«", "").replace("»", "")
+    with pytest.raises(InputError) as raised:
+        PromptEncoder(made, 99)({"chat": Chat([{"role": "system", "content": "Be kind."}, *asked])})
+    assert raised.value.code == "model.chat_template" and "System role not supported" in str(raised.value)
+
+
+def test_what_a_template_leaves_out_of_others_is_named():
+    some = "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}"
+    row = chat(("system", "Be kind."), *PLAIN, tools=TOOLS)
+    assert ChatEncoder(tokenizer(), chat_template=some)(row).ignored == ["system", "tools"]
+    assert ChatEncoder(tokenizer(), chat_template=some)(chat(*PLAIN)).ignored == []
+    assert ChatEncoder(tokenizer(), chat_template="chatml")(row).ignored == []
+
+
+def test_a_template_that_is_not_jinja_is_refused_without_a_row():
+    for broken in ("{% for m in messages %}{{ m.content }", "{{ 'a' | nofilter }}"):
+        with pytest.raises(InputError) as raised:
+            ChatEncoder(tokenizer(), chat_template=broken)
+        assert raised.value.code == "model.chat_template" and "correct the template" in raised.value.fix
 
 
 def test_the_end_of_a_turn_is_trained_where_marks_leave_it_out_and_marks_may_stand_in_a_macro():

@@ -7,6 +7,7 @@ Example:
 
 from loopwright.data.chats.dataset import ChatDataset
 from loopwright.data.chats.encoder import ChatEncoder, EncodedChat
+from loopwright.data.chats.renderer import Renderer
 from loopwright.data.chats.templates import BUILT_IN, ChatTemplate, resolve_template
 
-__all__ = ["BUILT_IN", "ChatDataset", "ChatEncoder", "ChatTemplate", "EncodedChat", "resolve_template"]
+__all__ = ["BUILT_IN", "ChatDataset", "ChatEncoder", "ChatTemplate", "EncodedChat", "Renderer", "resolve_template"]

@@ -315,6 +315,8 @@ def _fit(args: Any, loaded: text.Loaded, path: str, data: RunData) -> list[str]:
         tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
     args.trained_tokens = args.trained_tokens or added
     notes = [f"tokens added to the tokenizer: {' '.join(added)}"] if added else []
+    if encoder.end_of_turn is None:
+        notes.append("the template ends turns without a special token, so nothing trained ends an answer")
     notes += language.match_vocabulary(model, tokenizer)
     _set_generation(loaded, encoder.end_of_turn)
     return notes + _choose_length(args, encoder, data, text.longest_allowed(tokenizer, model.config))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -122,11 +123,14 @@ class PromptEncoder:
     tokenizer: Any
     room: int
 
+    @cached_property
+    def _renderer(self) -> Any:
+        from loopwright.data.chats import Renderer, resolve_template
+
+        return Renderer(self.tokenizer, resolve_template(self.tokenizer))
+
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        prompt = before_answer(row["chat"])
-        rendered = self.tokenizer.apply_chat_template(
-            prompt.messages, tools=prompt.tools, add_generation_prompt=True, tokenize=False
-        )
+        _, rendered = self._renderer(before_answer(row["chat"]), prompt=True)
         ids = self.tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]
         if len(ids) > self.room:
             what = f"the conversation has {len(ids):,} tokens, and the model has room for {self.room:,} and an answer"
