@@ -63,7 +63,7 @@ def test_a_small_model_learns_from_scratch_and_beats_the_unigrams(learnt):
     assert evaluations[-1]["update"] is None and all(len(each["samples"]) == 2 for each in evaluations)
     shown = evaluations[0]["samples"][0]
     assert set(shown) == {"source", "written", "true"} and f"{shown['source']!r} -> " in log
-    assert f" chat {learnt.id}" in log  # among the commands to go on with
+    assert f"lw chat {learnt.path}\n" in log
     first = (learnt.path / "samples" / "train_batch0.txt").read_text()
     assert first.count(f".{END}⟧") == first.count("⟦") > 20 and "none of which sees another" in first
     assert f".{html.escape(END)}⟧" in (learnt.path / "report.html").read_text()
