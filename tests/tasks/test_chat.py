@@ -18,6 +18,7 @@ from loopwright.data import packing
 from loopwright.demos.dialogue_rows import dialogue_rows, right_answer
 from loopwright.engine import segments
 from loopwright.errors import InputError
+from loopwright.runs.trained_model import load_run
 from loopwright.sources.chats import Chat, read_chat
 from loopwright.tasks.text import conversations as chats
 from loopwright.tasks.text import language_model as language
@@ -283,6 +284,55 @@ def test_lw_chat_answers_each_line_and_remembers_until_it_is_reset(learnt, monke
     monkeypatch.setattr("sys.stdin", io.StringIO(" ".join(["Ada"] * 200)))
     assert main(["chat", str(learnt.path), "--system", "Answer with the place alone."]) == 0
     assert "/reset starts again" in capsys.readouterr().err
+
+
+class Echo:
+    """A dialogue that repeats what is said; "wait" is interrupted, and "long" is too long."""
+
+    turns: list[str]
+
+    def __init__(self, *_):
+        self.reset()
+
+    def reset(self):
+        self.turns = []
+
+    def answer(self, said, write):
+        write(f"{len(self.turns)} {said}")
+        if said == "wait":
+            raise KeyboardInterrupt
+        if said == "long":
+            raise InputError("model.length", "the conversation is too long", saw=["9 tokens"], fix="/reset")
+        self.turns.append(said)
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (b"caf\xe9 \xff\xfe\n\xef\xbb\xbf\n \xc3\xa9\n", ["0 caf� ��", "1 é"]),
+        (b"a\nwait\nlong\n/reset\nb\n", ["0 a", "1 wait", "1 long", "0 b"]),
+        (b"/help\n/rest\n/QUIT\na\n", []),
+        (b"/etc/hosts\n/help me\r\n/exit", ["0 /etc/hosts", "1 /help me"]),
+        (None, []),
+    ],
+)
+def test_lw_chat_takes_any_bytes_and_explains_its_commands(given, said, learnt, monkeypatch, capsys):
+    monkeypatch.setattr(api, "open_dialogue", Echo)
+    monkeypatch.setattr("sys.stdin", None if given is None else io.TextIOWrapper(io.BytesIO(given), "ascii"))
+    assert main(["chat", str(learnt.path)]) == 0
+    told = capsys.readouterr()
+    assert told.out.splitlines() == said
+    hints = sum(given.count(word) for word in (b"/help\n", b"/rest\n", b"wait", b"long")) if given else 0
+    assert len(told.err.strip().splitlines()) == hints
+
+
+def test_a_turn_that_the_template_refuses_is_left_out_of_the_dialogue(learnt):
+    job = load_run(learnt.folder)
+    job.processor.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}a"
+    dialogue = chats.Dialogue(job, "Be brief")
+    with pytest.raises(InputError) as caught:
+        dialogue.answer("Hi")
+    assert caught.value.code == "model.chat_template" and len(dialogue.messages) == 1
 
 
 def test_lw_chat_is_for_models_that_answer(finished, capsys):

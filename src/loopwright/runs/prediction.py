@@ -13,7 +13,7 @@ from loopwright.errors import InputError
 from loopwright.runs.data import by_role, plan_of_file
 from loopwright.runs.settings import Settings
 from loopwright.sources import DataPlan, Role
-from loopwright.sources.chats.roles import CHAT_KINDS, as_chat
+from loopwright.sources.chats.roles import CHAT_KINDS, as_chat, chat_text
 from loopwright.sources.column_roles import column_names
 from loopwright.sources.labels import has_value
 from loopwright.sources.schema import PICTURE_KINDS
@@ -149,8 +149,7 @@ def _line(item: Any) -> str:
 def _checked(row: Row) -> Row:
     """Refuse half characters, which only a text that Python was given can have."""
     for value in row.values():
-        if isinstance(value, str):
-            value.encode()
+        (value if isinstance(value, str) else chat_text(value)).encode()
     return row
 
 

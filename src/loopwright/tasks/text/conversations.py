@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -116,22 +116,31 @@ class KeptRows:
         return found
 
 
-@dataclass(frozen=True)
-class PromptEncoder:
-    """Encodes a conversation as the prompt of an answer; one of more than `room` tokens is an error."""
+class TemplateTokens:
+    """Conversations as the tokenizer's chat template writes them, and their tokens."""
 
-    tokenizer: Any
-    room: int
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
 
     @cached_property
     def _renderer(self) -> Any:
         from loopwright.data.chats import Renderer, resolve_template
 
-        return Renderer(self.tokenizer, resolve_template(self.tokenizer))
+        return Renderer(self._tokenizer, resolve_template(self._tokenizer))
+
+    def __call__(self, chat: Chat, *, prompt: bool = False) -> tuple[str, list[int]]:
+        _, rendered = self._renderer(chat, prompt=prompt)
+        return rendered, self._tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+class PromptEncoder:
+    """Encodes a conversation as the prompt of an answer; one of more than `room` tokens is an error."""
+
+    def __init__(self, tokenizer: Any, room: int) -> None:
+        self.room, self._write = room, TemplateTokens(tokenizer)
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        _, rendered = self._renderer(before_answer(row["chat"]), prompt=True)
-        ids = self.tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]
+        rendered, ids = self._write(before_answer(row["chat"]), prompt=True)
         if len(ids) > self.room:
             what = f"the conversation has {len(ids):,} tokens, and the model has room for {self.room:,} and an answer"
             raise InputError("model.length", what, fix="give a shorter conversation   or   --max_new_tokens 1")

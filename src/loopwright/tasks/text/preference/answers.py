@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from loopwright.errors import InputError
+from loopwright.sources.chats import Chat
 from loopwright.sources.chats.pairs import Pair
 from loopwright.tasks.base import Job, Rows
 from loopwright.tasks.data import RowDataset
@@ -17,26 +17,26 @@ from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import models as text
 
 PARTS = ("prompt", "chosen", "rejected")
-_MOST_LOGITS = 2**26  # maximum logits that an evaluation holds at a time
 _FIX = "correct this row in the data file   or   --chat_template chatml"
+_MOST_LOGITS = 2**26  # maximum logits that an evaluation holds at a time
 
 
-@dataclass(frozen=True)
 class PairEncoder:
     """Encodes a pair: both answers after their prompt, and the length of the prompt that they have in common.
 
     Texts are tokenized as they are, with the end token; messages by the chat template. A long answer loses its end.
+    `end` is the token that ends an answer of messages; None for the last one.
     """
 
-    tokenizer: Any
-    max_length: int | None = None
-    end: int | None = None  # the token that ends an answer of messages; None for the last one
+    def __init__(self, tokenizer: Any, max_length: int | None = None, end: int | None = None) -> None:
+        self.tokenizer, self.max_length, self.end = tokenizer, max_length, end
+        self._write = chats.TemplateTokens(tokenizer)
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         pair, answers = row["pair"], (row["pair"].chosen, row["pair"].rejected)
         if pair.is_chat:
-            prompt = self._render(pair.prompt, pair.tools, add_generation_prompt=True)
-            both = [self._render([*pair.prompt, *answer], pair.tools) for answer in answers]
+            _, prompt = self._write(Chat(pair.prompt, pair.tools), prompt=True)
+            both = [self._ended(self._write(Chat([*pair.prompt, *each], pair.tools))[1]) for each in answers]
         else:
             end = self.tokenizer.eos_token or ""
             whole = [pair.prompt + answer + ("" if answer.endswith(end) else end) for answer in answers]
@@ -54,18 +54,8 @@ class PairEncoder:
         ids = [each[: self.max_length] for each in both]
         return {"input_ids": ids, "start": start, "num_unlike": len(prompt) - start}
 
-    def _render(self, messages: Sequence[Any], tools: Any, **options: Any) -> list[int]:
-        try:
-            found = self.tokenizer.apply_chat_template(
-                list(messages), tools=tools, tokenize=True, return_dict=True, **options
-            )
-        except Exception as error:  # of a template, which may raise anything
-            what = "the chat template cannot render a conversation"
-            saw = [f"{type(error).__name__}: {error}"[:200], f"roles: {', '.join(each['role'] for each in messages)}"]
-            raise InputError("model.chat_template", what, saw=saw, fix=_FIX) from error
-        ids = list(found["input_ids"])
-        is_answer = not options and self.end in ids
-        return ids[: len(ids) - ids[::-1].index(self.end)] if is_answer else ids
+    def _ended(self, ids: list[int]) -> list[int]:
+        return ids[: len(ids) - ids[::-1].index(self.end)] if self.end is not None and self.end in ids else ids
 
 
 class PairDataset(RowDataset):
