@@ -28,7 +28,7 @@ class RunData:
         self.plan = plan
         self._rows: dict[str, SplitRows] = {}
         self._limits: dict[str, int | None] = {}
-        self._waiting: Any = None
+        self._tell: Callable[[str, int], None] | None = None  # called with each row that is read
 
     def has(self, split: str) -> bool:
         """Whether the split exists and has rows."""
@@ -50,7 +50,7 @@ class RunData:
         """Return the rows of "train", "validation" or "test", each a dict by role; labels are encoded."""
         if split not in self._rows:
             self._rows[split] = self.plan.rows(split)
-            self._show(self._rows[split])
+            self._follow()
         return self._rows[split]
 
     def first_rows(self, split: str, limit: int | None) -> SplitRows | FirstRows:
@@ -61,18 +61,25 @@ class RunData:
     @contextmanager
     def watched(self, screen: Screen, what: str) -> Iterator[None]:
         """Show the progress of passes over the rows while the block runs, if they take long."""
-        with screen.waiting(what) as self._waiting:
+        num_read: dict[str, int] = {}
+        with screen.waiting(what) as waiting:
+
+            def tell(split: str, index: int) -> None:
+                num_read[split] = max(num_read.get(split, 0), index + 1)
+                waiting.to(index + 1, len(self._rows[split]))
+
+            self._tell = tell
             try:
-                self._show(*self._rows.values())
+                self._follow()
                 yield
             finally:
-                self._waiting = None
-                self._show(*self._rows.values())
+                self._tell = None
+                self._follow()
+                waiting.to(sum(num_read.values()))
 
-    def _show(self, *splits: SplitRows) -> None:
-        for rows in splits:
-            waiting, total = self._waiting, len(rows)
-            rows.on_read = None if waiting is None else functools.partial(_tell, waiting, total)
+    def _follow(self) -> None:
+        for split, rows in self._rows.items():
+            rows.on_read = None if self._tell is None else functools.partial(self._tell, split)
 
     @contextmanager
     def limited(self, **limits: int | None) -> Iterator[None]:
@@ -146,10 +153,6 @@ class RowDataset:
     def features(self, position: int) -> dict[str, Any]:
         """Return the features of a row, without its position."""
         return self._encode(self.rows[position])
-
-
-def _tell(waiting: Any, total: int, index: int) -> None:
-    waiting.to(index + 1, total)
 
 
 def check_inputs(plan: DataPlan, own: DataPlan, named: set[str]) -> None:
