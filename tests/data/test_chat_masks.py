@@ -270,6 +270,16 @@ def test_a_turn_of_weight_0_is_never_trained(mark):
     assert raised.value.code == "data.chat" and raised.value.fix == "--train_on assistant"
 
 
+def test_a_conversation_of_which_truncation_leaves_nothing_to_train_on_is_dropped():
+    row = chat(*PLAIN)
+    row.messages[1]["weight"] = 0
+    most = len(encoder("chatml")(chat(*PLAIN)).input_ids) - 1
+    assert encoder("chatml", max_length=most, overlong="truncate")(row) is None
+    row = read_chat({"prompt": [{"role": each[0], "content": each[1]} for each in PLAIN[:3]], "completion": "two"})
+    most = len(encoder("chatml")(row).input_ids) - 12
+    assert encoder("chatml", max_length=most, overlong="truncate")(row) is None
+
+
 def test_a_prompt_is_never_trained():
     prompt = [
         {"role": "user", "content": "A"},

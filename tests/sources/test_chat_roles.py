@@ -103,6 +103,15 @@ def test_a_bad_row_is_refused_with_its_place_or_dropped(tmp_path):
     assert plan.dropped == {"bad_rows": 1} and plan.chats["turns"]["user"] == 19
 
 
+def test_dropping_bad_rows_is_proposed_only_if_it_leaves_rows_to_train_on(tmp_path):
+    bad = {"messages": messages(1)[:1]}
+    good = [ROWS["messages"](number) for number in range(9)]
+    for rows, may_drop in (([bad], 0), ([bad] * 3, 0), ([good[0], bad], 0), ([bad, *good], 1), ([*good, bad], 1)):
+        with pytest.raises(InputError) as caught:
+            preflight(SCHEMA, data=write_rows(tmp_path / "chats.jsonl", rows))
+        assert caught.value.code == "data.chat" and ("--bad_rows" in caught.value.fix) == may_drop
+
+
 def test_equal_conversations_are_duplicates_and_a_file_without_any_is_refused(tmp_path):
     train = write_rows(tmp_path / "train.jsonl", [ROWS["messages"](number) for number in range(20)])
     validation = write_rows(tmp_path / "validation.jsonl", [ROWS["messages"](number) for number in range(15, 30)])

@@ -367,6 +367,87 @@ def test_long_conversations_are_refused_truncated_or_dropped_with_counts(llama, 
     refusal("chat", {**flags, "max_length": 129}, "model.length")
 
 
+STRICT = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}"
+    "{% endif %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}"
+)
+
+
+def encoded(tokenizer, rows, most=None, overlong="refuse", **options):
+    from loopwright.data.chats import ChatEncoder
+
+    encoders = [
+        ChatEncoder(tokenizer, chat_template=STRICT, max_length=each, overlong=overlong) for each in (None, most)
+    ]
+    return chats.Conversations([{"chat": read_chat(row)} for row in rows], *encoders, **options)
+
+
+def test_rows_that_the_template_refuses_are_refused_or_dropped_with_a_count(llama):
+    tokenizer = text_models.load_tokenizer(str(llama))
+    good = [{"prompt": f"Who {number}?", "completion": "Ada."} for number in range(5)]
+    twice = {"messages": [{"role": "user", "content": "Hi"}, *read_chat(good[0]).messages]}
+    private = {"prompt": "\U00100001", "completion": "Ada."}
+    for bad, code in ((twice, "model.chat_template"), (private, "data.chat")):
+        for rows in ([bad, *good], [*good, bad]):
+            with pytest.raises(InputError) as caught:
+                encoded(tokenizer, rows)
+            assert caught.value.code == code and caught.value.fix.startswith("--bad_rows drop")
+            assert f"row {rows.index(bad) + 1}" in caught.value.what
+            found = encoded(tokenizer, rows, bad_rows="drop")
+            assert len(found) == 5 and "1 training conversation dropped" in found.notes("training", 9)[0]
+        for options in ({}, {"bad_rows": "drop"}):
+            with pytest.raises(InputError) as caught:
+                encoded(tokenizer, [bad, bad], **options)
+            assert caught.value.code == code and "--bad_rows" not in caught.value.fix
+    found = encoded(tokenizer, [{**row, "tools": [{"name": "f"}]} for row in good])
+    assert found.notes("training", 9) == ["the template drops the tools in 5 training conversations"]
+
+
+def test_the_fixes_for_long_conversations_leave_something_to_train_on(llama):
+    tokenizer = text_models.load_tokenizer(str(llama))
+    short, cut = {"prompt": "Who?", "completion": "Ada."}, {"prompt": "Who?", "completion": "Ada " * 30}
+    hopeless = {"prompt": "Who? " * 30, "completion": "Ada."}
+    longest = max(len(each["input_ids"]) + 1 for each in encoded(tokenizer, [cut, hopeless]))
+    drop, truncate, longer = "--overlong drop", "--overlong truncate", f"--max_length {longest}"
+    for rows, overlong, limit, fixes in (
+        ([short, hopeless, cut], "refuse", None, [truncate, drop, longer]),
+        ([hopeless, cut], "refuse", longest, [truncate, longer]),
+        ([hopeless, cut], "drop", longest - 1, [truncate]),
+        ([hopeless], "truncate", 999, [f"--max_length {len(encoded(tokenizer, [hopeless])[0]['input_ids']) + 1}"]),
+        ([hopeless], "refuse", 40, ["shorten the conversations in the data file"]),
+    ):
+        with pytest.raises(InputError) as caught:
+            encoded(tokenizer, rows, 40, overlong, limit=limit)
+        assert caught.value.code == "model.length" and caught.value.fix.split("   or   ") == fixes
+        assert caught.value.what.startswith(f"{len(rows) - (short in rows)} of {len(rows)} ")
+    for overlong, kept in (("truncate", 2), ("drop", 1)):
+        assert len(encoded(tokenizer, [short, hopeless, cut], 40, overlong)) == kept
+
+
+def test_a_run_drops_what_its_template_refuses_and_samples_prompts_with_room(llama, tmp_path):
+    (tmp_path / "strict.jinja").write_text(STRICT)
+    rows = [{"prompt": f"Who is {number}?" * (1 + 9 * (number % 2)), "completion": "Ada."} for number in range(40)]
+    rows += [{"prompt": f"Who is {number}?", "completion": "Ada.", "system": "Be kind."} for number in range(20)]
+    data = write_jsonl(tmp_path / "chats.jsonl", rows)
+    flags = {**FLAGS, "data": data, "model": llama, "max_steps": 1, "max_new_tokens": 80, "num_samples": 9}
+    flags["chat_template"] = tmp_path / "strict.jinja"
+    text = refusal("chat", flags, "model.chat_template")
+    assert "fix: --bad_rows drop" in text and "line " in text
+    run = api.train("chat", bad_rows="drop", **flags)
+    log = (run.path / "log.txt").read_text()
+    dropped = [int(each) for each in re.findall(r"(\d+) \w+ conversations? dropped", log)]
+    assert sum(dropped) == 20 and "no samples" not in log
+    sources = [each["source"] for each in read_lines(run.path / "eval" / "samples.jsonl")[-1]["samples"]]
+    assert sources and all(len(each) < 20 for each in sources)
+
+
+@pytest.mark.parametrize("content", ["", "{% for m in messages %}{{ m.content"])
+def test_a_template_file_that_is_empty_or_not_valid_is_refused_by_its_name(content, llama, data, tmp_path):
+    (tmp_path / "own.jinja").write_text(content)
+    flags = {**FLAGS, "data": data, "model": llama, "chat_template": tmp_path / "own.jinja"}
+    assert "own.jinja" in refusal("chat", flags, "model.chat_template")
+
+
 @pytest.mark.parametrize("kind", ["headless", "no template", "bidirectional"])
 def test_models_that_cannot_chat_are_refused(kind, data, tmp_path):
     from tasks.texts import tiny_bert

@@ -145,15 +145,18 @@ def scan_table(
 
 def _convert_chats(role: Role, cells: list[Row], table: Table, block: Block, bad: BadRows) -> list[Any]:
     converted: list[Any] = []
+    errors: dict[int, InputError] = {}
     for row, values in enumerate(cells, block.start):
+        where = f"{table.name}, {table.place(row)}"
         try:
-            converted.append(
-                [] if row in block.damaged else as_chat(role.kind, values, f"{table.name}, {table.place(row)}")
-            )
+            converted.append([] if row in block.damaged else as_chat(role.kind, values, where))
         except InputError as error:
-            error.fix = f"{BadRows.FIX}   or   {error.fix}"
-            bad.add(row, error=error)
+            errors[row] = error
             converted.append([])
+    may_drop = len(cells) < len(table) or sum(map(bool, converted)) > 1  # else nothing to train on would be left
+    for row, problem in errors.items():
+        problem.fix = f"{BadRows.FIX}   or   {problem.fix}" if may_drop else problem.fix
+        bad.add(row, error=problem)
     return converted
 
 

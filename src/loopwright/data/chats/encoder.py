@@ -111,23 +111,24 @@ class ChatEncoder:
                 saw=[f"starts with: {shown(encoded.text[:80])}"],
                 fix="--overlong truncate   or   --overlong drop",
             )
-        return self._truncated(chat) if self.overlong == "truncate" else None
+        return self.truncated(chat) if self.overlong == "truncate" else None
 
-    def _truncated(self, chat: Chat) -> EncodedChat | None:
+    def truncated(self, chat: Chat) -> EncodedChat | None:
+        """Return a conversation of at most `max_length` tokens; None if none of them would be trained."""
         assert self.max_length is not None
         ends = [i for i, each in enumerate(chat.messages) if each["role"] == "assistant" and i >= chat.completion]
         encoded = None
         for end in reversed(ends):
-            encoded = self._encoded(Chat(chat.messages[: end + 1], chat.tools, chat.completion, chat.where))
+            encoded = self._encoded(replace(chat, messages=chat.messages[: end + 1]), is_part=True)
             if len(encoded.input_ids) <= self.max_length:
-                return encoded
+                break
         assert encoded is not None
         ids, labels = encoded.input_ids[: self.max_length], encoded.labels[: self.max_length]
         if all(each == IGNORED for each in labels):
             return None
         return replace(encoded, input_ids=ids, labels=labels)
 
-    def _encoded(self, chat: Chat) -> EncodedChat:
+    def _encoded(self, chat: Chat, *, is_part: bool = False) -> EncodedChat:
         if any(PRIVATE.search(json.dumps(each, ensure_ascii=False, default=str)) for each in chat.messages):
             what = f"{place_of(chat)} has characters of the private use area B"
             raise InputError("data.chat", what, fix="delete these characters from the data file")
@@ -143,7 +144,7 @@ class ChatEncoder:
         tokens = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids = np.asarray(tokens["input_ids"], np.int64)
         trains = trained_tokens(text, tokens["offset_mapping"], spans, segments)
-        if not trains.any():
+        if not trains.any() and not is_part:
             raise self._unproven(chat, "no token would be trained", text[-_MOST_SHOWN:], chat.messages)
         return EncodedChat(ids.tolist(), np.where(trains, ids, IGNORED).tolist(), text, spans, dropped, ignored)
 

@@ -155,8 +155,10 @@ def resolve_template(tokenizer: Any, given: str | None = None) -> ChatTemplate:
         if "{" in given:
             return ChatTemplate(_first_line(given), given)
         try:
-            return ChatTemplate(given, Path(given).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
+            if (text := Path(given).read_text(encoding="utf-8")).strip():
+                return ChatTemplate(given, text)
+            raise ValueError("it is empty")
+        except (OSError, ValueError) as error:
             near = nearest(given, BUILT_IN)
             raise InputError(
                 "model.chat_template",

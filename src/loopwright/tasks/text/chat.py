@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -144,7 +145,8 @@ class ChatTuning(Task):
             return RowDataset(rows, chats.PromptEncoder(job.processor, most - min(args.max_new_tokens, most // 2)))
         whole, limited = (_encoder(args, job.processor, most) for most in (None, args.max_length))
         with text.quiet():
-            found = chats.Conversations(rows, whole, limited)
+            most = None if args.model is None else text.longest_allowed(job.processor, job.model.config)
+            found = chats.Conversations(rows, whole, limited, bad_rows=args.bad_rows, limit=most)
         job.notes += found.notes("training" if is_training else "validation", args.max_length)
         return causal_lm.PackedLines(found, args.max_length) if is_training and args.packing else found
 
@@ -217,11 +219,15 @@ class ChatTuning(Task):
         if not number or job.training.fsdp:  # with a sharded model, all processes would have to take part
             return []
         places = sorted({index * len(rows) // number for index in range(number)})
-        asked = [chats.until_answer(rows[place]["chat"]) for place in places]
-        prompts = [chats.before_answer(chat) for chat in asked]
-        encoded = self.create_dataset(job, [{"chat": prompt} for prompt in prompts], is_labelled=False)
+        asked, prompts, tokens = list[Chat](), list[Chat](), list[Any]()
+        for chat in (chats.until_answer(rows[place]["chat"]) for place in places):
+            prompt = chats.before_answer(chat)
+            with suppress(InputError):  # one without room for an answer
+                tokens.append(self.create_dataset(job, [{"chat": prompt}], is_labelled=False)[0]["input_ids"])
+                asked, prompts = [*asked, chat], [*prompts, prompt]
+        if not tokens:
+            return []
         with causal_lm.generating(job, next(job.model.parameters()).device):
-            tokens = [encoded[index]["input_ids"] for index in range(len(prompts))]
             written = chats.answers(job, tokens, job.args.temperature)
         sources = [chats.content_of(prompt.messages[-1]) for prompt in prompts]
         triples = zip(sources, written, map(chats.last_answer, asked), strict=True)
@@ -337,8 +343,16 @@ def _choose_length(args: Any, encoder: Any, data: RunData, limit: int | None) ->
     rows = data.first_rows("train", args.max_train_samples)
     step = max(1, len(rows) // _ROWS_MEASURED)
     measure = _encoder(args, encoder.tokenizer, None)
+    lengths, bad = [], list[InputError]()
     with text.quiet():
-        lengths = sorted(len(measure(chats.placed_chat(rows, index)).input_ids) for index in range(0, len(rows), step))
+        for index in range(0, len(rows), step):
+            try:
+                lengths.append(len(measure(chats.placed_chat(rows, index)).input_ids))
+            except InputError as error:  # refused or dropped when all rows are encoded
+                bad.append(error)
+    if not lengths:
+        raise bad[0]
+    lengths.sort()
     half, longest = lengths[(len(lengths) - 1) // 2], lengths[-1]
     if args.max_length is None:
         least = _LEAST_SCRATCH_LENGTH if limit is None else _LEAST_LENGTH

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -31,30 +32,44 @@ class Conversations(RowDataset):
     Args:
         whole: encodes a conversation of any length.
         encode: encodes one that is too long, refuses it, or drops it with None.
+        bad_rows: "refuse" or "drop" rows that cannot be trained on, such as those that the template refuses.
+        limit: the most tokens that the model takes.
     """
 
-    def __init__(self, rows: Rows, whole: Any, encode: Any) -> None:
+    def __init__(
+        self, rows: Rows, whole: Any, encode: Any, *, bad_rows: str = "refuse", limit: int | None = None
+    ) -> None:
         ids: list[Ids] = []
         labels: list[Ids] = []
-        kept, self.num_dropped_texts, self.num_truncated, first = [], 0, 0, ""
+        kept, bad, first = list[int](), list[InputError](), ""
+        self._long: dict[int, int] = {}
+        self._lost: Counter[str] = Counter()
         for index in range(len(rows)):
-            chat = placed_chat(rows, index)
-            encoded = whole(chat)
-            if encode.max_length is not None and len(encoded.input_ids) > encode.max_length:
-                encoded = encode(chat)
-                self.num_truncated += encoded is not None
+            try:
+                chat = placed_chat(rows, index)
+                encoded = whole(chat)
+                if encode.max_length is not None and len(encoded.input_ids) > encode.max_length:
+                    self._long[index] = len(encoded.input_ids)
+                    encoded = None if encode.overlong == "refuse" else encode(chat)
+            except InputError as error:
+                bad.append(error)
+                encoded = None
+            if bad and bad_rows == "refuse" and (encoded is not None or kept or self._long):
+                bad[0].fix = f"--bad_rows drop   or   {bad[0].fix}"
+                raise bad[0]
             if encoded is None:
                 continue
             kept.append(index)
             first = first or encoded.text
             ids.append(np.array(encoded.input_ids, np.int32))
             labels.append(np.array(encoded.labels, np.int32))
-            self.num_dropped_texts += bool(encoded.dropped)
+            self._lost.update([*["assistant"] * bool(encoded.dropped), *encoded.ignored])
+        if self._long and (encode.overlong == "refuse" or not kept):
+            raise _too_long(rows, encode, self._long, kept, limit)
         if not kept:
-            what = f"none of {counted(len(rows), 'conversation')} is short enough for --max_length {encode.max_length}"
-            raise InputError("model.length", what, fix="--overlong truncate   or   leave out --max_length")
+            raise bad[0]
         super().__init__(KeptRows(rows, kept))
-        self.num_dropped = len(rows) - len(kept)
+        self._bad, self._num_kept_long = bad, sum(index in self._long for index in kept)
         self._ends = np.cumsum([len(each) for each in ids])
         self._ids, self._labels = np.concatenate(ids), np.concatenate(labels)
         if encode.train_on != "all" and (self._labels != text.IGNORED).all():
@@ -76,16 +91,38 @@ class Conversations(RowDataset):
         return {"input_ids": ids[:-1], "labels": labels[1:]}
 
     def notes(self, name: str, max_length: int) -> list[str]:
-        """Describe what the rows lost: whole conversations that are too long, and texts that the template drops."""
+        """Describe what was lost: conversations that are bad or too long, and texts that the template drops."""
         found = []
-        for number, what in ((self.num_truncated, "truncated"), (self.num_dropped, "dropped")):
+        num_dropped = len(self._long) - self._num_kept_long
+        for number, what in ((self._num_kept_long, "truncated"), (num_dropped, "dropped")):
             if number:
                 conversations = counted(number, f"{name} conversation")
                 found.append(f"{conversations} {what}: longer than {max_length:,} tokens (--overlong)")
-        if self.num_dropped_texts:
-            conversations = counted(self.num_dropped_texts, f"{name} conversation")
-            found.append(f"the template drops texts of the assistant in {conversations}, such as earlier thinking")
+        if self._bad:
+            conversations = counted(len(self._bad), f"{name} conversation")
+            found.append(f"{conversations} dropped, the first because {self._bad[0].what} (--bad_rows)")
+        for whose, number in self._lost.items():
+            what = "the tools" if whose == "tools" else f"texts of the {whose}"
+            more = ", such as earlier thinking" if whose == "assistant" else ""
+            found.append(f"the template drops {what} in {counted(number, f'{name} conversation')}{more}")
         return found
+
+
+def _too_long(rows: Rows, encode: Any, long: Mapping[int, int], kept: Sequence[int], limit: int | None) -> InputError:
+    """Return the error for rows that are too long, with the fixes that would leave something to train on."""
+    first, longest = next(iter(long)), max(long.values())
+    fixes = []
+    if kept or any(encode.truncated(placed_chat(rows, index)) for index in long):
+        fixes.append("--overlong truncate")
+    if kept:
+        fixes.append("--overlong drop")
+    if limit is None or longest <= limit:
+        fixes.append(f"--max_length {longest}")
+    what = f"{len(long):,} of {counted(len(rows), 'conversation')} have more than {encode.max_length:,} tokens"
+    saw = [f"{placed_chat(rows, first).where}: {long[first]:,} tokens", f"the longest has {longest:,}"]
+    return InputError(
+        "model.length", what, saw=saw, fix="   or   ".join(fixes) or "shorten the conversations in the data file"
+    )
 
 
 def placed_chat(rows: Rows, index: int) -> Chat:

@@ -27,9 +27,10 @@ def check_decoder(path: str, loaded: models.Loaded) -> None:
 
 def set_template(tokenizer: Any, given: str | None) -> list[str]:
     """Give the tokenizer another chat template and the control tokens that it lacks, and return these."""
-    from loopwright.data.chats import resolve_template
+    from loopwright.data.chats import Renderer, resolve_template
 
     template = resolve_template(tokenizer, given)
+    Renderer(tokenizer, template)  # which is an error for a template that is not valid
     if given is None:
         return []
     known = tokenizer.get_vocab()
