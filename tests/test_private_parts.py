@@ -68,6 +68,7 @@ USES = {
         "_supports_flash_attn",
     },
     "engine/graphs.py": {"_C", "_cuda_endAllocateToPool", "_foreach_copy_", "_foreach_zero_"},
+    "engine/host_state.py": {"_backward_hooks", "_post_accumulate_grad_hooks"},
     "engine/joint_failure.py": {"_get_default_store"},
     "engine/processes.py": {"_abort_process_group", "_foreach_add_"},
     "engine/seeding.py": {"_get_default_mps_generator"},
@@ -84,7 +85,7 @@ USES = {
     "runs/auto/memory.py": {"_subclasses"},
     "runs/settings.py": {"_actions", "_option_string_actions"},
     "sources/arrow.py": {"_fingerprint"},
-    "stepping/cast_weights.py": {"_backward_hooks", "_foreach_add_", "_foreach_copy_", "_post_accumulate_grad_hooks"},
+    "stepping/cast_weights.py": {"_foreach_add_", "_foreach_copy_"},
     "stepping/graphs.py": {
         *("_compiled_call_impl", "_optimizer_step_post_hooks", "_optimizer_step_pre_hooks", "_orig_mod"),
         "_original_forward",

@@ -44,13 +44,15 @@ def is_of_library(value: Any) -> bool:
 class BufferShadow:
     """Copies of the buffers of modules (such as running means), so that an abandoned update leaves no trace.
 
-    It also copies attributes of the user's own modules. Modules of libraries keep theirs during an update.
+    It also copies attributes of the user's own modules, and of a loss function that is another object. Modules of
+    libraries keep theirs during an update.
     """
 
     def __init__(self, *modules: Any) -> None:
         parts = [part for module in modules if isinstance(module, nn.Module) for part in module.modules()]
+        others = [each for each in modules if hasattr(each, "__dict__") and not isinstance(each, nn.Module)]
         # The dicts that hold them: searching for buffers at every update would cost more than copying them.
-        self._held = [vars(part) for part in parts if not is_of_library(part)]
+        self._held = [vars(part) for part in (*parts, *others) if not is_of_library(part)]
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         places = [(part._buffers, name) for part in parts for name in part._buffers]
         places += [(held, name) for held in self._held for name in held if _is_large(held[name])]

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from operator import is_
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +100,11 @@ def check_reduction(reduction: str, model: Any) -> None:
         )
 
 
+def _held_by(optimizer: Any) -> list[nn.Parameter]:
+    groups = optimizer.param_groups if isinstance(optimizer, torch.optim.Optimizer) else []
+    return [parameter for group in groups for parameter in group["params"]]
+
+
 class Engine:
     """The loop's interface to device, precision and processes, for one run."""
 
@@ -123,6 +129,7 @@ class Engine:
         self._tree = processes.TreeSum() if reduction == "exact" else None
         self.num_averaged = 1 if reduction == "exact" else self.num_processes  # the divisor of summed gradients
         self._needs_wrapping = accelerator.scaler is not None or self._is_sharded or self.kind == "XLA"
+        self._held: list[nn.Parameter] = []  # by the optimizer
         self._only_in_optimizer: list[nn.Parameter] = []
         self._forwards: list[tuple[nn.Module, Any]] = []
         self._optimizer: Any = None
@@ -204,9 +211,8 @@ class Engine:
     def _note_parameters(self, model: nn.Module, optimizer: Any) -> None:
         own = list(model.parameters())
         known = {id(parameter) for parameter in own}
-        groups = optimizer.param_groups if isinstance(optimizer, torch.optim.Optimizer) else []
-        held = [parameter for group in groups for parameter in group["params"]]
-        self._only_in_optimizer = [parameter for parameter in held if id(parameter) not in known]
+        self._held = _held_by(optimizer)
+        self._only_in_optimizer = [parameter for parameter in self._held if id(parameter) not in known]
         self.parameters = [*own, *self._only_in_optimizer]
 
     @staticmethod
@@ -227,6 +233,13 @@ class Engine:
 
     def gradients(self) -> list[torch.Tensor]:
         return [local(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+
+    def follow_parameters(self, model: Any, optimizer: Any) -> None:
+        """Adopt parameters that an optimizer got, or a new optimizer holds, since the last update."""
+        if self.parameters and isinstance(model, nn.Module):
+            held = _held_by(optimizer)
+            if len(held) != len(self._held) or not all(map(is_, held, self._held)):
+                self._note_parameters(model, optimizer)
 
     def begin_gradients(self, rows: list[int]) -> None:
         """Start the gradients of an update, given the rows of its micro-batches; a pad has none, and does not count."""

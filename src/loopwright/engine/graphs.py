@@ -16,6 +16,7 @@ import gc
 import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,9 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.engine import memory
-from loopwright.engine.nested import is_container, iter_tensors, map_children, map_leaves
+from loopwright.engine.host_state import HostState
+from loopwright.engine.nested import is_container, iter_leaves, iter_tensors, map_children, map_leaves, map_tensors
 from loopwright.engine.seeding import generator_states, preserved_generators, restore_generator_states
-from loopwright.errors import LoopwrightError
+from loopwright.errors import LoopwrightError, StopTrainingError
+
+_OWN_ERRORS = (LoopwrightError, StopTrainingError)
 
 
 class NotCapturableError(LoopwrightError):
@@ -137,7 +141,7 @@ def signature(value: Any) -> tuple[Hashable, Hashable]:
     constants: list[Hashable] = []
 
     def note(part: Any) -> Any:
-        if isinstance(part, Tensor) and part.layout is torch.strided:
+        if isinstance(part, Tensor) and part.layout is torch.strided and not part.is_nested:
             shapes.append((tuple(part.shape), part.dtype, None if part.is_contiguous() else part.stride()))
         elif isinstance(part, float):
             shapes.append("float")  # becomes a buffer
@@ -171,14 +175,19 @@ class StaticInputs:
     """Reusable device buffers in the structure of a value. Floats become buffers too."""
 
     def __init__(self, value: Any, device: torch.device) -> None:
-        self.value = map_leaves(value, lambda leaf: _buffer(leaf, device))
-        self._buffers = list(iter_tensors(self.value))
+        self._value = map_leaves(value, lambda leaf: _buffer(leaf, device))
+        self._buffers = list(iter_tensors(self._value))
         self._numbers: dict[int, float] = {}
 
+    @property
+    def value(self) -> Any:
+        """The buffers, in new containers: a model may take things out of them."""
+        return map_tensors(self._value, lambda buffer: buffer)
+
+    @torch.no_grad()  # a model may ask for the gradient of its inputs
     def fill(self, value: Any) -> None:
         """Copy a value of the same signature into the buffers, without a device sync."""
-        leaves: list[Any] = []
-        map_leaves(value, lambda leaf: leaves.append(leaf) if isinstance(leaf, (Tensor, float)) else None)
+        leaves = [leaf for leaf in iter_leaves(value) if isinstance(leaf, (Tensor, float))]
         targets, sources = [], []
         for index, (buffer, leaf) in enumerate(zip(self._buffers, leaves, strict=True)):
             if isinstance(leaf, Tensor):
@@ -205,6 +214,7 @@ class _Recorded:
     inputs: StaticInputs
     replay: Callable[[], None]
     output: Any
+    held: list[Any]  # what the warm-up made and the model holds no more, such as a mask of this shape
 
 
 @dataclass
@@ -220,6 +230,7 @@ class Step:
     parameters: list[nn.Parameter]  # everything with gradients
     optimizer: torch.optim.Optimizer  # its learning rates are read from buffers
     device: torch.device
+    host_state: Callable[[], HostState] = partial(HostState, (), ())  # everything else that Python reads
 
 
 @dataclass
@@ -237,6 +248,8 @@ class UpdateGraphs:
     _recorded_for: Any = None
     _settings: str = ""
     _has_collected: bool = False
+    _host_state: HostState | None = None  # of the last replay
+    _caches: set[str] = field(default_factory=set)  # its places that forward passes change, and that do not count
 
     def __len__(self) -> int:
         return len(self._graphs) + (self._apply is not None)
@@ -256,6 +269,8 @@ class UpdateGraphs:
         graphs = [self._graphs[key] for key in keys]
         if not is_alone and self._apply is None:
             self._apply = self._record_apply()
+        if self._host_state is None:
+            self._host_state = self.step.host_state()
         for index, group in enumerate(self.step.optimizer.param_groups):
             rate = float(group["lr"])
             if rate != self._rate_values[index]:
@@ -286,7 +301,9 @@ class UpdateGraphs:
                 before(index)
                 self.capturer.warm_up(lambda own=own: outputs.append(step.micro_batch(own.value)))  # type: ignore[misc]
                 after(index, outputs.pop())
-        except (RuntimeError, MemoryError) as error:
+        except _OWN_ERRORS:
+            raise
+        except Exception as error:
             step.restore()
             self._drop_gradients()
             raise self._not_capturable(error, None) from error
@@ -300,8 +317,11 @@ class UpdateGraphs:
             self.step.refresh()
             self.capturer.warm_up(lambda: self.step.micro_batch(value))
 
-    def forget_if_changed(self) -> str:
-        """Drop graphs recorded for other optimizer settings or other trainable weights; return a digest of both."""
+    def forget_if_changed(self) -> tuple[str, bool]:
+        """Drop graphs that no longer fit; return a digest of the optimizer's settings and of which weights are trained.
+
+        The second value is whether anything else has changed: attributes, hooks, or where weights lie.
+        """
         options = [
             [value for name, value in group.items() if name not in ("params", "lr")]
             for group in self.step.optimizer.param_groups
@@ -310,10 +330,13 @@ class UpdateGraphs:
         if (options, trained) != self._recorded_for:
             self.forget()
             self._recorded_for, self._settings = (options, trained), _digest(repr((options, trained)))
-        return self._settings
+        has_changed = self._host_state is not None and self._host_state.has_changed(self._caches)
+        if has_changed:
+            self.forget()
+        return self._settings, has_changed
 
     def forget(self) -> None:
-        self._graphs, self._apply = {}, None
+        self._graphs, self._apply, self._host_state = {}, None, None
         self._gradients, self._rates = {}, []
         self.capturer.forget()
 
@@ -331,14 +354,18 @@ class UpdateGraphs:
         step = self.step
         with self._no_trace(key):
             inputs = StaticInputs(value, step.device)
-            inputs.fill(value)
+
+            def warm_up() -> None:
+                inputs.fill(value)  # each time: a model may change its inputs
+                self.capturer.warm_up(lambda: step.micro_batch(inputs.value))
+
             step.refresh()
-            before = generator_states()
-            self.capturer.warm_up(lambda: step.micro_batch(inputs.value))
+            before, host_state = generator_states(), step.host_state()
+            warm_up()
             if draws_on_host(before, step.device, step.num_idle_draws):
                 raise NotCapturableError("the forward pass draws random numbers on the host: a graph would repeat them")
             if not self._graphs:
-                self.capturer.warm_up(lambda: step.micro_batch(inputs.value))
+                warm_up()
             if is_alone:
                 self._drop_gradients()
             else:
@@ -349,8 +376,18 @@ class UpdateGraphs:
                     step.refresh()
                 return step.micro_batch(inputs.value), step.apply() if is_alone else None
 
+            inputs.fill(value)
+            warm = step.host_state()
             recorded = self._capture(update)
-        return _Recorded(inputs, *recorded)
+            reason = warm.why_not_repeated()
+            if reason is not None:
+                raise NotCapturableError(reason)
+            changes = list(host_state.changes())
+        self._caches.update(place for place, _ in changes)
+        self._host_state = None
+        # What has a gradient is of this pass, and would keep all of its memory.
+        held = [leaf for leaf in iter_leaves(changes) if getattr(leaf, "grad_fn", None) is None]
+        return _Recorded(inputs, *recorded, held)
 
     def _record_apply(self) -> tuple[Callable[[], None], Any]:
         with self._no_trace():
@@ -396,7 +433,9 @@ class UpdateGraphs:
         with preserved_generators(self.step.device):
             try:
                 yield
-            except (RuntimeError, MemoryError) as error:
+            except _OWN_ERRORS:
+                raise
+            except Exception as error:  # one that is not due to the recording comes again in the eager update
                 raise self._not_capturable(error, key) from error
             finally:
                 self.step.restore()

@@ -50,17 +50,24 @@ def is_container(value: Any) -> bool:
 
 
 def iter_tensors(value: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in iter_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def iter_leaves(value: Any) -> Iterator[Any]:
+    """Yield everything in a structure that is no container, in order; nothing is built, which containers may refuse."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from iter_tensors(item)
+            yield from iter_leaves(item)
     elif isinstance(value, (dict, Mapping)):  # whether it is a dict is answered sooner
         for item in value.values():
-            yield from iter_tensors(item)
+            yield from iter_leaves(item)
     elif is_container(value):
         for field in dataclasses.fields(value):
-            yield from iter_tensors(getattr(value, field.name))
+            yield from iter_leaves(getattr(value, field.name))
+    else:
+        yield value
 
 
 def to_device(value: Any, device: torch.device) -> Any:

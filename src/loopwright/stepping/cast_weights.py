@@ -24,6 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from loopwright.engine.host_state import hooks_of
+
 _GROUP_BYTES = 32 * 1024 * 1024  # of gradients that are cast by one kernel; until then they take memory twice
 
 
@@ -62,7 +64,7 @@ class CastWeights:
     @contextmanager
     def substituted(self) -> Iterator[None]:
         """Run forward and backward of a micro-batch with the copies."""
-        joint = [key for key in self._joint if self._weights[key].requires_grad and not _is_hooked(self._weights[key])]
+        joint = [key for key in self._joint if self._weights[key].requires_grad and not hooks_of(self._weights[key])]
         for key in joint:
             self._copies[key].requires_grad_()  # a leaf: backward leaves its gradient there
         # Gradients of earlier micro-batches: what this one adds to them is one number per element, as in autograd.
@@ -158,11 +160,6 @@ class CastWeights:
         if sums:
             # Also in bfloat16 and float32 at once.
             torch._foreach_add_([before for before, _ in sums], [added for _, added in sums])
-
-
-def _is_hooked(weight: Tensor) -> bool:
-    # Registered by public methods, but listed only there.
-    return bool(weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None))
 
 
 def _is_cast(kind: str) -> bool:

@@ -81,7 +81,7 @@ class CompiledUpdates:
         try:
             # Twice: what a model sets up in its first forward pass, such as its problem type, compiles it again.
             for _ in range(0 if example is None else 2):
-                rehearse(example)
+                rehearse(map_tensors(example, Tensor.clone))  # the model may change its inputs
         except (RuntimeError, NotCapturableError) as error:  # no C compiler, say
             if getattr(error, "is_out_of_memory", False):
                 raise  # updates run without graphs then

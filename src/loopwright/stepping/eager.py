@@ -121,13 +121,18 @@ class MicroBatchStep:
     def take_graphed(self, output: Any, index: int) -> None:
         self.run.losses.note(index, output["loss"].clone(), output)
 
+    def callbacks(self) -> list[Any]:
+        """Return everything that may listen to step events."""
+        return [*self.run.trainer.callback_handler]
+
     def watchers(self) -> list[str]:
         """Return the step hooks and step events from outside loopwright, unless their class is `graph_safe`."""
         trainer = self.run.trainer
         found = []
         if not getattr(type(trainer), "graph_safe", False):
-            found += [f"{type(trainer).__name__}.{name}" for name in STEP_HOOKS if is_foreign(type(trainer), name)]
-        for callback in trainer.callback_handler:
+            own = [name for name in STEP_HOOKS if name in vars(trainer) or is_foreign(type(trainer), name)]
+            found += [f"{type(trainer).__name__}.{name}" for name in own]
+        for callback in self.callbacks():
             if not getattr(callback, "graph_safe", False):
                 found += [f"{type(callback).__name__}.{name}" for name in STEP_EVENTS if listens(callback, name)]
         return found

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,13 +22,14 @@ from loopwright.back_reference import BackReference
 from loopwright.data import Window
 from loopwright.engine import graphs
 from loopwright.engine.engine import outputs_as_computed
+from loopwright.engine.host_state import HostState
 from loopwright.engine.layers import num_idle_draws
 from loopwright.errors import ConfigError
 from loopwright.hooks import TrainerHooks
 from loopwright.settings import is_overridden
 from loopwright.stepping.cast_weights import CastWeights
 from loopwright.stepping.compiled import CompiledStepper, CompiledUpdates
-from loopwright.stepping.eager import EagerStepper, is_foreign
+from loopwright.stepping.eager import STEP_HOOKS, EagerStepper, is_foreign
 from loopwright.stepping.unpadded import UnpaddedRows, kind_of, report_padded
 
 if TYPE_CHECKING:
@@ -100,8 +102,10 @@ class GraphStepper:
             parameters=run.engine.parameters,
             optimizer=run.trainer.optimizer,
             device=run.engine.device,
+            host_state=partial(_host_state, run),
         )
         self._graphs = graphs.UpdateGraphs(step, capturer)
+        self._parts = _parts(run)
 
     @property
     def num_graphs(self) -> int:
@@ -126,6 +130,20 @@ class GraphStepper:
         if is_first and (self._compiled is None or not self._compiled.is_on):
             return False  # the optimizer creates its state
         return all(piece.rows for piece in window.pieces)
+
+    def _follow(self) -> str | None:
+        """Adopt what a callback has replaced or added since the last update; return why no update is a graph now."""
+        parts = _parts(self.run)
+        if len(parts) == len(self._parts) and all(map(is_, parts, self._parts)):
+            return None
+        self._parts, step = parts, self._graphs.step
+        self.forget()
+        reason = _why_eager(self.run)
+        if reason is None:
+            step.optimizer, step.parameters = self.run.trainer.optimizer, self.run.engine.parameters
+            prepare_optimizer(step.optimizer)
+            self._graphs = graphs.UpdateGraphs(step, self.run.trainer.create_capturer())
+        return reason
 
     def _is_listed(self, keys: list[str]) -> bool:
         """Whether an update of these shapes is a graph, or becomes one now."""
@@ -168,7 +186,7 @@ class GraphStepper:
     def _replay(self, window: Window) -> bool:
         """Replay an update; return False if it has to be run eagerly."""
         run, trainer, step = self.run, self.run.trainer, self.run.micro_batch_step
-        reason = run.recordings.follow(self._graphs.forget_if_changed())
+        reason = self._follow() or run.recordings.follow(*self._graphs.forget_if_changed())
         if reason is not None:
             run.run_eagerly(reason)
             return False
@@ -239,6 +257,17 @@ def _micro_batch(
         nullcontext() if compiled is None else compiled.active(),
     ):
         return rows.graphed(inputs)
+
+
+def _parts(run: TrainingRun) -> list[Any]:
+    trainer, step = run.trainer, run.micro_batch_step
+    hooks = [vars(trainer).get(name) for name in STEP_HOOKS]
+    return [trainer.model, trainer.loss_func, trainer.optimizer, run.engine.parameters, *hooks, *step.callbacks()]
+
+
+def _host_state(run: TrainingRun) -> HostState:
+    trainer = run.trainer
+    return HostState((trainer.model, trainer.loss_func, trainer.optimizer), run.engine.parameters)
 
 
 def _apply(run: TrainingRun) -> Tensor | None:

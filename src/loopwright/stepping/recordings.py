@@ -69,12 +69,14 @@ class Recordings:
         self.recorded = [each for each in self.recorded if each != key]
         return was_recorded
 
-    def follow(self, settings: str) -> str | None:
+    def follow(self, settings: str, has_moved: bool = False) -> str | None:
         """Note the settings of the next update; return why no update can be a graph if they change all the time."""
-        has_changed = self.settings not in ("", settings)
+        has_changed = has_moved or self.settings not in ("", settings)
         self.settings, self.num_changes = settings, self.num_changes + 1 if has_changed else 0
         if self.num_changes <= MOST_CHANGES:
             return None
+        if has_moved:
+            return "weights are replaced, or attributes of the model change, at every update"
         return "the optimizer's settings change at every update, as with OneCycleLR(cycle_momentum=True)"
 
     def state_dict(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from loopwright.back_reference import BackReference
 from loopwright.data import Window
 from loopwright.engine.attention_masks import is_full, leaves_masks_out, masks_left_out
 from loopwright.engine.joined_rows import JoinedRows, token_budget, usual_budget, why_padded
+from loopwright.engine.nested import map_tensors
 from loopwright.engine.seeding import preserved_generators
 
 if TYPE_CHECKING:
@@ -99,11 +100,11 @@ class UnpaddedRows:
         return token_budget(batch) if self.is_on else None
 
     def _prove(self, batch: Mapping[str, Any], budget: int) -> bool:
-        run = self.run
+        run, batch = self.run, map_tensors(batch, Tensor.clone)  # the model may change its inputs
         assert self._joined is not None
 
         def forward() -> Tensor:
-            return run.micro_batch_step.forward(batch)["loss"]  # type: ignore[no-any-return]
+            return run.micro_batch_step.forward(map_tensors(batch, lambda each: each))["loss"]  # type: ignore[no-any-return]
 
         reason = "its outputs differ without padding"
         try:

@@ -383,6 +383,7 @@ class TrainingRun:
         """Start an update; return its window, split into parts if memory ran out before."""
         if self.memory.parts.train > 1:
             window = cut_window(window, self.memory.parts.train, self.trainer.cut_batch)
+        self.engine.follow_parameters(self.trainer.model, self.trainer.optimizer)
         window = self.micro_batch_step.begin(window)
         self.buffers.keep()
         self.is_in_window = True
