@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from loopwright import api
-from loopwright.errors import ConfigError, InputError
+from loopwright.errors import ConfigError, InputError, LoopwrightError
 from loopwright.run_folder import read_json
 from loopwright.sources.chats.pairs import Pair
 from loopwright.tasks.text.preference.answers import PairCollator, PairEncoder, answer_log_probs, as_messages
@@ -155,8 +155,15 @@ def test_a_damaged_reference_is_computed_again_and_another_model_is_refused(fold
     part = api.train("preference", output_dir=tmp_path / "part", **files, **flags)
     kept = (part.path / FILE).read_text()
     (part.path / FILE).write_text(kept.replace('"log_probs"', '"log-probs"'))
-    resumed = api.resume(part.path, epochs=2, quiet=True)
-    assert "reference.json is damaged" in (part.path / "log.txt").read_text()
+    config = part.folder.config.read_text()
+    for changes in ({"lora": "r=2"}, {"chosen_column": "rejected"}, {"freeze": "backbone"}):
+        with pytest.raises(LoopwrightError):
+            api.resume(part.path, epochs=2, quiet=True, **changes)
+    assert part.folder.config.read_text() == config  # of a run that can be resumed
+    resumed = api.resume(part.path, epochs=2, quiet=True, max_new_tokens=5)
+    log = (part.path / "log.txt").read_text()
+    assert "reference.json is damaged" in log and "max_new_tokens: 64 -> 5" in log
+    assert "max_new_tokens: 5 " in part.folder.config.read_text()
     assert resumed.metrics == whole.metrics
     assert read_json(part.path / FILE) == read_json(whole.path / FILE)
     write_model(tmp_path / "model", seed=1)

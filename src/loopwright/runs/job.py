@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterable
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ import torch
 
 from loopwright.callbacks import EarlyStoppingCallback, ProfileCallback, TrackerCallback
 from loopwright.checkpoint import Checkpointing
+from loopwright.checkpoint.fingerprint import Change
 from loopwright.config import start_clock
 from loopwright.config.secrets import is_secret
 from loopwright.data.buckets import (
@@ -46,7 +47,7 @@ from loopwright.runs.trainer import LENGTH_FLAGS, HeedStop, TaskTrainer, loader_
 from loopwright.schedulers import get_scheduler
 from loopwright.stepping.graphs import check_graphs
 from loopwright.tasks.adapters import add_adapters, four_bits, freeze, leave_out_base, set_dropout
-from loopwright.tasks.arguments import MODEL_FLAGS, NOT_FOLLOWED, START
+from loopwright.tasks.arguments import MODEL_FLAGS, NOT_FOLLOWED, START, TaskArguments
 from loopwright.tasks.base import Job, Origin, Task
 from loopwright.tasks.consent import check_foreign
 from loopwright.tasks.data import RunData
@@ -197,7 +198,10 @@ class RunJob:
         """Return a trainer with a new optimizer; in a trial it prints nothing and leaves out the training data."""
         report = print_nothing if is_trial else functools.partial(print_notice, self)
         callbacks = [*callbacks, *([HeedStop(self.owner)] if is_trial else [])]
-        return TaskTrainer(self.job, make_optimizer(self.job), callbacks, report=report, is_rehearsal=is_trial)
+        trainer = TaskTrainer(self.job, make_optimizer(self.job), callbacks, report=report, is_rehearsal=is_trial)
+        own = {each.name for each in fields(self.args)} - {each.name for each in fields(TaskArguments)}
+        trainer.changed_arguments = self._changes((own | MODEL_FLAGS) & self.settings.given)
+        return trainer
 
     def length_of(self, num_updates: int | None = None) -> RunLength:
         training = self.training
@@ -308,11 +312,21 @@ class RunJob:
 
     def _changes_model(self) -> bool:
         """Whether a setting that decides how the model is built is another one than in the checkpoint to resume."""
-        copy = None if self.checkpoint is None else self.checkpoint / "config.yaml"
-        if copy is None or not copy.is_file():
+        if self._kept_settings() is None:
             return not MODEL_FLAGS.isdisjoint(self.settings.given)
-        then, now = settle(self.task, config=copy).values(), self.settings.values()
-        return any(then.get(name) != now.get(name) for name in MODEL_FLAGS)
+        return bool(self._changes(MODEL_FLAGS))
+
+    def _kept_settings(self) -> Path | None:
+        copy = None if self.checkpoint is None else self.checkpoint / "config.yaml"
+        return copy if copy is not None and copy.is_file() else None
+
+    def _changes(self, names: Iterable[str]) -> list[Change]:
+        """Return those of some arguments that have other values than in the checkpoint to resume."""
+        copy = self._kept_settings()
+        then, now = {} if copy is None else settle(self.task, config=copy).values(), self.settings.values()
+        return [
+            Change(each, then[each], now[each]) for each in sorted(names) if each in then and then[each] != now[each]
+        ]
 
     def loader_arguments(self) -> dict[str, Any]:
         job, training, args, trainer = self.job, self.training, self.args, self.trainer

@@ -20,12 +20,14 @@ from loopwright.runs.settings import Settings, settle
 from loopwright.runs.start import DATA_FLAGS, Outcome, print_left_out
 from loopwright.sources import DataPlan, check_unchanged
 from loopwright.tasks import get_task
+from loopwright.tasks.adapters import lora_options
 from loopwright.tasks.base import Task
 from loopwright.tasks.consent import check_foreign
 from loopwright.tasks.data import RunData
 from loopwright.tasks.pretrained import CONSENTS
 
 _TOKENIZER_FLAGS = ("vocab_size", "chat_template")
+_ADAPTER_FLAGS = ("lora", "load_in", "lora_rank", "lora_target")
 
 
 def resume_run(
@@ -65,7 +67,7 @@ def _resume(
         write_atomically(folder.config, read_bytes(config))
     if settings.training.max_steps > 0 and "num_train_epochs" in settings.given:
         screen.remark("note", f"--max_steps {settings.training.max_steps} sets the length of the run, not --epochs")
-    _check_tokenizer(settings, task, folder)
+    _check_kept(settings, settle(task, config=config))
     with ReadingProgress(screen) as progress:
         plan = _same_plan(task, settings, folder, progress)
     status, updates = folder.status, folder.read_result().get("updates")  # of an earlier end, after a kill
@@ -83,12 +85,26 @@ def _resume(
     return train(RunJob(task, settings, RunData(plan), screen, folder, owner=owner))
 
 
-def _check_tokenizer(settings: Settings, task: Task, folder: RunFolder) -> None:
-    then, now = settle(task, config=folder.config).values(), settings.values()
-    changed = [name for name in _TOKENIZER_FLAGS if name in settings.given and then.get(name) != now[name]]
-    if changed:
-        flag = f"--{changed[0]}"
-        raise InputError("args.value", f"{flag}: a resumed run keeps its tokenizer", fix=f"leave out {flag}", flag=flag)
+def _check_kept(settings: Settings, then: Settings) -> None:
+    """Refuse other values of what a run is made of: its tokenizer, its adapters and the columns of its data."""
+    before, now = then.values(), settings.values()
+    changed = [name for name in sorted(settings.given) if before.get(name) != now.get(name)]
+    has_other = _adapters(settings.args) != _adapters(then.args)
+    for name in changed:
+        kept = "tokenizer" if name in _TOKENIZER_FLAGS else "adapters" if name in _ADAPTER_FLAGS and has_other else ""
+        if name.endswith(("_column", "_columns")) and not settings.args.allow_changed_data:
+            kept = "splits" if name == "group_column" else "columns"
+        if kept:
+            flag = f"--{name}"
+            raise InputError(
+                "args.value", f"{flag}: a resumed run keeps its {kept}", fix=f"leave out {flag}", flag=flag
+            )
+
+
+def _adapters(args: Any) -> tuple[Any, ...]:
+    """Return what decides which adapters a model has, and on what weights."""
+    options = lora_options(args) if args.lora else None
+    return (args.load_in, None) if options is None else (args.load_in, options.r, options.targets, options.dora)
 
 
 def _is_changed(settings: Settings, task: Task, folder: RunFolder) -> bool:
@@ -102,9 +118,6 @@ def _same_plan(task: Task, settings: Settings, folder: RunFolder, progress: Read
     """Return the run's plan if its data is unchanged, or a new plan of the changed data if that is allowed."""
     plan = DataPlan.read(folder.data)
     is_changed_allowed = settings.args.allow_changed_data
-    if settings.args.group_column != plan.columns.get("group") and not is_changed_allowed:
-        fix = "leave out --group_column"
-        raise InputError("args.value", "a resumed run keeps its splits", fix=fix, flag="--group_column")
     if not settings.given & set(DATA_FLAGS) and not is_changed_allowed:
         check_foreign(settings, files=plan.files)
         check_unchanged(plan, progress)

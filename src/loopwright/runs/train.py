@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from loopwright.callbacks import TerminateOnNaNCallback
@@ -50,6 +51,8 @@ def train(run: RunJob, create_folder: Callable[[], RunFolder] | None = None) -> 
             note_in_index(run.folder, task=run.task.name, state="stopped")
         return Outcome(run.folder, "stopped", None)
     pace, before = Pace(run.length), time.monotonic() - run.screen.began
+    if run.checkpoint is not None and run.trainer.is_first:
+        run.trainer.on_begun = partial(run.settings.write, folder)
     watch, trainer, screen = TerminateOnNaNCallback(), run.trainer, run.screen
     live = LiveReport(folder.path) if trainer.is_first else None
     trainer.on_record = None if screen.events is None else screen.events.record
@@ -117,7 +120,7 @@ def _prepare(run: RunJob, create_folder: Callable[[], RunFolder] | None) -> RunF
             screen.clock.lap("timing")
             _heed_stop(run)
             start_block.print_batch(run)
-            if run.trainer.is_first:
+            if run.trainer.is_first and run.checkpoint is None:
                 settings.write(folder)
             run.trainer = run.create_trainer()
     screen.attach(folder)
@@ -152,13 +155,12 @@ def _build(run: RunJob, origin: Origin | None, is_planned: bool) -> None:
 
 
 def _write_start(run: RunJob, is_planned: bool) -> None:
-    """Write settings, baselines and model config, as far as a resumed run may change them."""
+    """Write settings, baselines and model config; a resumed run writes its settings once it is restored."""
     folder, is_begun = run.folder, run.checkpoint is not None
     if folder is None or not run.trainer.is_first:
         return
-    if not is_begun or not is_planned:
-        run.settings.write(folder)
     if not is_begun:
+        run.settings.write(folder)
         write_json(folder.path / _BASELINES, run.baselines, is_sealed=True)
         save_rows(folder.path / BASELINE_ROWS, run.baseline_rows)
         replace_folder(folder.model, lambda aside: _write_skeleton(run, aside))  # also if links are in its place

@@ -81,6 +81,9 @@ class TaskTrainer(Trainer):
         self.first_samples: list[dict[str, Any]] = []
         # Called once with the next training micro-batch, then reset.
         self.look_at_first_batch: Callable[[Any], None] | None = None
+        self.changed_arguments: list[Change] = []  # since the checkpoint that the run resumes from
+        # Called once the run has begun, or all of its checkpoint is restored.
+        self.on_begun: Callable[[], None] | None = None
         # Called with each record of metrics.jsonl as it is written.
         self.on_record: Callable[[dict[str, Any]], None] | None = None
         self._report = report
@@ -89,6 +92,10 @@ class TaskTrainer(Trainer):
         self._file: PredictionFile | None = None
         self._is_full = False
         super().__init__(job.model, None, optimizer, callbacks)
+
+    def training_run_start(self) -> None:
+        if self.on_begun is not None:
+            self.on_begun()
 
     def count_batch_items(self, batch: Any) -> float | None:
         return self.job.task.count_items(batch)
@@ -325,7 +332,10 @@ class TaskLogbook(Logbook):
 
 
 class TaskCheckpoints(RunCheckpoints):
-    """Announces how a new length changes the schedule."""
+    """Announces the arguments of the task that have changed, and how a new length changes the schedule."""
+
+    def own_changes(self) -> list[Change]:
+        return _task_trainer(self.run).changed_arguments
 
     def announce(self, path: Path, changes: list[Change], that_matter: list[Change], are_settings: bool = True) -> None:
         super().announce(path, changes, that_matter, are_settings)

@@ -142,6 +142,10 @@ class RunCheckpoints:
             self.saver.check_space(num_bytes, partial(trainer.notify, "disk.space"))
             self.saver.expect(model)
 
+    def own_changes(self) -> list[Change]:
+        """Return what the owner of this run has changed since the checkpoint, beside the trainer's settings."""
+        return []
+
     def announce(self, path: Path, changes: list[Change], that_matter: list[Change], are_settings: bool = True) -> None:
         """Report the settings that changed since the checkpoint; refuse them where the run has to be exact."""
         policy = self.run.settings.checkpoints

@@ -290,7 +290,7 @@ def _check_continuity(run: TrainingRun, path: Path, saved: dict[str, Any]) -> No
     for change in differing:
         run.trainer.notify("resume.environment", f"Changed environment since the checkpoint: {change}", change=change)
     changes = differences(saved["settings"], metadata["settings"]) + differences(saved["data"], metadata["data"])
-    changes = [change for change in changes if change.name != _SETTLED]
+    changes = [change for change in changes if change.name != _SETTLED] + run.checkpoints.own_changes()
     run.checkpoints.announce(path, changes, [change for change in changes if change.name not in LENGTHS])
 
 
