@@ -20,6 +20,8 @@ from loopwright.engine import segments
 from loopwright.errors import InputError
 from loopwright.runs.trained_model import load_run
 from loopwright.sources.chats import Chat, read_chat
+from loopwright.tasks.data import RowDataset
+from loopwright.tasks.text import chat
 from loopwright.tasks.text import conversations as chats
 from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import models as text_models
@@ -128,12 +130,12 @@ def test_packed_rows_train_alike_by_bounds_and_by_a_mask(llama, data, monkeypatc
     flags = {**FLAGS, "data": data, "model": llama, "max_steps": 3, "optim": "sgd", "lr": 0.1, "packing": True}
     runs = [api.train("chat", **flags, lora=lora) for lora in ("", "r=2")]
 
-    def separate_rows(model, training):
+    def separate_rows(model, training, length):
         segments.use_segments(model)
         return []
 
     monkeypatch.setattr(language, "separate_rows", separate_rows)
-    monkeypatch.setattr(language, "packed_width", lambda training, capacity, is_packing: capacity)
+    monkeypatch.setattr(language, "packed_width", lambda training, capacity, **more: capacity)
     monkeypatch.setattr(packing, "block_diagonal_mask", lambda *args: pytest.fail("a mask was made"))
     monkeypatch.setattr(chats, "separates_packed", lambda model: True)
     for run, lora in zip(runs, ("", "r=2"), strict=True):
@@ -161,6 +163,50 @@ def test_rows_take_bounds_on_cuda_in_half_precision_and_a_mask_elsewhere(llama):
     trainings = training("cpu"), training(), training("cpu", mode="compile")
     assert [language.packed_width(each, 64, is_packing=True) for each in trainings] == [None, 64, 64]
     assert language.packed_width(training(), 64, is_packing=False) is None
+
+
+@pytest.mark.parametrize("window", [16, 200])
+def test_packed_conversations_keep_to_the_window_of_a_model(window):
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    torch.manual_seed(0)
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "num_hidden_layers": 6}
+    config = Gemma3TextConfig(vocab_size=60, hidden_size=16, intermediate_size=16, sliding_window=window, **sizes)
+    model = Gemma3ForCausalLM(config).eval()
+    for module in model.model.layers:
+        module.self_attn.q_proj.weight.data.mul_(30)  # so that the distant tokens matter
+    cpu = SimpleNamespace(device=torch.device("cpu"), mixed_precision="no", torch_compile=False, step_mode="eager")
+    assert language.why_not_packed(model, 96) is None and language.separate_rows(model, cpu, 96) == []
+    assert segments.has_segments(model) == (window == 16)
+    width = language.packed_width(cpu, 96, is_packing=True, model=model)
+    assert width == (96 if window == 16 else None)
+    rows = [torch.randint(0, 60, (size,)).numpy() for size in (50, 30)]
+    lines = RowDataset([{"input_ids": ids, "labels": ids} for ids in rows])
+    job = type("Job", (), {"model": model, "train_dataset": PackedLines(lines, 96)})()
+    batch = language.PaddingCollator(pad_id=0, row_width=width)([job.train_dataset[0]])
+    with torch.no_grad():
+        logits = model(**language.packed_inputs(job, batch)).logits[0]
+        for number, ids in enumerate(rows):
+            own = model(torch.from_numpy(ids)[None]).logits[0]
+            assert torch.allclose(logits[batch["sequence_ids"][0] == number], own, atol=1e-5, rtol=0)
+
+
+def test_a_model_that_would_look_past_its_window_is_not_packed(llama):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(llama)
+    assert language.why_not_packed(model, 128) is None
+    model.config.sliding_window = 16
+    assert language.why_not_packed(model, 16) is None and language.why_not_packed(model, 17) is None
+    model.set_attn_implementation("eager")
+    assert language.why_not_packed(model, 16) is None
+    args = SimpleNamespace(packing=True, max_length=17, tokens_per_update=None)
+    with pytest.raises(InputError) as caught:
+        chat._choose_packing(args, model, True)
+    assert caught.value.fix == "--no_packing" and "the last 16 tokens" in caught.value.saw[0]
+    assert chat._choose_packing(args, model, False) == [] and not args.packing
+    model.config.attention_chunk_size = 12
+    assert "chunks of 12" in language.why_not_packed(model, 16)
 
 
 def test_the_loss_is_the_mean_over_trained_tokens_for_every_batch_size(llama, data):

@@ -99,8 +99,11 @@ class CausalLanguageModel(language.LanguageTask):
                 limit = text.longest_allowed(tokenizer, loaded.model.config)
                 notes += language.choose_block(args, data, _counter(tokenizer), limit, _LARGEST_BLOCK)
         if args.packing:
-            notes += language.separate_rows(loaded.model, training)
-        row_width = language.packed_width(training, args.block_size, is_packing=args.packing)
+            if (reason := language.why_not_packed(loaded.model, args.block_size)) is not None:
+                what = "--packing: this model does not keep packed rows apart"
+                raise InputError("args.value", what, saw=[reason], fix="--no_packing")
+            notes += language.separate_rows(loaded.model, training, args.block_size)
+        row_width = language.packed_width(training, args.block_size, is_packing=args.packing, model=loaded.model)
         collator = language.PaddingCollator("left", pad_id=tokenizer.pad_token_id, row_width=row_width)
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
 

@@ -133,8 +133,8 @@ class ChatTuning(Task):
         if not origin.is_run:
             notes += _choose_packing(args, loaded.model, is_asked)
         if args.packing:
-            notes += language.separate_rows(loaded.model, training)
-        row_width = language.packed_width(training, args.max_length, is_packing=args.packing)
+            notes += language.separate_rows(loaded.model, training, args.max_length)
+        row_width = language.packed_width(training, args.max_length, is_packing=args.packing, model=loaded.model)
         collator = language.PaddingCollator("left", pad_id=loaded.tokenizer.pad_token_id, row_width=row_width)
         return Job(self, data, args, training, loaded.model, loaded.tokenizer, collator, notes, loaded.new)
 
@@ -365,11 +365,13 @@ def _choose_length(args: Any, encoder: Any, data: RunData, limit: int | None) ->
 
 def _choose_packing(args: Any, model: Any, is_asked: bool) -> list[str]:
     """Check that the model separates packed conversations, and translate `tokens_per_update` into rows."""
-    if args.packing and not chats.separates_packed(model):
+    reason = language.why_not_packed(model, args.max_length) if args.packing else None
+    if args.packing and reason is None and not chats.separates_packed(model):
+        reason = f"the logits of a {type(model).__name__} differ from those of each alone"
+    if reason is not None:
         if is_asked or args.tokens_per_update is not None:
             what = "--packing: this model does not keep packed conversations apart"
-            saw = [f"the logits of a {type(model).__name__} differ from those of each alone"]
-            raise InputError("args.value", what, saw=saw, fix="--no_packing")
+            raise InputError("args.value", what, saw=[reason], fix="--no_packing")
         args.packing = False
     if args.tokens_per_update is not None:
         rows, rest = divmod(args.tokens_per_update, args.max_length)

@@ -138,14 +138,37 @@ def packed_inputs(job: Job, batch: Mapping[str, Any]) -> dict[str, Any]:
     return {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"], "attention_mask": mask}
 
 
-def separate_rows(model: Any, training: Any) -> list[str]:
-    """Let packed rows take the flash kernel, where there is one; return a note if the model cannot."""
+def why_not_packed(model: Any, length: int) -> str | None:
+    """Return why a model cannot attend within packed rows of this length as it does within each alone, or None."""
+    from loopwright.engine.segments import why_no_segments
+
+    chunk, window = getattr(_text_config(model), "attention_chunk_size", None), window_of(model, length)
+    if chunk is not None and chunk < length:
+        return f"it attends within chunks of {chunk:,} tokens, from the start of a row"
+    reason = None if window is None else why_no_segments(model)
+    return None if reason is None else f"it attends to the last {window:,} tokens alone, and {reason}"
+
+
+def window_of(model: Any, length: int) -> int | None:
+    """Return how many tokens some layers see, if rows are longer: a mask for packed rows would not know it."""
+    config = _text_config(model)
+    window, layers = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    is_used = not layers or any("sliding" in each for each in layers)
+    return window if window is not None and window < length and is_used else None
+
+
+def _text_config(model: Any) -> Any:
+    return model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+
+
+def separate_rows(model: Any, training: Any, length: int = 0) -> list[str]:
+    """Let packed rows of this length take the flash kernel, or keep to the model's window; or note that they cannot."""
     import torch
 
     from loopwright.engine.segments import use_segments, why_no_segments
 
     is_half = training.mixed_precision in ("bf16", "fp16") or model.dtype in (torch.bfloat16, torch.float16)
-    if training.device.type != "cuda" or not is_half:
+    if window_of(model, length) is None and (training.device.type != "cuda" or not is_half):
         return []
     if (reason := why_no_segments(model)) is not None:
         return [f"packed rows are kept apart by a mask, which is slower: {reason}"]
@@ -153,10 +176,13 @@ def separate_rows(model: Any, training: Any) -> list[str]:
     return []
 
 
-def packed_width(training: Any, capacity: int, *, is_packing: bool) -> int | None:
+def packed_width(training: Any, capacity: int, *, is_packing: bool, model: Any = None) -> int | None:
     """Return the width that packed rows are padded to, so that graphs and compiled models have one shape."""
+    from loopwright.engine.segments import has_segments
+
     is_compiled = training.torch_compile or training.step_mode == "compile"
-    return capacity if is_packing and (is_compiled or training.device.type == "cuda") else None
+    is_even = is_compiled or training.device.type == "cuda" or has_segments(model)
+    return capacity if is_packing and is_even else None
 
 
 def training_loss(job: Job, model: Any, inputs: Mapping[str, Any], labels: Any, **options: Any) -> Any:
