@@ -129,11 +129,11 @@ LENGTHS = [2, 3, 9, 5, 5, 2, 7, 7, 2, 3, 4, 9, 1]  # by 2: lengths 3 9 5 7 3 9, 
 SAME = [4] * 13
 
 
-def trained(lengths, kind=CompiledTrainer, model=Reader, backend=None, **options):
+def trained(lengths, kind=CompiledTrainer, model=Reader, backend=None, callbacks=(), **options):
     kind.backend = Backend() if backend is None else backend
     torch._dynamo.reset()
     model = toys.seeded(model, seed=1)
-    trainer = kind(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), lr=0.01), callbacks=[])
+    trainer = kind(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), lr=0.01), callbacks=callbacks)
     settings = {"num_epochs": 2, "per_device_batch_size": 2, "collate_fn": pad, "seed": 5, "step_mode": "compile"}
     loader = {"shuffle": False, "num_workers": 0}
     trainer.train(sequences(lengths), train_dataloader_kwargs=loader, **{**settings, **options})
@@ -346,3 +346,22 @@ def test_a_mode_of_torch_that_records_graphs_itself_is_left_to_it(capsys):
 
     assert trained(SAME, Own).num_graphed_updates == 0
     assert "records its own" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [CompiledTrainer, GraphedAndCompiled])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: layer.inner.register_forward_hook(lambda part, given, output: output * 0.5),
+        lambda layer: setattr(layer, "forward", lambda hidden: hidden * 0.5),
+    ],
+    ids=["hook", "method"],
+)
+def test_what_replaces_a_compiled_part_is_followed(kind, change, capsys):
+    def train(step_mode):
+        layer = toys.at_update(4, lambda trainer: change(trainer.model.layers[1]))
+        return trained(SAME, kind, callbacks=[layer], backend="eager", step_mode=step_mode, num_epochs=1)
+
+    compiled = train("compile")
+    assert capsys.readouterr().out.count("as it is written, not compiled: hooks or methods") == 1
+    toys.assert_same_weights(compiled, train("auto"))

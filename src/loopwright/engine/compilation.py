@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from loopwright.engine.host_state import HOOKS
 from loopwright.engine.layers import layer_stacks
 
 _ABSENT = object()
@@ -36,6 +37,8 @@ class CompiledModel:
         self._parts: list[tuple[Any, str, Any]] = [(part, "forward", part.forward) for part in compiled_parts(model)]
         if _has_token_loss(model):
             self._parts.append((model, "_loss_function", model.loss_function))
+        self._hooks: list[Any] = []
+        self._known: list[Any] = []
 
     @property
     def records_graphs(self) -> bool:
@@ -51,6 +54,20 @@ class CompiledModel:
         self._compiled = {
             function: torch.compile(function, dynamic=is_dynamic, **self._options) for function in functions
         }
+
+    def note_hooks(self) -> None:
+        """Note which hooks are compiled: dynamo does not look whether there are others."""
+        whole = [owner for owner, name, _ in self._parts if name == "forward"]
+        inner = [each for part in whole for each in part.modules() if each is not part]
+        self._hooks = [getattr(each, name) for each in inner for name in HOOKS]
+        self._known = self._noted()
+
+    def why_stale(self) -> str | None:
+        """Return why the compiled parts are not the model any more, or None."""
+        return None if self._noted() == self._known else "hooks or methods of compiled parts were replaced"
+
+    def _noted(self) -> list[Any]:
+        return [*map(len, self._hooks), *(vars(owner).get(name) for owner, name, _ in self._parts)]
 
     @contextmanager
     def active(self) -> Iterator[None]:

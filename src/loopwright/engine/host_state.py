@@ -20,8 +20,8 @@ from loopwright.engine.nested import iter_leaves
 _MOST_ENTRIES = 1000  # of a dict or list of a module; larger ones are data
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 _ABSENT = object()
-_HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}
-_OF_TORCH = vars(nn.Module()).keys() - _HOOKS - {"training", "_parameters", "_buffers", "_modules"}
+HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}
+_OF_TORCH = vars(nn.Module()).keys() - HOOKS - {"training", "_parameters", "_buffers", "_modules"}
 
 
 class HostState:

@@ -18,7 +18,6 @@ from torch import Tensor
 from loopwright.back_reference import BackReference
 from loopwright.data import Window
 from loopwright.engine.compilation import CompiledModel
-from loopwright.engine.graphs import NotCapturableError
 from loopwright.engine.memory import is_out_of_memory, release_memory
 from loopwright.engine.nested import iter_tensors, map_tensors
 from loopwright.engine.seeding import preserved_generators
@@ -65,6 +64,9 @@ class CompiledUpdates:
         if recordings.is_dynamic:
             fits = all(piece.rows >= fewest for piece in window.pieces)
         self.is_on = fits and recordings.not_compiled is None
+        reason = self.model.why_stale() if self.is_on and self._ready else None
+        if reason is not None:
+            self._give_up(reason)
 
     def prepare(self, window: Window, rehearse: Callable[[Any], None], kind: str = "") -> None:
         """Compile before the first batch of a kind; `rehearse` runs forward and backward of one on the device."""
@@ -82,7 +84,7 @@ class CompiledUpdates:
             # Twice: what a model sets up in its first forward pass, such as its problem type, compiles it again.
             for _ in range(0 if example is None else 2):
                 rehearse(map_tensors(example, Tensor.clone))  # the model may change its inputs
-        except (RuntimeError, NotCapturableError) as error:  # no C compiler, say
+        except Exception as error:  # no C compiler, say; one of the batch comes again in the update
             if getattr(error, "is_out_of_memory", False):
                 raise  # updates run without graphs then
             _raise_interruption(error)
@@ -91,10 +93,14 @@ class CompiledUpdates:
                 self._ready.add(kind)
                 return
             cause = getattr(error, "inner_exception", error)  # torch wraps what a backend raises
-            self.is_on, recordings.not_compiled = False, (str(cause).strip().splitlines() or [type(cause).__name__])[0]
-            text = f"Running the model as it is written, not compiled: {recordings.not_compiled}"
-            run.trainer.notify("compile.fallback", text, reason=recordings.not_compiled)
+            self._give_up((str(cause).strip().splitlines() or [type(cause).__name__])[0])
         self._ready.add(kind)
+        self.model.note_hooks()
+
+    def _give_up(self, reason: str) -> None:
+        self.is_on, self.run.recordings.not_compiled = False, reason
+        text = f"Running the model as it is written, not compiled: {reason}"
+        self.run.trainer.notify("compile.fallback", text, reason=reason)
 
 
 def _raise_interruption(error: BaseException) -> None:
