@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -51,27 +52,44 @@ class Counting:
         return getattr(self._collate, name)
 
 
+def prepare(name: str, is_tiny: bool, folder: str) -> dict[str, Any]:
+    """Write conversations, their encoded samples, and a model with its tokenizer, for all sides of a setting."""
+    from loopwright.data.chats import ChatDataset
+
+    place, width = Path(folder), width_of(is_tiny)
+    if not (place / "chats.jsonl").exists():
+        rows = generated_chats(150 if is_tiny else 900, width)
+        (place / "chats.jsonl").write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in rows))
+        tokenizer = create_tokenizer(rows)
+        tokenizer.save_pretrained(place / "tokenizer")
+        samples = [*ChatDataset([{"messages": turns} for turns in rows], tokenizer, max_length=width)]
+        (place / "samples.json").write_text(json.dumps(samples))
+    torch.manual_seed(0)
+    model = decoder(is_tiny, VOCABULARY if is_tiny else 151_936)
+    (model.bfloat16() if name == "lora" else model).save_pretrained(place / name)
+    shutil.copytree(place / "tokenizer", place / name, dirs_exist_ok=True)
+    return {}
+
+
+def width_of(is_tiny: bool) -> int:
+    return 256 if is_tiny else 4096
+
+
 @dataclass
 class Work:
-    """The files of a side, in its working directory: conversations, and a model with its tokenizer."""
+    """What a side trains: the files that `prepare` wrote."""
 
     name: str
     is_tiny: bool
+    folder: Path
     clock: Clock = field(init=False)
     counts: list[int] = field(default_factory=list)  # real tokens of each micro-batch
     accumulated: int = 1
 
     def __post_init__(self) -> None:
-        self.width = 256 if self.is_tiny else 4096
+        self.width = width_of(self.is_tiny)
         self.clock = Clock(WARM_UP, 4 if self.is_tiny else 16)
-        self.chats, self.model_folder = Path("chats.jsonl"), Path("model")
-        rows = generated_chats(150 if self.is_tiny else 900, self.width)
-        self.chats.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in rows))
-        tokenizer = create_tokenizer(rows)
-        torch.manual_seed(0)
-        model = decoder(self.is_tiny, VOCABULARY if self.is_tiny else 151_936)
-        (model.bfloat16() if self.name == "lora" else model).save_pretrained(self.model_folder)
-        tokenizer.save_pretrained(self.model_folder)
+        self.chats, self.model_folder = self.folder / "chats.jsonl", self.folder / self.name
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -82,10 +100,8 @@ class Work:
     @cached_property
     def samples(self) -> list[dict[str, list[int]]]:
         """The conversations as every side but `lw train chat` gets them: ids, and labels of the assistant's tokens."""
-        from loopwright.data.chats import ChatDataset
-
-        rows = [json.loads(line) for line in self.chats.read_text().splitlines()]
-        return [*ChatDataset(rows, self.tokenizer, max_length=self.width)]
+        found: list[dict[str, list[int]]] = json.loads((self.folder / "samples.json").read_text())
+        return found
 
     def load_model(self, attention: str = "sdpa") -> Any:
         from transformers import AutoModelForCausalLM
@@ -205,7 +221,7 @@ def run_loopwright(work: Work, mode: str, rows: int = 1) -> None:
             work.clock.tick()
 
     task = get_task("chat")
-    words = ["--data", str(work.chats.resolve()), "--model", str(work.model_folder.resolve()), "--packing"]
+    words = ["--data", str(work.chats), "--model", str(work.model_folder), "--packing"]
     words += ["--max_length", str(work.width), "--batch", str(rows), "--step_mode", mode]
     words += ["--bf16"] if IS_HALF else []
     words += ["--lora", "r=16,alpha=32"] if work.name == "lora" else []
@@ -227,8 +243,20 @@ def run_loopwright(work: Work, mode: str, rows: int = 1) -> None:
 
 
 SIDES: dict[str, tuple[str, str, Callable[[Work], None]]] = {
-    "transformers": ("transformers.Trainer, padded", "transformers", run_transformers),
+    "loopwright-auto": ("loopwright, auto", "loopwright", lambda work: run_loopwright(work, "auto")),
     "trl": ("trl SFTTrainer, packed", "trl", lambda work: run_trl(work, rows=1)),
+    "loopwright-flat": (
+        "loopwright, auto, 4 rows at once",
+        "loopwright",
+        lambda work: run_loopwright(work, "auto", rows=PACKED_ROWS),
+    ),
+    "loopwright-compile": ("loopwright, compile", "loopwright", lambda work: run_loopwright(work, "compile")),
+    "loopwright-compile-flat": (
+        "loopwright, compile, 4 rows at once",
+        "loopwright",
+        lambda work: run_loopwright(work, "compile", rows=PACKED_ROWS),
+    ),
+    "transformers": ("transformers.Trainer, padded", "transformers", run_transformers),
     "trl-flat": ("trl SFTTrainer, packed, 4 rows at once", "trl", lambda work: run_trl(work, rows=PACKED_ROWS)),
     "trl-flex": (
         "trl SFTTrainer, packed, flex attention",
@@ -236,19 +264,12 @@ SIDES: dict[str, tuple[str, str, Callable[[Work], None]]] = {
         lambda work: run_trl(work, rows=1, attention="flex_attention"),
     ),
     "loopwright-eager": ("loopwright, eager", "loopwright", lambda work: run_loopwright(work, "eager")),
-    "loopwright-auto": ("loopwright, auto", "loopwright", lambda work: run_loopwright(work, "auto")),
-    "loopwright-flat": (
-        "loopwright, auto, 4 rows at once",
-        "loopwright",
-        lambda work: run_loopwright(work, "auto", rows=PACKED_ROWS),
-    ),
-    "loopwright-compile": ("loopwright, compile", "loopwright", lambda work: run_loopwright(work, "compile")),
 }
 
 
-def child(name: str, side: str, is_tiny: bool) -> dict[str, Any]:
+def child(name: str, side: str, is_tiny: bool, folder: str) -> dict[str, Any]:
     """Measure one side; called in a process of its own."""
-    work = Work(name, is_tiny)
+    work = Work(name, is_tiny, Path(folder))
     SIDES[side][2](work)
     return work.figures()
 
@@ -262,4 +283,5 @@ if __name__ == "__main__":
         {name: (title, package) for name, (title, package, _) in SIDES.items()},
         child,
         "trl",
+        prepare,
     )

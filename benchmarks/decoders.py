@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -152,8 +153,9 @@ def run_sides(
     notes: Iterable[str],
     settings: dict[str, str],  # titles by name
     sides: dict[str, tuple[str, str]],  # title and required package by name
-    child: Callable[[str, str, bool], dict[str, Any]],  # of setting, side and is_tiny; returns the figures
+    child: Callable[[str, str, bool, str], dict[str, Any]],  # of setting, side, is_tiny and folder; returns the figures
     baseline: str,
+    prepare: Callable[[str, bool, str], dict[str, Any]] | None = None,  # writes the files of a setting to the folder
 ) -> None:
     """Parse the arguments, measure, and write the tables after every side."""
     parser = argparse.ArgumentParser(
@@ -165,7 +167,8 @@ def run_sides(
     parser.add_argument("--output", type=Path, default=script.parent / "results" / f"{script.stem}.md")
     parser.add_argument("--tiny", action="store_true", help="tiny models, on the CPU too: whether every side runs")
     options = parser.parse_args()
-    preload("pytorch_lightning", "trl", "transformers.models.gpt2.modeling_gpt2")
+    models = [f"transformers.models.{name}.modeling_{name}" for name in ("gpt2", "qwen3")]
+    preload("pytorch_lightning", "trl", "peft", "loopwright.runs.trainer", *models)
     if not (torch.cuda.is_available() or options.tiny):
         sys.exit(f"{script.name} measures a GPU, and there is none here; --tiny shows whether every side runs")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
@@ -182,18 +185,26 @@ def run_sides(
         "",
         *[line for note in (*notes, FORMULA) for line in (note, "")],
     ]
-    for name in options.settings:
-        figures: dict[str, Any] = {}
-        for side in options.sides:
-            if importlib.util.find_spec(sides[side][1]) is None:
-                figures[side] = "not installed"
-            else:  # every side compiles from scratch
-                figures[side] = run_side(child, name, side, options.tiny, timeout=options.timeout, is_cold=True)
-            sys.stderr.write(f"{name} {side}: {figures[side]}\n")
-            shown = table(settings[name], {each: title for each, (title, _) in sides.items()}, figures, baseline)
-            options.output.parent.mkdir(parents=True, exist_ok=True)
-            options.output.write_text("\n".join([*lines, *shown]))
-        lines += shown
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.settings:
+            figures: dict[str, Any] = {}
+            begun = time.monotonic()
+            failed = prepare and run_side(prepare, name, options.tiny, folder, timeout=options.timeout)
+            sys.stderr.write(f"{name}: prepared in {time.monotonic() - begun:.0f} s\n")
+            for side in options.sides:
+                begun = time.monotonic()
+                if isinstance(failed, str):
+                    figures[side] = failed
+                elif importlib.util.find_spec(sides[side][1]) is None:
+                    figures[side] = "not installed"
+                else:  # every side compiles from scratch
+                    arguments = (name, side, options.tiny, folder)
+                    figures[side] = run_side(child, *arguments, timeout=options.timeout, is_cold=True)
+                sys.stderr.write(f"{name} {side}: {figures[side]}, {time.monotonic() - begun:.0f} s in all\n")
+                shown = table(settings[name], {each: title for each, (title, _) in sides.items()}, figures, baseline)
+                options.output.parent.mkdir(parents=True, exist_ok=True)
+                options.output.write_text("\n".join([*lines, *shown]))
+            lines += shown
     sys.stdout.write("\n".join(lines) + "\n")
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/finetune.py                                  everything, written to results/finetune.md
     python benchmarks/finetune.py --settings bert8 --sides hand loopwright-auto
+    python benchmarks/finetune.py --tiny --output /tmp/tiny.md     tiny models, on the CPU too: whether every side runs
 
 The model is BERT-base from its config with random weights, the texts are generated token ids with lengths like those of
 MRPC's pairs, in bf16; or a tiny MLP in float32. Each side runs in a process of its own: where updates run eagerly, a
@@ -37,6 +38,7 @@ THIS_FILE = Path(__file__).resolve()
 RESULTS = THIS_FILE.parent / "results" / "finetune.md"
 BUCKETS = (32, 48, 64, 80, 96, 128)
 RECORDING = 400
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LOG_EVERY = 50
 
 
@@ -74,6 +76,18 @@ SETTINGS = {
 }
 
 
+def make_tiny() -> None:
+    """Measure next to nothing; called in every process."""
+    for name, setting in SETTINGS.items():
+        SETTINGS[name] = replace(setting, warm_up=3, timed=4, shortest=127)
+    globals().update(RECORDING=3)
+
+
+def wait() -> None:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
 class Clock:
     """Counts updates, and takes the time between two of them."""
 
@@ -93,10 +107,10 @@ class Clock:
         """Count an update; called after each."""
         self.count += 1
         if self.count == 2:
-            torch.cuda.synchronize()
+            wait()
             self.start_seconds = time.perf_counter() - self.began
         if self.count in (self.first, self.last):
-            torch.cuda.synchronize()
+            wait()
             now = time.perf_counter()
             self.seconds = now if self.count == self.first else now - self.seconds
 
@@ -187,20 +201,22 @@ def parts(name: str, eager: bool = True) -> tuple[nn.Module, Dataset, torch.opti
     else:
         from transformers import BertConfig, BertForSequenceClassification
 
-        with torch.device("cuda"):  # random numbers for 110 M weights take the host ten seconds
-            model = BertForSequenceClassification(BertConfig(problem_type="single_label_classification"))
+        small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+        config = BertConfig(problem_type="single_label_classification", **(small if RECORDING < 10 else {}))
+        with DEVICE:  # random numbers for 110 M weights take the host ten seconds
+            model = BertForSequenceClassification(config)
         data = Texts(rows)
         if eager:
             meet_lengths(model, setting)
-    model.cuda()
+    model.to(DEVICE)
     return model, data, torch.optim.AdamW(model.parameters(), lr=2e-5), "no" if name == "mlp" else "bf16"
 
 
 def meet_lengths(model: nn.Module, setting: Setting) -> None:
     """Run forward and backward once for every length: libraries choose kernels and memory then, for each side alike."""
     for length in range(setting.shortest, Texts.longest + 1):
-        ids = torch.full((setting.batch_size, length), 1000, device="cuda")
-        with torch.autocast("cuda", torch.bfloat16):
+        ids = torch.full((setting.batch_size, length), 1000, device=DEVICE)
+        with torch.autocast(DEVICE.type, torch.bfloat16):
             loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids[:, 0] * 0)["loss"]
         loss.backward()
         model.zero_grad()
@@ -217,8 +233,8 @@ def run_hand(name: str, clock: Clock) -> None:
     model, data, optimizer, precision = parts(name)
     model.train()
     for batch in loader_of(data, SETTINGS[name]):
-        batch = {key: value.cuda(non_blocking=True) for key, value in batch.items()}
-        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+        batch = {key: value.to(DEVICE, non_blocking=True) for key, value in batch.items()}
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=precision == "bf16"):
             loss = model(**batch)["loss"]
         loss.backward()
         optimizer.step()
@@ -265,7 +281,7 @@ def _hf_arguments(kind: Any, name: str, **more: Any) -> Any:
     return kind(
         "output", num_train_epochs=1, per_device_train_batch_size=SETTINGS[name].batch_size, bf16=name != "mlp",
         report_to="none", save_strategy="no", logging_steps=LOG_EVERY, max_grad_norm=0.0, dataloader_num_workers=0,
-        disable_tqdm=True, **more,
+        disable_tqdm=True, use_cpu=DEVICE.type == "cpu", **more,
     )  # fmt: skip
 
 
@@ -329,6 +345,7 @@ def run_loopwright(mode: str, name: str, clock: Clock, padding: str = "keep") ->
             clock.note_graphs(run_of(trainer).stepper.num_graphs)
 
     model, data, optimizer, precision = parts(name, eager=mode == "eager")
+    mode = "auto" if mode == "graph" and DEVICE.type == "cpu" else mode
     trainer = Trainer(model, None, optimizer, callbacks=[Ticks])
     pad = Pad(() if mode == "eager" else SETTINGS[name].lengths)
     trainer.train(
@@ -389,16 +406,19 @@ RECORDING_SIDES = tuple(side for side in SIDES if side.startswith("loopwright-")
 # -------------------------------------------------------------------------------------------------------- the table
 
 
-def child(side: str, name: str) -> dict[str, Any]:
+def child(side: str, name: str, is_tiny: bool) -> dict[str, Any]:
     """Measure one side; called in a process of its own."""
+    if is_tiny:
+        make_tiny()
     if side in RECORDING_SIDES and not SETTINGS[name].is_whole:
         SETTINGS[name] = replace(SETTINGS[name], warm_up=RECORDING)
     clock = Clock(SETTINGS[name])
-    torch.cuda.reset_peak_memory_stats()
+    if DEVICE.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     SIDES[side][2](name, clock)
     assert clock.count >= clock.last, f"{clock.count} updates, expected {clock.last}"
     milliseconds = 1000 * clock.seconds / (clock.last - clock.first)
-    memory = torch.cuda.max_memory_allocated() / 2**20
+    memory = torch.cuda.max_memory_allocated() / 2**20 if DEVICE.type == "cuda" else 0.0
     figures = {"ms": milliseconds, "graphed": clock.graphed, "memory": memory, "start_seconds": clock.start_seconds}
     if clock.recordings:
         figures |= {"recorded": len(clock.recordings) + 1, "recording_seconds": statistics.median(clock.recordings)}
@@ -406,11 +426,11 @@ def child(side: str, name: str) -> dict[str, Any]:
     return figures
 
 
-def measure(side: str, name: str, timeout: float) -> dict[str, Any] | str:
+def measure(side: str, name: str, is_tiny: bool, timeout: float) -> dict[str, Any] | str:
     """Run a side, and return its figures or why there are none."""
     if importlib.util.find_spec(SIDES[side][1]) is None:
         return "not installed"
-    return run_side(child, side, name, timeout=timeout)
+    return run_side(child, side, name, is_tiny, timeout=timeout)
 
 
 def table(name: str, figures: dict[str, list[Any]]) -> list[str]:
@@ -455,16 +475,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=240.0)
     parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--tiny", action="store_true", help="tiny models, on the CPU too: whether every side runs")
     options = parser.parse_args()
     preload("pytorch_lightning")
-    if not torch.cuda.is_available():
-        sys.exit("finetune.py measures a GPU, and there is none here")
+    if not (torch.cuda.is_available() or options.tiny):
+        sys.exit("finetune.py measures a GPU, and there is none here; --tiny shows whether every side runs")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     lines = [
         "# Time per update of fine-tuning",
         "",
         f"`{' '.join(['python benchmarks/finetune.py', *_words_without_output(sys.argv[1:])])}`",
         "",
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Python {platform.python_version()}, medians over "
+        f"{device}, torch {torch.__version__}, Python {platform.python_version()}, medians over "
         f"{options.rounds} round{'s' if options.rounds > 1 else ''}.",
         "",
     ]
@@ -472,7 +494,7 @@ def main() -> None:
         figures: dict[str, list[Any]] = {side: [] for side in options.sides}
         for side in options.sides * options.rounds:
             start = time.perf_counter()
-            figures[side].append(measure(side, name, options.timeout))
+            figures[side].append(measure(side, name, options.tiny, options.timeout))
             sys.stderr.write(f"{name} {side}: {figures[side][-1]}, {time.perf_counter() - start:.0f} s in all\n")
             options.output.parent.mkdir(parents=True, exist_ok=True)
             options.output.write_text("\n".join([*lines, *table(name, figures)]))

@@ -1,11 +1,15 @@
-"""All measurements that need a GPU, in parts of under ten minutes each, the most telling ones first.
+"""All measurements that need a GPU, in three parts of at most nine minutes each, the most telling ones first.
 
-    python benchmarks/gpu.py 1 --output FOLDER    tests/gpu, and BERT in every mode
-    python benchmarks/gpu.py 2 --output FOLDER    decoders and vision
-    python benchmarks/gpu.py 3 --output FOLDER    chats beside trl, and what is left
+    python benchmarks/gpu.py --list                   what there is, and about how many seconds each takes
+    python benchmarks/gpu.py 1                        BERT in every mode, a whole run, GPT-2
+    python benchmarks/gpu.py 2                        conversations beside trl, images
+    python benchmarks/gpu.py 3                        a 0.6 B decoder, tests/gpu with memory, what is left
+    python benchmarks/gpu.py --only gpt2 tests        these alone
+    python benchmarks/gpu.py --check                  whether all of it starts, on the CPU with tiny models
 
-Each command writes its table to FOLDER after every side, so what was measured is kept if time runs out. A command that
-takes longer than what is left of the part is ended, and the next ones are not started.
+Every command writes its table to the output folder after each side, so what was measured is kept if time runs out.
+The output folder is $OUT, or results/. A command that takes longer than what is left is ended, those that would not
+fit are left out, and a command that fails does not stop the others: what it has printed last is printed here.
 """
 
 from __future__ import annotations
@@ -16,62 +20,96 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-MODES = "loopwright-casts loopwright-graph loopwright-free loopwright-compile loopwright-all"
-WHOLE_RUN = "finetune.py --settings bert8run --sides hand transformers loopwright-auto loopwright-hf --timeout 150"
-# The table's name and the command, in the order in which they are run.
-PARTS = {
-    "1": [
-        ("gpu_tests", "-m pytest tests/gpu --noconftest -o addopts= -p no:cacheprovider -q --durations=5"),
-        ("finetune_modes", f"finetune.py --settings bert8 bert32 --sides hand transformers {MODES} --timeout 60"),
-        ("finetune_whole", WHOLE_RUN),
-        ("finetune_hf", "finetune.py --settings bert8 --sides hand transformers loopwright-auto loopwright-hf"),
-    ],
-    "2": [
-        ("pretrain", "pretrain.py --timeout 100"),
-        ("vision", "vision.py --settings vit ready digits --timeout 60"),
-    ],
-    "3": [
-        ("chat_full", "chat.py --settings full --timeout 90"),
-        ("chat_lora", "chat.py --settings lora --timeout 90"),
-        ("finetune_mlp", "finetune.py --settings mlp --sides hand loopwright-eager loopwright-auto --timeout 30"),
-        ("memory", "memory.py"),
-    ],
+RESULTS = Path(os.environ.get("OUT") or ROOT / "benchmarks" / "results")
+BERT = "finetune.py --sides hand " + " ".join(
+    f"loopwright-{name}" for name in ("graph", "compile", "all", "free", "casts")
+)
+BERT += " transformers"
+WHOLE = "finetune.py --settings bert8run --sides loopwright-auto hand loopwright-hf"
+MLP = "finetune.py --settings mlp --sides hand loopwright-eager loopwright-auto"
+START = "start.py --runs 1 --tasks"
+GPT2 = "pretrain.py --settings gpt2 --sides hand-compile loopwright-compile loopwright-auto hand"
+DECODER = "pretrain.py --settings decoder --sides loopwright-compile hand-compile loopwright-auto hand transformers"
+VISION = "vision.py --sides auto-device hand compile-device auto eager-device"
+
+
+class Item(NamedTuple):
+    """A command, with the seconds that it takes on an H200 with 16 cores, by estimate."""
+
+    part: str
+    command: str
+    seconds: int
+    check: str = ""  # the command on a CPU
+
+
+ITEMS = {
+    "bert8": Item("1", f"{BERT} --settings bert8 --timeout 60", 150, f"{BERT} --settings bert8 --tiny"),
+    "bert32": Item("1", f"{BERT} --settings bert32 --timeout 60", 150, f"{BERT} --settings bert32 --tiny"),
+    "bert8run": Item("1", f"{WHOLE} --timeout 110", 140, f"{WHOLE} --tiny"),
+    "gpt2": Item("1", f"{GPT2} --timeout 90", 100, f"{GPT2} --tiny"),
+    "chat_full": Item("2", "chat.py --settings full --timeout 70", 210, "chat.py --settings full --tiny"),
+    "chat_lora": Item("2", "chat.py --settings lora --timeout 70", 190, "chat.py --settings lora --tiny"),
+    "vit": Item("2", f"{VISION} --settings vit --timeout 60", 130, f"{VISION} --settings vit --tiny"),
+    "decoder": Item("3", f"{DECODER} --timeout 90", 180, f"{DECODER} --tiny"),
+    "tests": Item("3", "gpu_tests.py", 90),
+    "memory": Item("3", "memory.py", 60, "memory.py --size tiny"),
+    "ready": Item("3", "vision.py --settings ready --timeout 50", 80, "vision.py --settings ready --tiny"),
+    "digits": Item("3", "vision.py --settings digits --timeout 60", 50, "vision.py --settings digits --tiny"),
+    "start": Item("3", f"{START} text-classification chat image-classification", 60, f"{START} chat"),
+    "mlp": Item("3", f"{MLP} --timeout 30", 40, f"{MLP} --tiny"),
 }
 
 
 def main() -> int:
     """Run a part; return how many of its commands failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--output", type=Path, required=True, help="the folder of the tables")
-    parser.add_argument("--seconds", type=float, default=540, help="how long the part may take (default 540)")
+    parser.add_argument("part", nargs="?", choices=sorted({item.part for item in ITEMS.values()}))
+    parser.add_argument("--only", nargs="+", choices=ITEMS, help="these alone, in this order")
+    parser.add_argument("--list", action="store_true", help="print what there is")
+    parser.add_argument("--check", action="store_true", help="whether all of it starts, on the CPU")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the tables (default $OUT, or results/)")
+    parser.add_argument("--seconds", type=float, default=540, help="how long all of it may take (default 540)")
     options = parser.parse_args()
+    names = options.only or [name for name, item in ITEMS.items() if options.part in (None, item.part)]
+    if options.list:
+        for name in names:
+            print(f"{ITEMS[name].part}  {name:10} {ITEMS[name].seconds:4} s  {ITEMS[name].command}")
+        return 0
     options.output.mkdir(parents=True, exist_ok=True)
     end, failed = time.monotonic() + options.seconds, 0
+    for name in names:
+        command = ITEMS[name].check if options.check else ITEMS[name].command
+        left = end - time.monotonic()
+        if left < 25 or not command:
+            print(f"{name}: {'left out, as time is over' if command else 'needs a GPU'}", flush=True)
+            continue
+        failed += not _run(name, command, left, options.output)
+    return failed
+
+
+def _run(name: str, command: str, left: float, output: Path) -> bool:
+    script, *words = command.split()
     paths = [str(ROOT / "src"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in paths if each)}
-    for name, command in PARTS[options.part]:
-        left = end - time.monotonic()
-        if left < 15:
-            sys.stderr.write(f"not started, as time is over: {name}\n")
-            failed += 1
-            continue
-        words, table = command.split(), options.output / f"{name}.md"
-        if words[0] == "-m":
-            words += ["--junitxml", str(table.with_suffix(".xml"))]
-        else:
-            words = [str(ROOT / "benchmarks" / words[0]), *words[1:], "--output", str(table)]
-        begun = time.monotonic()
+    table, begun = output / f"{name}.md", time.monotonic()
+    call = [sys.executable, str(ROOT / "benchmarks" / script), *words, "--output", str(table)]
+    log = output / "log.txt"  # of all commands
+    with log.open("a") as file:
+        begins = file.tell()
         try:
-            done = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, timeout=left)
-            outcome = f"exit code {done.returncode}"
-            failed += done.returncode != 0
+            done = subprocess.run(call, cwd=ROOT, env=environment, timeout=left, stdout=file, stderr=file)
+            outcome = "done" if done.returncode == 0 else f"failed with exit code {done.returncode}"
         except subprocess.TimeoutExpired:
-            outcome, failed = "ended, as time is over", failed + 1
-        sys.stderr.write(f"{name}: {outcome} after {time.monotonic() - begun:.0f} s\n")
-    return failed
+            outcome = "ended, as time is over"
+    print(f"{name}: {outcome} after {time.monotonic() - begun:.0f} s", flush=True)
+    with log.open() as file:
+        file.seek(begins)
+        shown = file.read()[-3000:] if outcome != "done" else ""
+    print(shown, table.read_text() if table.exists() else "", sep="\n", flush=True)
+    return outcome == "done"
 
 
 if __name__ == "__main__":

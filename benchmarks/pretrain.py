@@ -166,7 +166,7 @@ SIDES: dict[str, tuple[str, str, Callable[[Work], None]]] = {
 }  # fmt: skip
 
 
-def child(name: str, side: str, is_tiny: bool) -> dict[str, Any]:
+def child(name: str, side: str, is_tiny: bool, folder: str) -> dict[str, Any]:
     """Measure one side; called in a process of its own."""
     work = Work(name, is_tiny)
     SIDES[side][2](work)

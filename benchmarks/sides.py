@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import json
@@ -34,23 +35,25 @@ def run_side(
 ) -> dict[str, Any] | str:
     """Call a function of a script in a separate process; return its figures, or why there are none.
 
-    Its working directory is a temporary one; `is_cold`: nothing is compiled there yet.
+    Its working directory is a temporary one; `is_cold`: nothing is compiled there yet. What a side without figures has
+    printed last goes to stderr.
     """
     with tempfile.TemporaryDirectory() as folder:
         process = _context.Process(target=_side, args=(function, args, folder, is_cold))
         process.start()
         process.join(timeout)
-        if process.is_alive():
-            os.killpg(process.pid, signal.SIGKILL)  # with its loader workers and compilers
-            process.join()
-            return f"not done after {timeout:.0f} s"
+        is_late = process.is_alive()
+        with contextlib.suppress(ProcessLookupError):  # with its loader workers and compilers
+            os.killpg(process.pid, signal.SIGKILL)
+        process.join()
         figures, log = Path(folder) / "figures.json", Path(folder) / "log.txt"
-        if not figures.exists():
-            text = log.read_text(errors="replace")
-            sys.stderr.write(text[-3000:])
-            return "failed: " + (text.strip().splitlines() or [f"exit code {process.exitcode}"])[-1][:150]
-        found: dict[str, Any] = json.loads(figures.read_text())
-        return found
+        if figures.exists():
+            found: dict[str, Any] = json.loads(figures.read_text())
+            return found
+        text = log.read_text(errors="replace") if log.exists() else ""
+        sys.stderr.write(text[-3000:] + "\n")
+        last = (text.strip().splitlines() or [f"exit code {process.exitcode}"])[-1][:150]
+        return f"not done after {timeout:.0f} s: {last}" if is_late else f"failed: {last}"
 
 
 def _side(function: Callable[..., Any], args: tuple[Any, ...], folder: str, is_cold: bool) -> None:
@@ -62,4 +65,6 @@ def _side(function: Callable[..., Any], args: tuple[Any, ...], folder: str, is_c
     with Path("log.txt").open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    Path("figures.json").write_text(json.dumps(function(*args)))
+    figures = json.dumps(function(*args))
+    Path("new.json").write_text(figures)
+    Path("new.json").rename("figures.json")

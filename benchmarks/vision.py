@@ -3,6 +3,7 @@
     python benchmarks/vision.py                                   vit, ready and digits, written to results/vision.md
     python benchmarks/vision.py --settings vit --cache off        images are decoded in each epoch
     python benchmarks/vision.py --settings vit128 detr --timeout 200
+    python benchmarks/vision.py --tiny --output /tmp/tiny.md      tiny models, on the CPU too: whether every side runs
 
 vit, vit128: a ViT of the base size on JPEG files (generated scenes), decoded once and augmented each time, in loader
 workers or in batches on the GPU. detr: a DETR on a small ResNet on the same scenes. ready: the ViT on float images in
@@ -49,12 +50,14 @@ class Setting(NamedTuple):
     sides: tuple[str, ...]
 
 
-ALL = ("hand", "eager", "auto")
-ON_DEVICE = ("eager-device", "auto-device", "compile-device")
-ON_READY = ("hand", "loader", "eager", "auto", "compile")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+ALL = ("auto", "hand", "eager")
+ON_DEVICE = ("auto-device", "compile-device", "eager-device")
+ON_READY = ("eager", "hand", "loader", "auto", "compile")
 SETTINGS = {
-    "vit": Setting("ViT-base, 224 pixels, batch 32", "vit", "image-classification", 32, 224, ALL + ON_DEVICE),
-    "vit128": Setting("ViT-base, 224 pixels, batch 128", "vit", "image-classification", 128, 224, ALL + ON_DEVICE),
+    "vit": Setting("ViT-base, 224 pixels, batch 32", "vit", "image-classification", 32, 224, ON_DEVICE + ALL),
+    "vit128": Setting("ViT-base, 224 pixels, batch 128", "vit", "image-classification", 128, 224, ON_DEVICE + ALL),
     "ready": Setting("ViT-base on ready tensors, batch 64", "vit", "", 64, READY_SIDE, ON_READY),
     "digits": Setting("the demo of digits, batch 64", "", "image-classification", 64, 8, ("demo", "demo-uncached")),
     "detr": Setting("DETR on a small ResNet, 320 pixels, batch 8", "detr", "object-detection", 8, 320, ALL),
@@ -72,6 +75,11 @@ SIDES = {
     "demo-uncached": "lw demo --cache off",
 }
 COLORS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 70, 220), "white": (240, 240, 240)}
+
+
+def make_tiny() -> None:
+    """Measure next to nothing; called in every process."""
+    globals().update(IMAGES=96, SIDE=160, READY=512, WARM_UP=3, TIMED=3, WORKERS=2)
 
 
 def make_scenes(folder: Path) -> None:
@@ -121,14 +129,16 @@ def make_scenes(folder: Path) -> None:
         (folder / f"{split}.json").write_text(json.dumps(content))
 
 
-def make_model(name: str, folder: Path) -> None:
+def make_model(name: str, folder: Path, is_tiny: bool) -> None:
     """Write a model with random weights, unless it is there."""
     import transformers
 
     if folder.exists():
         return
     if name == "vit":
-        transformers.ViTForImageClassification(transformers.ViTConfig(num_labels=4)).save_pretrained(folder)
+        small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+        config = transformers.ViTConfig(num_labels=4, **(small if is_tiny else {}))
+        transformers.ViTForImageClassification(config).save_pretrained(folder)
         return
     backbone = transformers.ResNetConfig(
         embedding_size=64, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic",
@@ -157,7 +167,8 @@ class Clock:
         """Count an update."""
         self.count += 1
         if self.count in (WARM_UP, WARM_UP + TIMED):
-            torch.cuda.synchronize()
+            if DEVICE.type == "cuda":
+                torch.cuda.synchronize()
             now, sign = (time.perf_counter(), self._waited()), -1 if self.count == WARM_UP else 1
             self.seconds += sign * now[0]
             self.wait += sign * now[1]
@@ -219,7 +230,7 @@ def by_hand(loaders: Iterator[Any], compute: Callable[[Any], Any], optimizer: An
     clock = Clock(lambda: waiting.seconds)
     for batches in loaders:
         for batch in waiting.over(batches):
-            with torch.autocast("cuda", torch.bfloat16):
+            with torch.autocast(DEVICE.type, torch.bfloat16):
                 loss = compute(batch)
             loss.backward()
             optimizer.step()
@@ -246,7 +257,7 @@ def measure_task(setting: Setting, side: str, data: str, model: str, cache: str)
     task = get_task(setting.task)
     mode, _, where = side.partition("-")
     words = ["--data", data, "--model", model, "--batch", str(setting.batch), "--image_size", str(setting.side)]
-    words += ["--bf16", "--cache", cache, "--augment_on", where or "cpu"]
+    words += ["--bf16", "--cache", cache, "--augment_on", (where and DEVICE.type == "cuda" and "device") or "cpu"]
     settings = settle(task, [*words, "--workers", str(min(WORKERS, os.cpu_count() or 1))], None)
     plan = RunData(task.preflight(settings.args))
     prepare_torch(settings)
@@ -259,14 +270,13 @@ def measure_task(setting: Setting, side: str, data: str, model: str, cache: str)
         clocks.append(Clock(lambda: trainer.data_wait_seconds))
         workers = job.args.workers
         return trained(trainer, job.train_dataset, clocks[0], setting.batch, mode, workers, collate_fn=job.collate_fn)
-    device = torch.device("cuda")
-    net = job.model.to(device).train()
+    net = job.model.to(DEVICE).train()
     loader = DataLoader(
         job.train_dataset, setting.batch, shuffle=True, num_workers=job.args.workers, collate_fn=job.collate_fn,
         pin_memory=True, persistent_workers=True, drop_last=True,
     )  # fmt: skip
     return by_hand(
-        repeat(loader), lambda batch: task.compute_loss(job, net, to_device(batch, device))[0], optimizer, setting.batch
+        repeat(loader), lambda batch: task.compute_loss(job, net, to_device(batch, DEVICE))[0], optimizer, setting.batch
     )
 
 
@@ -291,7 +301,7 @@ def measure_ready(setting: Setting, side: str, model: str) -> Any:
     from loopwright import Trainer
     from loopwright.data import Share, adopt
 
-    device, criterion = torch.device("cuda"), torch.nn.CrossEntropyLoss()
+    device, criterion = DEVICE, torch.nn.CrossEntropyLoss()
     images = torch.randn(256, 3, setting.side, setting.side).repeat(READY // 256, 1, 1, 1)
     dataset = TensorDataset(images, torch.randint(0, 4, (READY,)))
     net = Logits(transformers.ViTForImageClassification.from_pretrained(model)).to(device).train()
@@ -326,6 +336,7 @@ def measure_demo(side: str, folder: Path) -> Any:
     """Run the demo as a user does; its records have the seconds of training and of waiting."""
     environment = os.environ | {"LOOPWRIGHT_RUNS": str(folder / side)}
     flags = ["--cache", "off"] if side == "demo-uncached" else []
+    flags += ["--max_steps", "5"] if WARM_UP < 10 else []
     command = [sys.executable, "-m", "loopwright", "demo", "image-classification", *flags]
     subprocess.run(command, env=environment, check=True, stdout=sys.stderr)
     (file,) = (folder / side).rglob("metrics.jsonl")
@@ -342,8 +353,10 @@ def measure_demo(side: str, folder: Path) -> Any:
     }
 
 
-def child(name: str, side: str, folder: str, cache: str) -> Any:
+def child(name: str, side: str, folder: str, cache: str, is_tiny: bool) -> Any:
     """Measure one side; called in a process of its own."""
+    if is_tiny:
+        make_tiny()
     setting, place = SETTINGS[name], Path(folder)
     if name == "digits":
         return measure_demo(side, place)
@@ -353,11 +366,11 @@ def child(name: str, side: str, folder: str, cache: str) -> Any:
     return measure_task(setting, side, str(data), str(place / setting.model), cache)
 
 
-def row(title: str, side: str, figure: dict[str, Any] | str, first: dict[str, Any]) -> str:
-    """Return a line of the table; `first` is the figure of the hand-written loop, or of whatever came first."""
+def row(title: str, side: str, figure: dict[str, Any] | str, base: Any) -> str:
+    """Return a line of the table; `base` is the figure of the hand-written loop, if there is one."""
     if isinstance(figure, str):
         return f"| {title} | {SIDES[side]} | {figure} | | | | |"
-    ratio = f"{figure['rate'] / first['rate']:.2f}" if "rate" in first else ""
+    ratio = f"{figure['rate'] / base['rate']:.2f}" if isinstance(base, dict) else ""
     return (
         f"| {title} | {SIDES[side]} | {figure['rate']:,.0f} | {figure['milliseconds']:.2f} | {ratio} | "
         f"{figure['wait']:.0%} | {figure['graphed']:.0%} |"
@@ -372,16 +385,20 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--cache", default="auto", choices=("auto", "ram", "disk", "off"))
     parser.add_argument("--timeout", type=float, default=120, help="seconds for each side (default 120)")
+    parser.add_argument("--tiny", action="store_true", help="tiny models, on the CPU too: whether every side runs")
     options = parser.parse_args()
     preload("transformers.models.vit.modeling_vit", "loopwright.runs.trainer")
-    if not torch.cuda.is_available():
-        sys.exit("vision.py measures a GPU, and there is none here")
+    if options.tiny:
+        make_tiny()
+    elif not torch.cuda.is_available():
+        sys.exit("vision.py measures a GPU, and there is none here; --tiny shows whether every side runs")
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     lines = [
-        f"`python benchmarks/vision.py --settings {' '.join(options.settings)}`: {torch.cuda.get_device_name()}, torch "
+        f"`python benchmarks/vision.py --settings {' '.join(options.settings)}`: {name}, torch "
         f"{torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores, --cache {options.cache}; "
         f"all but digits in bf16.",
         "",
-        "| model | side | images/s | ms per update | over the first side | waits for data | graphed |",
+        "| model | side | images/s | ms per update | over the hand-written loop | waits for data | graphed |",
         "|---|---|--:|--:|--:|--:|--:|",
     ]
     print("\n".join(lines), flush=True)
@@ -390,16 +407,17 @@ def main() -> None:
         if set(options.settings) & {"vit", "vit128", "detr"}:
             make_scenes(folder)
         for name in options.settings:
-            setting, first = SETTINGS[name], {}
+            setting, figures = SETTINGS[name], {}
             if setting.model:
-                make_model(setting.model, folder / setting.model)
-            for side in [each for each in setting.sides if options.sides is None or each in options.sides]:
-                figure = run_side(child, name, side, str(folder), options.cache, timeout=options.timeout)
-                first = first or (figure if isinstance(figure, dict) else {})
-                lines.append(row(setting.title, side, figure, first))
-                print(lines[-1], flush=True)
+                make_model(setting.model, folder / setting.model, options.tiny)
+            for side in [each for each in options.sides or setting.sides if each in setting.sides]:
+                arguments = (name, side, str(folder), options.cache, options.tiny)
+                figures[side] = run_side(child, *arguments, timeout=options.timeout)
+                rows = [row(setting.title, each, found, figures.get("hand")) for each, found in figures.items()]
+                print(rows[-1], flush=True)
                 options.output.parent.mkdir(parents=True, exist_ok=True)
-                options.output.write_text("\n".join(lines) + "\n")
+                options.output.write_text("\n".join([*lines, *rows]) + "\n")
+            lines += rows
 
 
 if __name__ == "__main__":

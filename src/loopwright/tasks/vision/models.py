@@ -98,17 +98,17 @@ def form_of(processor: Any) -> ImageForm:
 def load_processor(path: str, config: Any, side: int | None = None) -> Any:
     """Return the image processor of a transformers model, on Pillow; a default one for its kind if it has none."""
     import transformers
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING, AutoImageProcessor
 
     with quiet():
         try:
-            processor = pretrained.open_pretrained(
-                transformers.AutoImageProcessor, path, _PROCESSOR_FILE, backend="pil"
-            )
+            # Some versions of transformers have stand-ins for them at their top level if there is no torchvision.
+            processor = pretrained.open_pretrained(AutoImageProcessor, path, _PROCESSOR_FILE, backend="pil")
         except InputError:
             if (Path(path) / _PROCESSOR_FILE).is_file():
                 raise
-            mapping = transformers.IMAGE_PROCESSOR_MAPPING
-            kind = mapping[type(config)]["pil"] if type(config) in mapping else transformers.ViTImageProcessorPil
+            is_known = type(config) in IMAGE_PROCESSOR_MAPPING
+            kind = IMAGE_PROCESSOR_MAPPING[type(config)]["pil"] if is_known else transformers.ViTImageProcessorPil
             processor, own = kind(), getattr(config, "image_size", None)
             side = side or (own if isinstance(own, int) else None)
     if side is None:
