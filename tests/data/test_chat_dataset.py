@@ -1,5 +1,7 @@
 """Conversations as a dataset: in both trainers, and refused where the loss would be on nothing or on everything."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -112,3 +114,9 @@ def test_bad_rows_and_arguments_are_refused_before_training(tokenizer):
     assert raised.value.code == "model.chat_template" and "built in: alpaca, chatml" in str(raised.value)
     with pytest.raises(ConfigError, match="train_on is 'asistant'.*did you mean assistant"):
         ChatDataset(ROWS, tokenizer, chat_template="chatml", train_on="asistant")
+    for most in (0, -1):
+        with pytest.raises(ConfigError, match="at least 1 token"):
+            ChatDataset(ROWS, tokenizer, chat_template="chatml", max_length=most, overlong="truncate")
+    with pytest.raises(InputError) as raised:
+        ChatDataset(ROWS, tokenizer, chat_template=Path("chatlm"))
+    assert raised.value.fix == "--chat_template chatml"

@@ -29,6 +29,7 @@ def refused(code: str, row: dict) -> InputError:
         ("messages", {"messages": str(PAIR)}),  # as pandas writes a csv
         ("messages", {"messages": np.array(PAIR, dtype=object)}),  # as parquet is read
         ("messages", {"messages": [{**HI, "tool_calls": None}, {**HELLO, "name": None}]}),
+        ("messages", {"messages": [{**HI, "tool_calls": np.array([]), "weight": float("nan")}, HELLO]}),
         ("messages", {"messages": [{"role": "Human", "content": "Hi"}, {"role": "model", "content": "Hello"}]}),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, HELLO]}),
         ("conversations", {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}),
@@ -138,6 +139,9 @@ def test_an_empty_answer_is_a_turn():
         ({"messages": []}, ["empty conversation"]),
         ({"messages": "Hi"}, ["not a list"]),
         ({"messages": 3}, ["not a list"]),
+        ("Hi", ["not a list"]),
+        ([HI], ["no turn of the assistant"]),
+        ({"messages": [HI, {**HELLO, "content": float("nan")}]}, ["neither content nor tool calls"]),
         ({"messages": [HI]}, ["no turn of the assistant", "roles: user"]),
         ({"prompt": PAIR, "completion": [HI]}, ["completion has no turn"]),
         ({"messages": [HI, "Hello"]}, ["message 2", "not an object"]),

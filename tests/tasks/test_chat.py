@@ -99,7 +99,7 @@ def test_packed_conversations_get_the_logits_that_each_has_alone(kind, way, tmp_
     tokenizer = text_models.load_tokenizer(str(folder))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     rows = [{"chat": read_chat(row)} for row in dialogues(12)]
-    lines = chats.Conversations(rows, ChatEncoder(tokenizer), ChatEncoder(tokenizer))
+    lines = chats.Conversations(rows, ChatEncoder(tokenizer))
     packed = PackedLines(lines, 128)
     assert chats.separates_packed(model) and len(packed) < len(lines)
     job = type("Job", (), {"model": model, "train_dataset": packed})()
@@ -422,10 +422,8 @@ STRICT = (
 def encoded(tokenizer, rows, most=None, overlong="refuse", **options):
     from loopwright.data.chats import ChatEncoder
 
-    encoders = [
-        ChatEncoder(tokenizer, chat_template=STRICT, max_length=each, overlong=overlong) for each in (None, most)
-    ]
-    return chats.Conversations([{"chat": read_chat(row)} for row in rows], *encoders, **options)
+    encode = ChatEncoder(tokenizer, chat_template=STRICT, max_length=most, overlong=overlong)
+    return chats.Conversations([{"chat": read_chat(row)} for row in rows], encode, **options)
 
 
 def test_rows_that_the_template_refuses_are_refused_or_dropped_with_a_count(llama):
@@ -440,13 +438,13 @@ def test_rows_that_the_template_refuses_are_refused_or_dropped_with_a_count(llam
             assert caught.value.code == code and caught.value.fix.startswith("--bad_rows drop")
             assert f"row {rows.index(bad) + 1}" in caught.value.what
             found = encoded(tokenizer, rows, bad_rows="drop")
-            assert len(found) == 5 and "1 training conversation dropped" in found.notes("training", 9)[0]
+            assert len(found) == 5 and "1 training conversation dropped" in found.notes("training")[0]
         for options in ({}, {"bad_rows": "drop"}):
             with pytest.raises(InputError) as caught:
                 encoded(tokenizer, [bad, bad], **options)
             assert caught.value.code == code and "--bad_rows" not in caught.value.fix
     found = encoded(tokenizer, [{**row, "tools": [{"name": "f"}]} for row in good])
-    assert found.notes("training", 9) == ["the template drops the tools in 5 training conversations"]
+    assert found.notes("training") == ["the template drops the tools in 5 training conversations"]
 
 
 def test_the_fixes_for_long_conversations_leave_something_to_train_on(llama):
@@ -485,6 +483,19 @@ def test_a_run_drops_what_its_template_refuses_and_samples_prompts_with_room(lla
     assert sum(dropped) == 20 and "no samples" not in log
     sources = [each["source"] for each in read_lines(run.path / "eval" / "samples.jsonl")[-1]["samples"]]
     assert sources and all(len(each) < 20 for each in sources)
+
+
+def test_padding_is_no_end_of_a_generation(llama):
+    from transformers import AutoModelForCausalLM
+
+    for ends, is_new in (([6, 5], True), ([6], False)):
+        tokenizer = text_models.load_tokenizer(str(llama))
+        model = AutoModelForCausalLM.from_pretrained(llama)
+        tokenizer.pad_token, model.generation_config.eos_token_id = tokenizer.convert_ids_to_tokens(5), ends
+        chat._set_generation(text_models.Loaded(model, tokenizer=tokenizer), 7)
+        settings = model.generation_config
+        assert settings.eos_token_id == [7, *ends] and settings.pad_token_id == tokenizer.pad_token_id
+        assert settings.pad_token_id not in settings.eos_token_id and (tokenizer.pad_token == PAD_TOKEN) == is_new
 
 
 @pytest.mark.parametrize("content", ["", "{% for m in messages %}{{ m.content"])

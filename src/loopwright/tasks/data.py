@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -53,10 +53,10 @@ class RunData:
             self._follow()
         return self._rows[split]
 
-    def first_rows(self, split: str, limit: int | None) -> SplitRows | FirstRows:
+    def first_rows(self, split: str, limit: int | None) -> SplitRows | KeptRows:
         """Return the rows of a split, at most so many; None is unlimited."""
         rows = self.rows(split)
-        return rows if limit is None or limit >= len(rows) else FirstRows(rows, limit)
+        return rows if limit is None or limit >= len(rows) else KeptRows(rows, range(limit))
 
     @contextmanager
     def watched(self, screen: Screen, what: str) -> Iterator[None]:
@@ -106,28 +106,28 @@ class RunData:
         return itertools.chain.from_iterable(self.batches(split))
 
 
-class FirstRows:
-    """The first `size` rows of a split, without copying them."""
+class KeptRows:
+    """Some rows of a split, by number, without copying them."""
 
-    def __init__(self, rows: SplitRows, size: int) -> None:
+    def __init__(self, rows: Any, numbers: Sequence[int]) -> None:
         self._rows = rows
-        self._size = size
+        self._numbers = numbers
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._numbers)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if not 0 <= index < self._size:
-            raise IndexError(index)
-        return self._rows[index]
+        row: dict[str, Any] = self._rows[self._numbers[index]]
+        return row
 
     def place(self, index: int) -> str:
         """Return the origin of a row: "line 12 of train.csv"."""
-        return self._rows.place(index)
+        return str(self._rows.place(self._numbers[index]))
 
     def group(self, index: int) -> int | None:
         """Return the number of a row's group; None without a group column."""
-        return self._rows.group(index)
+        found: int | None = self._rows.group(self._numbers[index])
+        return found
 
 
 class RowDataset:

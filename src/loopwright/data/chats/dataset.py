@@ -9,11 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.data.chats.encoder import ChatEncoder
-from loopwright.data.columns import IGNORED
-from loopwright.errors import InputError
 from loopwright.sources.chats import read_chat
-
-_MOST_SHOWN = 400
 
 
 class ChatDataset:
@@ -59,7 +55,8 @@ class ChatDataset:
             self._first_text = self._first_text or encoded.text
             self.num_dropped_texts += len(encoded.dropped)
             self._samples.append(np.array([encoded.input_ids, encoded.labels], np.int32))
-        self.check()
+        labels = [each[1] for each in self._samples]
+        self.encoder.check(labels, self._first_text, f" ({self.num_dropped_rows:,} too long)")
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -67,17 +64,3 @@ class ChatDataset:
     def __getitem__(self, index: int) -> dict[str, list[int]]:
         ids, labels = self._samples[index].tolist()
         return {"input_ids": ids, "labels": labels}
-
-    def check(self) -> None:
-        """Raise an InputError if no token of the dataset is trained, or every token although train_on is not "all"."""
-        num_trained = sum(int((labels != IGNORED).sum()) for _, labels in self._samples)
-        is_full = num_trained == sum(len(ids) for ids, _ in self._samples)
-        if num_trained and (self.encoder.train_on == "all" or not is_full):
-            return
-        what = "every token would be trained" if num_trained else "no token would be trained"
-        raise InputError(
-            "data.chat_mask",
-            f"{what} in {len(self._samples):,} conversations ({self.num_dropped_rows:,} too long)",
-            saw=[f"template: {self.encoder.template.name}", f"first conversation: {self._first_text[:_MOST_SHOWN]}"],
-            fix="--train_on all" if num_trained else "--overlong truncate   or   --chat_template chatml",
-        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -90,6 +91,8 @@ class ChatEncoder:
         self.tokenizer, self.template = tokenizer, resolve_template(tokenizer, chat_template)
         self._renderer = Renderer(tokenizer, self.template)
         self._render = self._renderer.render
+        if max_length is not None and max_length < 1:
+            raise ConfigError(f"max_length must be at least 1 token, got {max_length}")
         self.train_on, self.max_length, self.overlong = train_on, max_length, overlong
         self._has_prompt, self._first_header = True, ""
         self._lengths: dict[tuple[str, str], int | None] = {}  # of headers and ends, by the text between two contents
@@ -101,7 +104,7 @@ class ChatEncoder:
 
     def __call__(self, chat: Chat) -> EncodedChat | None:
         """Return the tokens and labels of a conversation."""
-        encoded = self._encoded(chat)
+        encoded = self.whole(chat)
         if self.max_length is None or len(encoded.input_ids) <= self.max_length:
             return encoded
         if self.overlong == "refuse":
@@ -113,13 +116,24 @@ class ChatEncoder:
             )
         return self.truncated(chat) if self.overlong == "truncate" else None
 
+    def check(self, labels: Sequence[Any], first_text: str, more: str = "") -> None:
+        """Raise an InputError if no token of a dataset is trained, or every token although train_on is not "all"."""
+        is_trained = [np.asarray(each) != IGNORED for each in labels]
+        num_trained = sum(int(each.sum()) for each in is_trained)
+        if num_trained and (self.train_on == "all" or num_trained < sum(map(len, is_trained))):
+            return
+        what = f"{'every' if num_trained else 'no'} token would be trained in {len(labels):,} conversations{more}"
+        saw = [f"template: {self.template.name}", f"first conversation: {shown(first_text, 2 * _MOST_SHOWN)}"]
+        fix = "--train_on all" if num_trained else "--overlong truncate   or   --chat_template chatml"
+        raise InputError("data.chat_mask", what, saw=saw, fix=fix)
+
     def truncated(self, chat: Chat) -> EncodedChat | None:
         """Return a conversation of at most `max_length` tokens; None if none of them would be trained."""
         assert self.max_length is not None
         ends = [i for i, each in enumerate(chat.messages) if each["role"] == "assistant" and i >= chat.completion]
         encoded = None
         for end in reversed(ends):
-            encoded = self._encoded(replace(chat, messages=chat.messages[: end + 1]), is_part=True)
+            encoded = self.whole(replace(chat, messages=chat.messages[: end + 1]), is_part=True)
             if len(encoded.input_ids) <= self.max_length:
                 break
         assert encoded is not None
@@ -128,7 +142,8 @@ class ChatEncoder:
             return None
         return replace(encoded, input_ids=ids, labels=labels)
 
-    def _encoded(self, chat: Chat, *, is_part: bool = False) -> EncodedChat:
+    def whole(self, chat: Chat, *, is_part: bool = False) -> EncodedChat:
+        """Return a conversation of any length; one of which nothing is trained must be a part of another."""
         if any(PRIVATE.search(json.dumps(each, ensure_ascii=False, default=str)) for each in chat.messages):
             what = f"{place_of(chat)} has characters of the private use area B"
             raise InputError("data.chat", what, fix="delete these characters from the data file")

@@ -146,9 +146,9 @@ class ChatTemplate:
         return list(dict.fromkeys(_TOKEN.findall(self.default)))
 
 
-def resolve_template(tokenizer: Any, given: str | None = None) -> ChatTemplate:
+def resolve_template(tokenizer: Any, given: str | Path | None = None) -> ChatTemplate:
     """Return the template of this built-in name or file, or the tokenizer's own; InputError if there is none."""
-    names = ", ".join(BUILT_IN)
+    names, given = ", ".join(BUILT_IN), None if given is None else str(given)
     if given in BUILT_IN:
         return ChatTemplate(given, BUILT_IN[given])
     if given is not None:

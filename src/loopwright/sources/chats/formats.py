@@ -69,6 +69,7 @@ def read_chat(row: Mapping[str, Any], *, where: str = "", is_prompt: bool = Fals
     `where` says which row it is, such as "chats.jsonl, line 3". A prompt needs no answer, and may be a text.
     """
     place, completion = where or "this row", 0
+    row = row if isinstance(row, Mapping) else {"messages": row}
     kind = chat_format(row, is_prompt=is_prompt)
     if kind is None:
         raise _no_format(row, place)
@@ -89,9 +90,8 @@ def read_chat(row: Mapping[str, Any], *, where: str = "", is_prompt: bool = Fals
         completion += bool(completion)
     chat = Chat(messages, _tools(row.get("tools"), place), completion, where)
     if not is_prompt:
-        _check_turns(messages, completion, place)
-        if not _weight(row.get("weight"), f"{place}: the column weight", " or rename the column"):
-            raise InputError("data.chat", f"{place} has the weight 0, so there is nothing to train on", fix=_FIX)
+        is_row_trained = _weight(row.get("weight"), f"{place}: the column weight", " or rename the column")
+        _check_turns(messages if is_row_trained else [{**each, "weight": 0} for each in messages], completion, place)
     try:
         json.dumps([messages, chat.tools], ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError as error:
@@ -111,16 +111,13 @@ def _no_format(row: Mapping[str, Any], place: str) -> InputError:
 
 
 def _check_turns(messages: list[Message], completion: int, place: str) -> None:
-    roles = [each["role"] for each in messages]
     if not messages:
         raise InputError("data.chat", f"{place} is an empty conversation", fix=_FIX)
-    if "assistant" not in roles[completion:]:
+    if not any(each["role"] == "assistant" and is_trained(each) for each in messages[completion:]):
         part = "completion" if completion else "conversation"
         what = f"{place}: the {part} has no turn of the assistant, so there is nothing to train on"
+        roles = [each["role"] + ("" if is_trained(each) else " (weight 0)") for each in messages]
         raise InputError("data.chat", what, saw=[f"roles: {', '.join(roles)}"], fix=_FIX)
-    if not any(each["role"] == "assistant" and is_trained(each) for each in messages[completion:]):
-        what = f"{place}: all turns of the assistant have the weight 0, so there is nothing to train on"
-        raise InputError("data.chat", what, fix=_FIX)
 
 
 def is_trained(message: Message) -> bool:
@@ -210,7 +207,7 @@ def _message(listed: list[Any], index: int, place: str) -> Message:
     if not isinstance(given, Mapping):
         what = f"{place} is not an object with role and content"
         raise InputError("data.chat", what, saw=[f"message: {_shown(given)}"], fix=_FIX)
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in given.items() if not _is_null(value)}
     named = given.pop("role", given.pop("from", None))
     role = "_".join(str(named).lower().replace("-", " ").split())
     if role not in _ROLES:
@@ -228,12 +225,13 @@ def _message(listed: list[Any], index: int, place: str) -> Message:
         )
     content = given.pop("content", given.pop("value", None))
     role, is_call = _ROLES[role] or role, role in _CALL_ROLES
-    calls = content if is_call else given.pop("tool_calls", None) or given.pop("function_call", None)
+    fields = [given.pop(name, None) for name in ("tool_calls", "function_call")]
+    calls = parsed(content if is_call else next((each for each in fields if not _is_empty(each)), None))
     weight = _weight(given.pop("weight", None), f"{place}: the weight")
     message: Message = {"role": role, "content": None if is_call else _text(content, place, role == "tool"), **given}
     if role == "assistant" and (not weight or given.get("train") is False or given.get("loss") is False):
         message["weight"] = 0
-    if not _is_empty(calls := parsed(calls)):
+    if not _is_empty(calls):
         listed = [calls] if isinstance(calls, str | Mapping) else _items(calls, "tool_calls", place)
         message["tool_calls"] = [_call(each, place) for each in listed]
     if message["content"] is None and "tool_calls" not in message:

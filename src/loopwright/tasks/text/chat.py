@@ -143,11 +143,10 @@ class ChatTuning(Task):
         if not is_labelled:
             most = text.longest_allowed(job.processor, job.model.config) or args.max_length
             return RowDataset(rows, chats.PromptEncoder(job.processor, most - min(args.max_new_tokens, most // 2)))
-        whole, limited = (_encoder(args, job.processor, most) for most in (None, args.max_length))
+        most = None if args.model is None else text.longest_allowed(job.processor, job.model.config)
         with text.quiet():
-            most = None if args.model is None else text.longest_allowed(job.processor, job.model.config)
-            found = chats.Conversations(rows, whole, limited, bad_rows=args.bad_rows, limit=most)
-        job.notes += found.notes("training" if is_training else "validation", args.max_length)
+            found = chats.Conversations(rows, _encoder(args, job.processor), bad_rows=args.bad_rows, limit=most)
+        job.notes += found.notes("training" if is_training else "validation")
         return causal_lm.PackedLines(found, args.max_length) if is_training and args.packing else found
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -273,10 +272,10 @@ def _score_tokens(logits: Any, labels: Any) -> dict[str, Any]:
     return {"losses": text.token_losses(logits, labels)}
 
 
-def _encoder(args: Any, tokenizer: Any, max_length: int | None) -> Any:
+def _encoder(args: Any, tokenizer: Any) -> Any:
     from loopwright.data.chats import ChatEncoder
 
-    return ChatEncoder(tokenizer, train_on=args.train_on, max_length=max_length, overlong=args.overlong)
+    return ChatEncoder(tokenizer, train_on=args.train_on, max_length=args.max_length, overlong=args.overlong)
 
 
 def _from_scratch(args: Any, data: RunData) -> tuple[text.Loaded, list[str]]:
@@ -292,7 +291,7 @@ def _from_scratch(args: Any, data: RunData) -> tuple[text.Loaded, list[str]]:
     pairs = text.train_byte_pairs(texts(), vocabulary, [causal_lm.END_TOKEN, PAD_TOKEN], prefix_space=False)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=pairs, **ends)
     decoders.set_template(tokenizer, args.chat_template or TEMPLATE)
-    encoder = _encoder(args, tokenizer, args.max_length)
+    encoder = _encoder(args, tokenizer)
     notes = _choose_length(args, encoder, data, None)
     tokenizer.model_max_length = args.max_length
     config = LlamaConfig(
@@ -316,23 +315,23 @@ def _fit(args: Any, loaded: text.Loaded, path: str, data: RunData) -> list[str]:
     model, tokenizer = loaded.model, loaded.tokenizer
     decoders.check_decoder(path, loaded)
     added = decoders.set_template(tokenizer, args.chat_template)
-    encoder = _encoder(args, tokenizer, args.max_length)
-    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id, encoder.end_of_turn):
-        tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
+    encoder = _encoder(args, tokenizer)
     args.trained_tokens = args.trained_tokens or added
     notes = [f"tokens added to the tokenizer: {' '.join(added)}"] if added else []
     if encoder.end_of_turn is None:
         notes.append("the template ends turns without a special token, so nothing trained ends an answer")
-    notes += language.match_vocabulary(model, tokenizer)
     _set_generation(loaded, encoder.end_of_turn)
+    notes += language.match_vocabulary(model, tokenizer)
     return notes + _choose_length(args, encoder, data, text.longest_allowed(tokenizer, model.config))
 
 
 def _set_generation(loaded: text.Loaded, end_of_turn: int | None) -> None:
     """Set what ends a generation; padding never does."""
-    decoders.end_generation(loaded.model, loaded.tokenizer, end_of_turn)
-    # In the config it would change how the embeddings are built.
-    loaded.model.generation_config.pad_token_id = loaded.tokenizer.pad_token_id
+    tokenizer, settings = loaded.tokenizer, loaded.model.generation_config
+    decoders.end_generation(loaded.model, tokenizer, end_of_turn)
+    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id, *(settings.eos_token_id or ())):
+        tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
+    settings.pad_token_id = tokenizer.pad_token_id  # in the config it would change how the embeddings are built
 
 
 def _choose_length(args: Any, encoder: Any, data: RunData, limit: int | None) -> list[str]:
@@ -342,12 +341,11 @@ def _choose_length(args: Any, encoder: Any, data: RunData, limit: int | None) ->
         return []
     rows = data.first_rows("train", args.max_train_samples)
     step = max(1, len(rows) // _ROWS_MEASURED)
-    measure = _encoder(args, encoder.tokenizer, None)
     lengths, bad = [], list[InputError]()
     with text.quiet():
         for index in range(0, len(rows), step):
             try:
-                lengths.append(len(measure(chats.placed_chat(rows, index)).input_ids))
+                lengths.append(len(encoder.whole(chats.placed_chat(rows, index)).input_ids))
             except InputError as error:  # refused or dropped when all rows are encoded
                 bad.append(error)
     if not lengths:

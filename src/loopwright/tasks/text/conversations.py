@@ -16,13 +16,12 @@ from loopwright.errors import InputError
 from loopwright.quantities import counted
 from loopwright.sources.chats import Chat
 from loopwright.tasks.base import Job, Rows
-from loopwright.tasks.data import RowDataset
+from loopwright.tasks.data import KeptRows, RowDataset
 from loopwright.tasks.text import causal_lm
 from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import models as text
 
 Ids = npt.NDArray[np.int32]
-_MOST_SHOWN = 400
 _BRACKETS = ("⟦", "⟧")
 
 
@@ -30,52 +29,48 @@ class Conversations(RowDataset):
     """Encoded rows, kept in memory, with the labels of the next token.
 
     Args:
-        whole: encodes a conversation of any length.
-        encode: encodes one that is too long, refuses it, or drops it with None.
+        encode: encodes a conversation, and says what happens to one that is too long.
         bad_rows: "refuse" or "drop" rows that cannot be trained on, such as those that the template refuses.
         limit: the most tokens that the model takes.
     """
 
-    def __init__(
-        self, rows: Rows, whole: Any, encode: Any, *, bad_rows: str = "refuse", limit: int | None = None
-    ) -> None:
-        ids: list[Ids] = []
-        labels: list[Ids] = []
-        kept, bad, first = list[int](), list[InputError](), ""
-        self._long: dict[int, int] = {}
+    def __init__(self, rows: Rows, encode: Any, *, bad_rows: str = "refuse", limit: int | None = None) -> None:
+        kept, ids, labels = list[int](), list[Ids](), list[Ids]()
+        long, bad, first = dict[int, int](), list[str](), ""
         self._lost: Counter[str] = Counter()
+        problem: InputError | None = None
         for index in range(len(rows)):
+            encoded = None
             try:
                 chat = placed_chat(rows, index)
-                encoded = whole(chat)
+                encoded = encode.whole(chat)
                 if encode.max_length is not None and len(encoded.input_ids) > encode.max_length:
-                    self._long[index] = len(encoded.input_ids)
-                    encoded = None if encode.overlong == "refuse" else encode(chat)
+                    long[index] = len(encoded.input_ids)
+                    encoded = encode.truncated(chat) if encode.overlong == "truncate" else None
             except InputError as error:
-                bad.append(error)
-                encoded = None
-            if bad and bad_rows == "refuse" and (encoded is not None or kept or self._long):
-                bad[0].fix = f"--bad_rows drop   or   {bad[0].fix}"
-                raise bad[0]
-            if encoded is None:
-                continue
-            kept.append(index)
-            first = first or encoded.text
-            ids.append(np.array(encoded.input_ids, np.int32))
-            labels.append(np.array(encoded.labels, np.int32))
-            self._lost.update([*["assistant"] * bool(encoded.dropped), *encoded.ignored])
-        if self._long and (encode.overlong == "refuse" or not kept):
-            raise _too_long(rows, encode, self._long, kept, limit)
-        if not kept:
-            raise bad[0]
+                problem = problem or error
+                bad.append(error.what)
+            if problem is not None and bad_rows == "refuse" and (encoded is not None or kept or long):
+                problem.fix = f"--bad_rows drop   or   {problem.fix}"
+                raise problem
+            if encoded is not None:
+                kept.append(index)
+                first = first or encoded.text
+                ids.append(np.array(encoded.input_ids, np.int32))
+                labels.append(np.array(encoded.labels, np.int32))
+                self._lost.update([*["assistant"] * bool(encoded.dropped), *encoded.ignored])
+        if long and (encode.overlong == "refuse" or not kept):
+            raise _too_long(rows, encode, long, kept, limit)
+        if problem is not None and not kept:
+            raise problem
+        num_cut = sum(index in long for index in kept)
+        too_long = f"longer than {encode.max_length or 0:,} tokens (--overlong)"
+        self._reduced = [(num_cut, f"truncated: {too_long}"), (len(long) - num_cut, f"dropped: {too_long}")]
+        self._reduced.append((len(bad), f"dropped (--bad_rows), the first because {bad[0]}" if bad else ""))
         super().__init__(KeptRows(rows, kept))
-        self._bad, self._num_kept_long = bad, sum(index in self._long for index in kept)
         self._ends = np.cumsum([len(each) for each in ids])
         self._ids, self._labels = np.concatenate(ids), np.concatenate(labels)
-        if encode.train_on != "all" and (self._labels != text.IGNORED).all():
-            what = f"every token of {counted(len(kept), 'conversation')} would be trained"
-            saw = [f"template: {encode.template.name}", f"first conversation: {first[:_MOST_SHOWN]}"]
-            raise InputError("data.chat_mask", what, saw=saw, fix="--train_on all")
+        encode.check(labels, first)
 
     @property
     def targets(self) -> tuple[Ids, Ids]:
@@ -90,17 +85,9 @@ class Conversations(RowDataset):
         ids, labels = (each[start:end].astype(np.int64) for each in (self._ids, self._labels))
         return {"input_ids": ids[:-1], "labels": labels[1:]}
 
-    def notes(self, name: str, max_length: int) -> list[str]:
+    def notes(self, name: str) -> list[str]:
         """Describe what was lost: conversations that are bad or too long, and texts that the template drops."""
-        found = []
-        num_dropped = len(self._long) - self._num_kept_long
-        for number, what in ((self._num_kept_long, "truncated"), (num_dropped, "dropped")):
-            if number:
-                conversations = counted(number, f"{name} conversation")
-                found.append(f"{conversations} {what}: longer than {max_length:,} tokens (--overlong)")
-        if self._bad:
-            conversations = counted(len(self._bad), f"{name} conversation")
-            found.append(f"{conversations} dropped, the first because {self._bad[0].what} (--bad_rows)")
+        found = [f"{counted(number, f'{name} conversation')} {what}" for number, what in self._reduced if number]
         for whose, number in self._lost.items():
             what = "the tools" if whose == "tools" else f"texts of the {whose}"
             more = ", such as earlier thinking" if whose == "assistant" else ""
@@ -130,27 +117,6 @@ def placed_chat(rows: Rows, index: int) -> Chat:
     where = rows.place(index) if hasattr(rows, "place") else f"row {index + 1:,}"
     chat: Chat = rows[index]["chat"]
     return replace(chat, where=where)
-
-
-class KeptRows:
-    """Some rows of a split, by number."""
-
-    def __init__(self, rows: Rows, numbers: Sequence[int]) -> None:
-        self._rows = rows
-        self._numbers = numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._rows[self._numbers[index]]
-
-    def place(self, index: int) -> str:
-        return str(self._rows.place(self._numbers[index]))
-
-    def group(self, index: int) -> int | None:
-        found: int | None = self._rows.group(self._numbers[index])
-        return found
 
 
 class TemplateTokens:

@@ -11,7 +11,7 @@ from loopwright.errors import InputError
 from loopwright.sources.chats import Chat
 from loopwright.sources.chats.pairs import Pair
 from loopwright.tasks.base import Job, Rows
-from loopwright.tasks.data import RowDataset
+from loopwright.tasks.data import KeptRows, RowDataset
 from loopwright.tasks.text import conversations as chats
 from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import models as text
@@ -82,7 +82,7 @@ class PairDataset(RowDataset):
         self.num_long, self.num_dropped, self._size = len(long), len(rows) - len(kept), len(rows)
         if long and (overlong == "refuse" or not kept):
             raise _too_long(rows, long, max_length)
-        super().__init__(chats.KeptRows(rows, kept))
+        super().__init__(KeptRows(rows, kept))
 
     def features(self, position: int) -> dict[str, Any]:
         start, both = self._pairs[position]
