@@ -190,6 +190,27 @@ def test_skipping_updates_and_an_optimizer_that_reads_its_rate_on_the_host_mean_
     assert "Own is not one of torch's optimizers" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_weights_that_the_optimizer_does_not_hold_keep_their_gradients_or_are_frozen(frozen, tmp_path, capsys):
+    def head(model):
+        model[:4].requires_grad_(not frozen)
+        return torch.optim.SGD(model[4].parameters(), lr=2**-7, fused=True)
+
+    def step_another(trainer, **kwargs):
+        with torch.no_grad():
+            for each in trainer.model[:4].parameters():
+                each.sub_(0.1 * each.grad if each.requires_grad else 0.0)
+
+    options = {"make_optimizer": head, "gradient_clip_norm": 0.1, "num_epochs": 1}
+    options["callbacks"] = [toys.callback(on_update_end=step_another)]
+    graphed = trained(checkpoints=Checkpointing(tmp_path, every_updates=2), **options)
+    assert_same(trained(EagerTrainer, step_mode="eager", **options), graphed)
+    said = capsys.readouterr().out
+    # They are clipped too, and not in a checkpoint.
+    assert (graphed.capturer is None) == ("the optimizer does not hold (freeze" in said) == ("T2 from here on" in said)
+    assert (graphed.capturer is None) == (not frozen)
+
+
 def test_unfreezing_weights_records_again_and_a_changed_setting_of_the_optimizer_is_followed():
     def unfreeze(trainer, **kwargs):
         trainer.model[0].requires_grad_(trainer.run_history.current_epoch > 1)

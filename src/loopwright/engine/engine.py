@@ -130,6 +130,7 @@ class Engine:
         self.num_averaged = 1 if reduction == "exact" else self.num_processes  # the divisor of summed gradients
         self._needs_wrapping = accelerator.scaler is not None or self._is_sharded or self.kind == "XLA"
         self._held: list[nn.Parameter] = []  # by the optimizer
+        self._not_held: list[nn.Parameter] = []
         self._only_in_optimizer: list[nn.Parameter] = []
         self._forwards: list[tuple[nn.Module, Any]] = []
         self._optimizer: Any = None
@@ -213,7 +214,13 @@ class Engine:
         known = {id(parameter) for parameter in own}
         self._held = _held_by(optimizer)
         self._only_in_optimizer = [parameter for parameter in self._held if id(parameter) not in known]
+        held = {id(parameter) for parameter in self._held}
+        self._not_held = [parameter for parameter in own if id(parameter) not in held]
         self.parameters = [*own, *self._only_in_optimizer]
+
+    def loose_weights(self) -> list[nn.Parameter]:
+        """Return the weights that get gradients, which nothing drops, since the optimizer does not hold them."""
+        return [each for each in self._not_held if each.requires_grad]
 
     @staticmethod
     def unwrap_optimizer(optimizer: Any) -> Any:

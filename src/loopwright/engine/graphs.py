@@ -395,7 +395,8 @@ class UpdateGraphs:
 
             def apply() -> Tensor | None:
                 norm = self.step.apply()
-                torch._foreach_zero_(list(self._gradients.values()))  # one kernel for all tensors
+                if self._gradients:
+                    torch._foreach_zero_(list(self._gradients.values()))  # one kernel for all tensors
                 return norm
 
             return self._capture(apply)

@@ -28,6 +28,8 @@ STEP_EVENTS = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
 class HfStep(MicroBatchStep):
     """Calls the owner's `training_step`, and weights the loss passed to `accelerator.backward`."""
 
+    keeps_gradients = False
+
     def __init__(self, run: TrainingRun) -> None:
         super().__init__(run)
         # An override that follows transformers multiplies by the processes, where the items are those of all of them.

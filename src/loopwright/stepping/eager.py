@@ -60,6 +60,7 @@ class MicroBatchStep:
     """The loop's view of a micro-batch: `calculate_train_batch_loss`, then `backward_step`."""
 
     run = BackReference["TrainingRun"]()
+    keeps_gradients = True  # of weights that the optimizer does not hold: a callback may step another one
 
     def __init__(self, run: TrainingRun) -> None:
         self.run = run

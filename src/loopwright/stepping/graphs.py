@@ -262,7 +262,8 @@ def _micro_batch(
 def _parts(run: TrainingRun) -> list[Any]:
     trainer, step = run.trainer, run.micro_batch_step
     hooks = [vars(trainer).get(name) for name in STEP_HOOKS]
-    return [trainer.model, trainer.loss_func, trainer.optimizer, run.engine.parameters, *hooks, *step.callbacks()]
+    weights = run.engine.parameters, not run.engine.loose_weights()
+    return [trainer.model, trainer.loss_func, trainer.optimizer, *weights, *hooks, *step.callbacks()]
 
 
 def _host_state(run: TrainingRun) -> HostState:
@@ -287,6 +288,8 @@ def _why_eager(run: TrainingRun) -> str | None:
         return 'nan="skip" checks every update'
     if run.memory.parts.train > 1:
         return "micro-batches are run in parts since memory ran out"
+    if run.micro_batch_step.keeps_gradients and run.engine.loose_weights():
+        return "weights get gradients that the optimizer does not hold (freeze them if they are not trained)"
     others = run.micro_batch_step.watchers()
     if others:
         return f"{', '.join(others)} must see every step (set graph_safe = True if it need not)"

@@ -174,6 +174,11 @@ class RunCheckpoints:
         names, hidden = parameter_names(model=model, loss_func=trainer.loss_func), self.hidden.changed_anywhere()
         if hidden["lost"]:
             self.lower_tier(run.progress.update, f"{_listed(hidden['lost'])} has changed, and cannot be saved")
+        loose = engine.loose_weights() if run.settings.gradient_clip_norm is not None else []
+        if any(each.grad is not None for each in loose):
+            self.lower_tier(
+                run.progress.update, "gradients of weights outside the optimizer are clipped, and not saved"
+            )
         state = {
             "run": self._run_state(),
             "metadata": {"current_epoch": trainer.run_history.current_epoch, **metadata},
