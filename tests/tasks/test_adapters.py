@@ -78,6 +78,7 @@ def test_targets_are_all_linear_layers_names_or_patterns():
     assert targets("--lora", "r=2,targets=q_proj,o_proj") == {
         f"layers.{layer}.self_attn.{name}_proj" for layer in (0, 1) for name in "qo"
     }
+    assert targets("--lora", "r=2,targets=q_proj,,") == targets("--lora", "r=2,targets=q_proj")
     assert targets("--lora", "r=2,targets=*layers.1.self_attn.*") == {
         f"layers.1.self_attn.{name}_proj" for name in "qkvo"
     }
@@ -89,6 +90,7 @@ def test_a_target_that_matches_no_layer_names_the_nearest_ones():
         (["--lora", "--lora_target", "q_prj"], "--lora_target q_proj"),
         (["--lora", "targets=query"], "--lora targets=all-linear"),
         (["--lora", "r=2,targets=*.attention.*"], "--lora r=2,targets=all-linear"),
+        (["--lora", "r=2,targets=*norm*"], "--lora r=2,targets=all-linear"),  # which have no matrices
     ):
         with pytest.raises(InputError, match="matches no layer of the model") as caught:
             adapted(*words)

@@ -46,7 +46,7 @@ def lora_options(args: Any) -> LoraOptions:
     if isinstance(text, bool):
         return by_flag
     given: dict[str, Any] = {}
-    items = [f"r={text}"] if text.isdigit() else [item.strip() for item in text.split(",")]
+    items = [f"r={text}"] if text.isdigit() else [item.strip() for item in text.split(",") if item.strip()]
     for place, item in enumerate(items):
         name, sign, value = (part.strip() for part in item.partition("="))
         name = name.removeprefix("lora_").removeprefix("use_").removeprefix("target_")
@@ -277,14 +277,14 @@ def _matching(model: Any, targets: list[str], args: Any) -> list[str]:
     for place, target in enumerate(targets):
         is_pattern = any(sign in target for sign in "*?[")
         hits = [name for name in own if fnmatchcase(name, target) or fnmatchcase(name, f"*.{target}")]
+        hits = [name for name in hits if not is_pattern or model.get_submodule(name).weight.dim() > 1]
         if not hits:
             near = near_names(target, [*dict.fromkeys(name.rpartition(".")[2] for name in own), *own])
             better = [*targets[:place], *near[:1], *targets[place + 1 :]] or [ALL_LINEAR]
             saw = [*([f"nearest: {', '.join(near)}"] if near else []), _layers(model)]
             what = f"--lora: the target {target} matches no layer of the model"
             raise InputError("args.value", what, saw=saw, fix=_with_targets(args, better), flag="--lora")
-        linear = [name for name in hits if model.get_submodule(name).weight.dim() > 1]
-        found += linear if is_pattern else [target]
+        found += hits if is_pattern else [target]
     return list(dict.fromkeys(found))
 
 
