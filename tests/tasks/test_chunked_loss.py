@@ -8,6 +8,7 @@ from peft import LoraConfig, get_peft_model
 from torch.nn import functional
 
 from loopwright import api
+from loopwright.engine.compilation import CompiledModel
 from loopwright.errors import ConfigError
 from loopwright.tasks.text.chunked_loss import LinearCrossEntropy, token_loss_sum
 from tasks.test_adapters import adapted, small_llama
@@ -65,6 +66,16 @@ def test_a_model_trains_alike_in_chunks(kind):
     for name, gradient in of_full.items():
         assert (gradient - of_chunked[name]).abs().max() <= tolerance * max(1.0, float(gradient.abs().max())), name
     assert "forward" not in vars(model.get_output_embeddings())
+
+
+def test_the_comparison_with_the_output_layer_compiles_nothing():
+    model, sizes = small_llama().train(), []
+    compiled = CompiledModel(model, backend=lambda module, inputs: sizes.append(inputs) or module.forward)
+    compiled.compile(is_dynamic=False)
+    with compiled.active():
+        losses(model, "7")
+    widths = {each.shape[1] for inputs in sizes for each in inputs if each.dim() == 3}
+    assert widths == {20}
 
 
 def test_small_logits_are_not_chunked_and_large_ones_are(monkeypatch):

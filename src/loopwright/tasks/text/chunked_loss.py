@@ -220,7 +220,11 @@ def _is_linear(model: Any, head: Any, options: Mapping[str, Any]) -> bool:
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with preserved_generators(head.weight.device), torch.autocast(head.weight.device.type, enabled=False):
+        with (
+            preserved_generators(head.weight.device),
+            torch.autocast(head.weight.device.type, enabled=False),
+            torch.compiler.set_stance("force_eager"),  # layers would be compiled for these few tokens
+        ):
             logits = model(input_ids=ids, **options).logits.float()
             whole = functional.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="sum")
             with _replaced_head(head, partial(_summed, labels=ids.flatten(), tokens=_PROBED, ignored=-100)):
