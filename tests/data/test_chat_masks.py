@@ -551,6 +551,20 @@ def test_control_tokens_that_take_whitespace_along():
         assert made.convert_tokens_to_ids("<|assistant|>") not in found
 
 
+@pytest.mark.parametrize("name", ["chatml", "llama-2", "vicuna"])
+def test_a_tokenizer_that_trims_its_offsets_has_the_same_masks(name):
+    from tokenizers import processors
+
+    made = copy.deepcopy(tokenizer())
+    made.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    for said in ("def f(x):\n        return  x \n", "   x", " \n\n\t"):
+        plain, trimmed = (
+            ChatEncoder(each, chat_template=name)(chat(("user", " Hi  "), ("assistant", said), ("user", "  ")))
+            for each in (tokenizer(), made)
+        )
+        assert (plain.input_ids, plain.labels) == (trimmed.input_ids, trimmed.labels)
+
+
 def test_a_tokenizer_that_marks_words_instead_of_bytes():
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

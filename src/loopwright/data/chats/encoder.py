@@ -382,10 +382,13 @@ class ChatEncoder:
 def trained_tokens(text: str, offsets: Any, spans: list[Span], segments: list[Span]) -> npt.NDArray[np.bool_]:
     """Return which tokens are trained: those inside a span, and any that has a part of the assistant's own text.
 
-    A token may take whitespace after a span along, as control tokens of some tokenizers do.
+    A token may take whitespace after a span along, as control tokens of some tokenizers do. Others trim their offsets,
+    which leaves tokens of whitespace only an end: they start where the token before them ends.
     """
     places = np.asarray(offsets, np.int64).reshape(-1, 2)
-    first, last = places[:, 0], places[:, 1]
+    last = places[:, 1]
+    before = np.concatenate([[0], np.maximum.accumulate(last)[:-1]])
+    first = np.where(places[:, 0] == last, before, places[:, 0])
     found = np.zeros(len(places), np.bool_)
     for start, end in spans:
         reach = len(text) - len(text[end:].lstrip())
