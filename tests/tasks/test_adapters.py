@@ -1,6 +1,7 @@
 """Low-rank adapters: the options of --lora, their errors, what is saved, and how they are merged."""
 
 import json
+import shlex
 from hashlib import sha256
 
 import pytest
@@ -42,6 +43,8 @@ def test_the_options_of_lora_are_read_beside_its_flags():
     text = "r=16,alpha=32,dropout=0.05,targets=q_proj,v_proj,dora=true,rslora=yes"
     assert options("--lora", text) == LoraOptions(16, 32, 0.05, ["q_proj", "v_proj"], True, True)
     assert options("--lora", "rank=2,target_modules=all-linear", "--lora_alpha", "4") == LoraOptions(2, 4)
+    for text in ("targets=q_proj v_proj", "targets=q_proj,targets=v_proj"):
+        assert options("--lora", text) == LoraOptions(targets=["q_proj", "v_proj"])
     assert not settle(get_task("causal-lm"), ["--data", "x.txt", "--lora", "false"]).args.lora
 
 
@@ -54,6 +57,7 @@ def test_the_options_of_lora_are_read_beside_its_flags():
         ("r=4,dora=maybe", "true or false", "--lora r=4"),
         ("alpha=nan,r=4", "a number above 0", "--lora r=4"),
         ("fast", "expected name=value", "--lora"),
+        ("r=4,alpha=8,r=16", "gives r twice", "--lora r=4,alpha=8"),
     ],
 )
 def test_a_wrong_option_is_refused_with_a_fix_that_works(text, saw, fix):
@@ -90,12 +94,32 @@ def test_a_target_that_matches_no_layer_names_the_nearest_ones():
         (["--lora", "--lora_target", "q_prj"], "--lora_target q_proj"),
         (["--lora", "targets=query"], "--lora targets=all-linear"),
         (["--lora", "r=2,targets=*.attention.*"], "--lora r=2,targets=all-linear"),
-        (["--lora", "r=2,targets=*norm*"], "--lora r=2,targets=all-linear"),  # which have no matrices
+        (["--lora", "r=2,targets=*norm*,dora=true"], "--lora r=2,dora=true,targets=all-linear"),
+        (["--lora", "r=2,targets=wte,c_attn"], "--lora r=2,targets=all-linear"),
+        (["--lora", "targets=self_attn,q_proj"], "--lora 'targets=*.self_attn.*,q_proj'"),
     ):
-        with pytest.raises(InputError, match="matches no layer of the model") as caught:
+        with pytest.raises(InputError, match="matches no (linear )?layer of the model") as caught:
             adapted(*words)
         assert caught.value.fix == fix and "model.layers.N.self_attn.q_proj" in str(caught.value)
-        assert adapted("--lora", *fix.split()[-2:] if "_target" in fix else fix.split()[1:])
+        assert adapted("--lora", *shlex.split(fix)[-2:] if "_target" in fix else shlex.split(fix)[1:])
+
+
+@pytest.mark.parametrize(
+    "words, fix", [("r=2,targets=lm_head,dora=true", "all-linear"), ("targets=embed_tokens,q_proj", "q_proj")]
+)
+def test_adapters_on_a_weight_of_two_layers_are_refused_and_patterns_leave_it_out(words, fix):
+    def tied(words):
+        model = small_llama(tie_word_embeddings=True)
+        return add_adapters(
+            model, settle(get_task("causal-lm"), ["--data", "x.txt", "--lora", words]).args, "CAUSAL_LM"
+        )
+
+    with pytest.raises(InputError, match="has the same weight") as caught:
+        tied(words)
+    assert caught.value.fix.endswith(f"targets={fix}") and ("dora" in words) == ("dora=true" in caught.value.fix)
+    assert tied(caught.value.fix.split()[1])
+    names = [name for name, _ in tied("r=2,targets=*").named_parameters() if ".lora_A" in name]
+    assert len(names) == 14 and not any("embed" in name or "head" in name for name in names)
 
 
 def test_dora_and_rank_stabilised_scales_come_from_peft():

@@ -46,13 +46,12 @@ def lora_options(args: Any) -> LoraOptions:
     if isinstance(text, bool):
         return by_flag
     given: dict[str, Any] = {}
-    items = [f"r={text}"] if text.isdigit() else [item.strip() for item in text.split(",") if item.strip()]
+    items = _items(text)
     for place, item in enumerate(items):
-        name, sign, value = (part.strip() for part in item.partition("="))
-        name = name.removeprefix("lora_").removeprefix("use_").removeprefix("target_")
-        name = _OTHER_NAMES.get(name, name)
+        _, sign, value = (part.strip() for part in item.partition("="))
+        name = _name_of(item)
         if not sign and next(reversed(given), None) == "targets":
-            given["targets"].append(item)
+            given["targets"] += item.split()
             continue
         rest = items[:place] + items[place + 1 :]
         if not sign or name not in LoraOptions.__dataclass_fields__:
@@ -61,7 +60,9 @@ def lora_options(args: Any) -> LoraOptions:
             fixed = [*items[:place], f"{near}={value}", *items[place + 1 :]] if near and sign else rest
             what = f"--lora has no option {name!r}" if sign else f"--lora {item}: expected name=value"
             raise _wrong(what, [f"its options are {', '.join(known)}"], fixed)
-        given[name] = [value] if name == "targets" else _converted(name, value, rest)
+        if name in given and name != "targets":
+            raise _wrong(f"--lora gives {name} twice", [], rest)
+        given[name] = given.get(name, []) + value.split() if name == "targets" else _converted(name, value, rest)
     for name, value in given.items():
         flag, default = _FLAGS.get(name, ""), getattr(LoraOptions(), name)
         if flag and value != getattr(by_flag, name) != default:
@@ -69,6 +70,15 @@ def lora_options(args: Any) -> LoraOptions:
             raise InputError("args.value", what, fix=f"leave out --{flag}", flag="--lora")
     targets = given.get("targets", by_flag.targets)
     return replace(by_flag, **{**given, "targets": [] if targets == [ALL_LINEAR] else targets})
+
+
+def _items(text: str) -> list[str]:
+    return [f"r={text}"] if text.isdigit() else [item.strip() for item in text.split(",") if item.strip()]
+
+
+def _name_of(item: str) -> str:
+    name = item.partition("=")[0].strip().removeprefix("lora_").removeprefix("use_").removeprefix("target_")
+    return _OTHER_NAMES.get(name, name)
 
 
 def _converted(name: str, value: str, rest: list[str]) -> Any:
@@ -270,22 +280,42 @@ def four_bits(is_bf16: bool) -> Any:
 
 
 def _matching(model: Any, targets: list[str], args: Any) -> list[str]:
-    """Return the targets, patterns replaced by the names of the linear layers that they match; each must match one."""
-    names = [name for name, module in model.named_modules() if name and not [*module.children()]]
-    own = [name for name in names if getattr(model.get_submodule(name), "weight", None) is not None]
+    """Return the targets, patterns replaced by the names of the linear layers that they match; each must match one.
+
+    Adapters on a weight that two layers share are refused: merged, they would change the other layer too.
+    """
+    weights = {name: getattr(module, "weight", None) for name, module in model.named_modules(remove_duplicate=False)}
+    own = {name: each for name, each in weights.items() if each is not None and name}
+    shared = {name: [one for one, each in own.items() if each is own[name] and one != name] for name in own}
     found: list[str] = []
-    for place, target in enumerate(targets):
+    for target in targets:
         is_pattern = any(sign in target for sign in "*?[")
-        hits = [name for name in own if fnmatchcase(name, target) or fnmatchcase(name, f"*.{target}")]
-        hits = [name for name in hits if not is_pattern or model.get_submodule(name).weight.dim() > 1]
-        if not hits:
-            near = near_names(target, [*dict.fromkeys(name.rpartition(".")[2] for name in own), *own])
-            better = [*targets[:place], *near[:1], *targets[place + 1 :]] or [ALL_LINEAR]
-            saw = [*([f"nearest: {', '.join(near)}"] if near else []), _layers(model)]
-            what = f"--lora: the target {target} matches no layer of the model"
-            raise InputError("args.value", what, saw=saw, fix=_with_targets(args, better), flag="--lora")
-        found += hits if is_pattern else [target]
+        hits = [name for name in _fitting(own, target) if not is_pattern or (own[name].dim() > 1 and not shared[name])]
+        tied = next((name for name in hits if shared[name]), None)
+        if hits and tied is None:
+            found += hits if is_pattern else [target]
+            continue
+        near = [] if tied else _nearest_targets(own, target)
+        fitting = ([each] if _fitting(own, each) else _nearest_targets(own, each)[:1] for each in targets)
+        better = [each for found in fitting for each in found if each != target]
+        what = f"--lora: the target {target} matches no {'linear ' if is_pattern else ''}layer of the model"
+        if tied is not None:
+            what = f"--lora: adapters of {tied} cannot be merged: {', '.join(shared[tied])} has the same weight"
+        saw = [*([f"nearest: {', '.join(near)}"] if near else []), _layers(model)]
+        fix = _with_targets(args, [*dict.fromkeys(better)] or [ALL_LINEAR])
+        raise InputError("args.value", what, saw=saw, fix=fix, flag="--lora")
     return list(dict.fromkeys(found))
+
+
+def _fitting(names: Iterable[str], target: str) -> list[str]:
+    """Return the layers whose name, or the end of it, is a target or matches it."""
+    return [name for name in names if fnmatchcase(name, target) or fnmatchcase(name, f"*.{target}")]
+
+
+def _nearest_targets(names: Iterable[str], target: str) -> list[str]:
+    """Return a pattern for all layers of a block, or the names that are nearest."""
+    blocks = [pattern for pattern in (f"{target}.*", f"*.{target}.*") if _fitting(names, pattern)]
+    return blocks[-1:] or near_names(target, [*dict.fromkeys(name.rpartition(".")[2] for name in names), *names])
 
 
 def _with_targets(args: Any, targets: list[str]) -> str:
@@ -293,8 +323,10 @@ def _with_targets(args: Any, targets: list[str]) -> str:
     text = getattr(args, "lora", True)
     if args.lora_target:
         return "leave out --lora_target" if targets == [ALL_LINEAR] else f"--lora_target {' '.join(targets)}"
-    kept, chosen = "" if text is True else str(text).partition("target")[0].strip(","), ",".join(targets)
-    return f"--lora {shlex.quote(','.join([*filter(None, [kept]), f'targets={chosen}']))}"
+    items = [] if text is True else _items(str(text))
+    chosen = ",".join(targets)
+    kept = [item for item in items if "=" in item and _name_of(item) != "targets"]
+    return f"--lora {shlex.quote(','.join([*kept, f'targets={chosen}']))}"
 
 
 def _layers(model: Any) -> str:
