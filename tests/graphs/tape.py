@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from loopwright import Trainer
+from loopwright.engine.graphs import as_if_capturing
 
 WAITS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
 
@@ -49,13 +50,14 @@ class Tape(TorchDispatchMode):
 
 class TapeCapturer:
     def warm_up(self, function: Callable[[], Any]) -> None:
-        function()
+        with as_if_capturing(True):
+            function()
 
     def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         tape = Tape()
         with torch.random.fork_rng():
             try:
-                with tape:
+                with tape, as_if_capturing(True):
                     result = function()
             finally:
                 tape.undo()

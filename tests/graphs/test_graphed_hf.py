@@ -99,6 +99,32 @@ def test_a_callback_that_looks_at_gradients_means_eager_and_others_do_not(tmp_pa
     assert seen == ["begin", "end"] * trainer.state.global_step
 
 
+def add_callback(trainer):
+    trainer.add_callback(tiny.on(pre_optimizer_step=lambda *args, **kwargs: None))
+
+
+def replace_loss(trainer):
+    compute_loss = trainer.compute_loss
+    trainer.compute_loss = lambda *args, **kwargs: 0.5 * compute_loss(*args, **kwargs)
+
+
+@pytest.mark.parametrize("change", [add_callback, replace_loss])
+def test_what_must_see_every_step_from_some_update_on_means_eager_from_there(change, tmp_path, graphs):
+    def act(args, state, control, **kwargs):
+        if state.global_step == 4:
+            change(made[0])
+
+    made = []
+
+    class Known(hf.Trainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    trained(tmp_path, tiny.on(step_end=act), kind=Known)
+    assert graphs[0].num_replays == 3
+
+
 def test_batches_without_a_count_are_graphed(tmp_path, graphs):
     class Uncounted(hf.Trainer):
         def get_batch_samples(self, epoch_iterator, num_batches, device):

@@ -218,13 +218,14 @@ class HfStep(MicroBatchStep):
         self.run.losses.note(index, loss, {"batch_size": rows})
         self._note(loss, rows, index)
 
-    def callbacks(self) -> list[Any]:
-        return list(owner_of(self.run).callback_handler.callbacks)
+    def participants(self) -> list[Any]:
+        owner = owner_of(self.run)
+        return [*(vars(owner).get(name) for name in STEPS), *owner.callback_handler.callbacks]
 
     def watchers(self) -> list[str]:
         owner = owner_of(self.run)
         found = [] if owner.graph_safe else [name for name in STEPS if not owner.uses_default(name)]
-        for callback in self.callbacks():
+        for callback in owner.callback_handler.callbacks:
             if not getattr(callback, "graph_safe", False):
                 found += [f"{type(callback).__name__}.{name}" for name in STEP_EVENTS if _listens(callback, name)]
         return found

@@ -122,9 +122,10 @@ class MicroBatchStep:
     def take_graphed(self, output: Any, index: int) -> None:
         self.run.losses.note(index, output["loss"].clone(), output)
 
-    def callbacks(self) -> list[Any]:
-        """Return everything that may listen to step events."""
-        return [*self.run.trainer.callback_handler]
+    def participants(self) -> list[Any]:
+        """Return everything that a run may get meanwhile and that takes part in a step: own hooks, and callbacks."""
+        trainer = self.run.trainer
+        return [*(vars(trainer).get(name) for name in STEP_HOOKS), *trainer.callback_handler]
 
     def watchers(self) -> list[str]:
         """Return the step hooks and step events from outside loopwright, unless their class is `graph_safe`."""
@@ -133,7 +134,7 @@ class MicroBatchStep:
         if not getattr(type(trainer), "graph_safe", False):
             own = [name for name in STEP_HOOKS if name in vars(trainer) or is_foreign(type(trainer), name)]
             found += [f"{type(trainer).__name__}.{name}" for name in own]
-        for callback in self.callbacks():
+        for callback in trainer.callback_handler:
             if not getattr(callback, "graph_safe", False):
                 found += [f"{type(callback).__name__}.{name}" for name in STEP_EVENTS if listens(callback, name)]
         return found

@@ -29,7 +29,7 @@ from loopwright.hooks import TrainerHooks
 from loopwright.settings import is_overridden
 from loopwright.stepping.cast_weights import CastWeights
 from loopwright.stepping.compiled import CompiledStepper, CompiledUpdates
-from loopwright.stepping.eager import STEP_HOOKS, EagerStepper, is_foreign
+from loopwright.stepping.eager import EagerStepper, is_foreign
 from loopwright.stepping.unpadded import UnpaddedRows, kind_of, report_padded
 
 if TYPE_CHECKING:
@@ -260,10 +260,8 @@ def _micro_batch(
 
 
 def _parts(run: TrainingRun) -> list[Any]:
-    trainer, step = run.trainer, run.micro_batch_step
-    hooks = [vars(trainer).get(name) for name in STEP_HOOKS]
-    weights = run.engine.parameters, not run.engine.loose_weights()
-    return [trainer.model, trainer.loss_func, trainer.optimizer, *weights, *hooks, *step.callbacks()]
+    trainer, weights = run.trainer, (run.engine.parameters, not run.engine.loose_weights())
+    return [trainer.model, trainer.loss_func, trainer.optimizer, *weights, *run.micro_batch_step.participants()]
 
 
 def _host_state(run: TrainingRun) -> HostState:
