@@ -261,7 +261,13 @@ def test_bad_input_is_refused_with_the_row_and_a_fix(folder, tmp_path):
     for flags in ({"gamma": 1.0}, {"loss": "ipo", "label_smoothing": 0.1}):
         with pytest.raises(ConfigError):
             api.train("preference", **{**defaults, **flags})
+    alike = [{**row, **{side: f" as all know{row[side]}" for side in ("chosen", "rejected")}} for row in text_rows(40)]
+    long = {"data": write_jsonl(tmp_path / "alike.jsonl", alike), "overlong": "truncate", "max_length": 10}
+    assert "leave out --max_length" in refusal("preference", {**defaults, **long}, "model.length")
     run = api.train("preference", **{**defaults, "max_length": 10, "overlong": "truncate"})
+    with pytest.raises(InputError) as raised:
+        run.chat()
+    assert raised.value.code == "model.chat_template"
     assert any("truncated" in line for line in (run.path / "log.txt").read_text().splitlines())
 
 

@@ -198,6 +198,9 @@ class Dialogue:
     """A conversation with a model that continues: it keeps the turns so far."""
 
     def __init__(self, job: Job, system: str | None) -> None:
+        if not job.processor.chat_template:
+            what = "a dialogue needs a chat template, and the tokenizer of this run has none"
+            raise InputError("model.chat_template", what, fix="train on messages instead of texts")
         self._job = job
         self._start: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
         self.reset()

@@ -52,6 +52,9 @@ class PairEncoder:
             what = f"a prompt has {start} tokens, and --max_length {self.max_length} leaves none for the answers"
             raise InputError("model.length", what, fix=f"--max_length {max(map(len, both))}")
         ids = [each[: self.max_length] for each in both]
+        if ids[0] == ids[1]:
+            what = f"the answers are the same in the first {self.max_length} tokens, which --max_length leaves"
+            raise InputError("model.length", what, fix=f"--max_length {max(map(len, both))}")
         return {"input_ids": ids, "start": start, "num_unlike": len(prompt) - start}
 
     def _ended(self, ids: list[int]) -> list[int]:
@@ -72,16 +75,17 @@ class PairDataset(RowDataset):
             except InputError as error:
                 error.what = f"{_place(rows, position)}: {error.what}"
                 raise
+            both = [np.array(ids[:max_length], np.int32) for ids in found["input_ids"]]
             if (longest := max(map(len, found["input_ids"]))) > max_length:
                 long[position] = longest
-                if overlong != "truncate" or found["start"] >= max_length:
+                if overlong != "truncate" or found["start"] >= max_length or np.array_equal(both[0], both[1]):
                     continue
             kept.append(position)
             self._num_unlike += found["num_unlike"] > 0
-            self._pairs.append((found["start"], [np.array(ids[:max_length], np.int32) for ids in found["input_ids"]]))
+            self._pairs.append((found["start"], both))
         self.num_long, self.num_dropped, self._size = len(long), len(rows) - len(kept), len(rows)
         if long and (overlong == "refuse" or not kept):
-            raise _too_long(rows, long, max_length)
+            raise _too_long(rows, long, max_length, overlong)
         super().__init__(KeptRows(rows, kept))
 
     def features(self, position: int) -> dict[str, Any]:
@@ -110,11 +114,12 @@ def _place(rows: Rows, position: int) -> str:
     return str(rows.place(position)) if hasattr(rows, "place") else f"row {position}"
 
 
-def _too_long(rows: Rows, long: Mapping[int, int], max_length: int) -> InputError:
+def _too_long(rows: Rows, long: Mapping[int, int], max_length: int, overlong: str) -> InputError:
     position, longest = next(iter(long.items()))
     what = f"{len(long):,} of {len(rows):,} pairs are longer than {max_length} tokens"
     saw = [f"{_place(rows, position)}: {longest:,} tokens", f"the longest has {max(long.values()):,}"]
-    return InputError("model.length", what, saw=saw, fix="--overlong truncate   or   --overlong drop")
+    others = (f"--overlong {each}" for each in ("truncate", "drop") if overlong == "refuse")
+    return InputError("model.length", what, saw=saw, fix="   or   ".join(others) or "leave out --max_length")
 
 
 class PairCollator:
