@@ -83,6 +83,15 @@ def test_the_trainer_of_transformers_terms_trains_on_it(dataset, model, tokenize
     assert losses[-1] < 0.5 * losses[0]
 
 
+def test_rows_of_datasets_have_no_arguments_of_other_rows(tokenizer):
+    datasets = pytest.importorskip("datasets")
+    calls = [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": {name: 1}}]} for name in "ab"]
+    rows = [{"messages": [{"role": "user", "content": "Hi"}, call]} for call in calls]
+    made = ChatDataset(datasets.Dataset.from_list(rows), tokenizer, chat_template="chatml")
+    plain = ChatDataset(rows, tokenizer, chat_template="chatml")
+    assert [made[index] for index in (0, 1)] == [plain[index] for index in (0, 1)]
+
+
 def test_counts_of_what_is_left_out(tokenizer):
     thought = [("user", "Hi"), ("assistant", "<think>hm</think>Hi"), ("user", "Ho"), ("assistant", "Ho" * 50)]
     rows = [{"messages": [{"role": role, "content": content} for role, content in thought]}, ROWS[0]]

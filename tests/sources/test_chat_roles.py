@@ -91,6 +91,31 @@ def test_a_file_may_have_rows_of_several_formats_and_a_weight(tmp_path, ending):
     ]
 
 
+def rows_with_calls():
+    given = [{"city": "Rome"}, {"unit": {"a": 1}}]
+    return [
+        {
+            "messages": [
+                {"role": "user", "content": f"Hi {number}"},
+                {"role": "assistant", "tool_calls": [{"name": "f", "arguments": given[number % 2]}]},
+            ],
+            "tools": [{"name": "f", "parameters": {"properties": given[number % 2]}}],
+        }
+        for number in range(20)
+    ]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_calls_have_no_arguments_of_other_rows(tmp_path, ending):
+    path = write_rows(tmp_path / f"chats.{ending}", rows_with_calls())
+    chats = [row["chat"] for row in preflight(SCHEMA, data=path).rows("train")]
+    functions = [chat.messages[1]["tool_calls"][0]["function"]["arguments"] for chat in chats]
+    assert (
+        {len(each) for each in functions} == {1} and {"city": "Rome"} in functions and {"unit": {"a": 1}} in functions
+    )
+    assert {len(chat.tools[0]["function"]["parameters"]["properties"]) for chat in chats} == {1}
+
+
 def test_a_bad_row_is_refused_with_its_place_or_dropped(tmp_path):
     rows = [ROWS["messages"](number) for number in range(20)]
     rows[4]["messages"][1]["role"] = "asistant"

@@ -43,12 +43,16 @@ def as_text(value: Any) -> str:
     raise UnusableValueError(f"a text is needed, not {_shown(value)}")
 
 
-def as_plain(value: Any) -> Any:
-    """Return a value of JSON's types, or bytes: dates, times and the like as text, without a time at midnight."""
+def as_plain(value: Any, *, is_listed: bool = False) -> Any:
+    """Return a value of arrow in JSON's types, or bytes: dates, times and the like as text, without a midnight.
+
+    Arrow gives all dicts of a list the same keys; those without a value are left out.
+    """
     if isinstance(value, dict):
-        return {str(name): as_plain(part) for name, part in value.items()}
+        items = [each for each in value.items() if not is_listed or each[1] is not None]
+        return {str(name): as_plain(part, is_listed=is_listed) for name, part in items}
     if isinstance(value, list | tuple):
-        return [as_plain(part) for part in value]
+        return [as_plain(part, is_listed=True) for part in value]
     if value is None or isinstance(value, str | int | float | bytes):
         return value
     return float(value) if isinstance(value, Decimal) else str(value).removesuffix(" 00:00:00")

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from loopwright.data.chats.encoder import ChatEncoder
 from loopwright.sources.chats import read_chat
+from loopwright.sources.values import as_plain
 
 
 class ChatDataset:
@@ -47,8 +48,10 @@ class ChatDataset:
         self.num_dropped_rows, self.num_dropped_texts = 0, 0
         self._samples: list[npt.NDArray[np.int32]] = []  # ids and labels
         self._first_text = ""
+        is_arrow = type(rows).__module__.partition(".")[0] == "datasets"
         for index in range(len(rows)):
-            encoded = self.encoder(read_chat(rows[index], where=f"row {index + 1:,}"))
+            row = as_plain(rows[index]) if is_arrow else rows[index]
+            encoded = self.encoder(read_chat(row, where=f"row {index + 1:,}"))
             if encoded is None:
                 self.num_dropped_rows += 1
                 continue
