@@ -379,6 +379,10 @@ def test_a_turn_that_the_template_refuses_is_left_out_of_the_dialogue(learnt):
     with pytest.raises(InputError) as caught:
         dialogue.answer("Hi")
     assert caught.value.code == "model.chat_template" and len(dialogue.messages) == 1
+    job.processor.chat_template = None  # as of a run of preference on texts
+    with pytest.raises(InputError) as caught:
+        chats.Dialogue(job, None)
+    assert caught.value.code == "model.chat_template"
 
 
 def test_lw_chat_is_for_models_that_answer(finished, capsys):

@@ -265,9 +265,6 @@ def test_bad_input_is_refused_with_the_row_and_a_fix(folder, tmp_path):
     long = {"data": write_jsonl(tmp_path / "alike.jsonl", alike), "overlong": "truncate", "max_length": 10}
     assert "leave out --max_length" in refusal("preference", {**defaults, **long}, "model.length")
     run = api.train("preference", **{**defaults, "max_length": 10, "overlong": "truncate"})
-    with pytest.raises(InputError) as raised:
-        run.chat()
-    assert raised.value.code == "model.chat_template"
     assert any("truncated" in line for line in (run.path / "log.txt").read_text().splitlines())
 
 
