@@ -167,6 +167,12 @@ def test_a_prompt_needs_no_answer_and_ends_before_it(row):
     assert as_chat("prompt", row) == Chat(messages(3)[:1])
 
 
+def test_a_prompt_without_messages_is_refused():
+    with pytest.raises(InputError) as caught:
+        as_chat("prompt", {"messages": []})
+    assert caught.value.code == "data.chat" and "empty" in caught.value.what
+
+
 def test_a_file_of_prompts_keeps_all_its_rows(tmp_path):
     rows = [{"prompt": "2 + 3?"}, {"prompt": "2 + 4?"}, {"prompt": None}]
     path = write_rows(tmp_path / "prompts.jsonl", rows)

@@ -309,6 +309,9 @@ def test_predictions_are_one_per_row_whatever_the_format(learnt, tmp_path):
     assert [each.get("answer") for each in found[:1] + found[3:-2]] == one_by_one
     assert found[-2]["answer"] == one_by_one[0] and isinstance(found[-1]["answer"], str)
     assert found[1]["error"].startswith("data.chat") and found[2]["error"].startswith("model.length")
+    mixed = [{"messages": [], "prompt": texts[0]}, {"conversations": [{"from": "human", "value": texts[1]}]}]
+    mixed = learnt.predict(write_jsonl(tmp_path / "mixed.jsonl", [*mixed, {"messages": rows[0]["messages"]}]))
+    assert [each["answer"] for each in mixed] == [*one_by_one[:2], one_by_one[0]]
     named = learnt.predict([{"prompt": each} for each in texts])
     assert [each["answer"] for each in named] == one_by_one
     out = tmp_path / "out.jsonl"

@@ -12,7 +12,7 @@ from loopwright.quantities import size
 from loopwright.runs.console.screen import Screen, Waiting
 from loopwright.runs.settings import Settings
 from loopwright.sources import DataOptions, DataPlan, Schema, preflight
-from loopwright.sources.chats.roles import CHAT_KINDS, chat_cells
+from loopwright.sources.chats.roles import CHAT_KINDS, chat_cells, is_usual
 from loopwright.sources.column_roles import column_names
 from loopwright.sources.files import is_evident
 from loopwright.sources.formats import KINDS_BY_ENDING, ending_of, open_table
@@ -144,7 +144,8 @@ def plan_of_file(task: Task, schema: Schema, settings: Settings, own: DataPlan, 
     roles = {role.name for role in schema.roles} | ({GROUP.name} if "validation_file" in file else set())
     now = {name.removesuffix("s").removesuffix("_column") for name in settings.given} & roles
     named = {role: column for role, column in task.columns(settings.args).items() if role in now}
-    columns = {**{role: column for role, column in own.columns.items() if role in roles}, **named}
+    usual = {role for role, column in own.columns.items() if own.kinds.get(role) == "chat" and is_usual(column)}
+    columns = {**{role: column for role, column in own.columns.items() if role in roles - usual}, **named}
     try:
         return open_all(schema, columns=columns, options=options, **file)
     except InputError as error:

@@ -82,6 +82,8 @@ def read_chat(row: Mapping[str, Any], *, where: str = "", is_prompt: bool = Fals
     else:
         listed = _given(row[kind], "user", kind, place) if is_prompt else _items(row[kind], kind, place)
     messages = [_message(listed, index, place) for index in range(len(listed))]
+    if not messages:
+        raise InputError("data.chat", f"{place} is an empty conversation", fix=_FIX)
     if messages[:completion] == messages[completion : 2 * completion]:  # the completion repeats the prompt
         del messages[:completion]
     system = None if _is_null(row.get("system")) else _text(row["system"], f"{place}, system")
@@ -111,8 +113,6 @@ def _no_format(row: Mapping[str, Any], place: str) -> InputError:
 
 
 def _check_turns(messages: list[Message], completion: int, place: str) -> None:
-    if not messages:
-        raise InputError("data.chat", f"{place} is an empty conversation", fix=_FIX)
     if not any(each["role"] == "assistant" and is_trained(each) for each in messages[completion:]):
         part = "completion" if completion else "conversation"
         what = f"{place}: the {part} has no turn of the assistant, so there is nothing to train on"

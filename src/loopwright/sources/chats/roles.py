@@ -28,6 +28,13 @@ def chat_columns(kind: str, columns: Sequence[str], given: Sequence[str] = ()) -
     return tuple(with_beside(kind, found, columns)) if found else ()
 
 
+def is_usual(column: str | Sequence[str]) -> bool:
+    """Whether columns of conversations have the names of formats, so that those of another file can be found."""
+    names = {column} if isinstance(column, str) else {*column}
+    usual = {name for needed, _, more in FORMATS.values() for name in (*needed, *more)}
+    return names <= usual | {*BESIDE, *_WEIGHT}
+
+
 def with_beside(kind: str, column: Sequence[str], columns: Iterable[str]) -> list[str]:
     """Return the columns of conversations with those that belong to any format, if the file has them."""
     beside = (*BESIDE, *_WEIGHT) if kind == "chat" else BESIDE
