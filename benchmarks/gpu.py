@@ -1,7 +1,7 @@
 """All measurements that need a GPU, in three parts of at most nine minutes each, the most telling ones first.
 
     python benchmarks/gpu.py --list                   what there is, and about how many seconds each takes
-    python benchmarks/gpu.py 1                        BERT in every mode, a whole run, GPT-2
+    python benchmarks/gpu.py 1                        BERT in every mode, GPT-2, a whole run
     python benchmarks/gpu.py 2                        conversations beside trl, images
     python benchmarks/gpu.py 3                        a 0.6 B decoder, tests/gpu with memory, what is left
     python benchmarks/gpu.py --only gpt2 tests        these alone
@@ -27,7 +27,9 @@ RESULTS = Path(os.environ.get("OUT") or ROOT / "benchmarks" / "results")
 BERT = "finetune.py --sides hand " + " ".join(
     f"loopwright-{name}" for name in ("graph", "compile", "all", "free", "casts")
 )
-BERT += " transformers"
+LORA = (
+    "chat.py --settings lora --sides loopwright-auto trl loopwright-compile-flat loopwright-flat transformers trl-flat"
+)
 WHOLE = "finetune.py --settings bert8run --sides loopwright-auto hand loopwright-hf"
 MLP = "finetune.py --settings mlp --sides hand loopwright-eager loopwright-auto"
 START = "start.py --runs 1 --tasks"
@@ -46,19 +48,19 @@ class Item(NamedTuple):
 
 
 ITEMS = {
-    "bert8": Item("1", f"{BERT} --settings bert8 --timeout 60", 150, f"{BERT} --settings bert8 --tiny"),
-    "bert32": Item("1", f"{BERT} --settings bert32 --timeout 60", 150, f"{BERT} --settings bert32 --tiny"),
-    "bert8run": Item("1", f"{WHOLE} --timeout 110", 140, f"{WHOLE} --tiny"),
-    "gpt2": Item("1", f"{GPT2} --timeout 90", 100, f"{GPT2} --tiny"),
-    "chat_full": Item("2", "chat.py --settings full --timeout 70", 210, "chat.py --settings full --tiny"),
-    "chat_lora": Item("2", "chat.py --settings lora --timeout 70", 190, "chat.py --settings lora --tiny"),
+    "bert8": Item("1", f"{BERT} --settings bert8 --timeout 60", 120, f"{BERT} --settings bert8 --tiny"),
+    "bert32": Item("1", f"{BERT} --settings bert32 --timeout 60", 120, f"{BERT} --settings bert32 --tiny"),
+    "gpt2": Item("1", f"{GPT2} --timeout 90", 120, f"{GPT2} --tiny"),
+    "bert8run": Item("1", f"{WHOLE} --timeout 110", 120, f"{WHOLE} --tiny"),
+    "chat_full": Item("2", "chat.py --settings full --timeout 70", 230, "chat.py --settings full --tiny"),
     "vit": Item("2", f"{VISION} --settings vit --timeout 60", 130, f"{VISION} --settings vit --tiny"),
+    "chat_lora": Item("2", f"{LORA} --timeout 70", 170, f"{LORA} --tiny"),
     "decoder": Item("3", f"{DECODER} --timeout 90", 180, f"{DECODER} --tiny"),
     "tests": Item("3", "gpu_tests.py", 90),
     "memory": Item("3", "memory.py", 60, "memory.py --size tiny"),
     "ready": Item("3", "vision.py --settings ready --timeout 50", 80, "vision.py --settings ready --tiny"),
     "digits": Item("3", "vision.py --settings digits --timeout 60", 50, "vision.py --settings digits --tiny"),
-    "start": Item("3", f"{START} text-classification chat image-classification", 60, f"{START} chat"),
+    "start": Item("3", f"{START} text-classification chat image-classification", 50, f"{START} chat"),
     "mlp": Item("3", f"{MLP} --timeout 30", 40, f"{MLP} --tiny"),
 }
 

@@ -46,6 +46,8 @@ def main() -> int:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     paths = [str(ROOT / "src"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in paths if each)}
+    # Otherwise a library that looks for a GPU would initialize CUDA in a server that processes are forked from.
+    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     rows: list[str] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
