@@ -1,7 +1,9 @@
 """image-classification end to end: small nets, transformers' models, any module; pictures, flags, bad input."""
 
 import csv
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -68,6 +70,21 @@ def test_a_small_net_learns_colours_and_leaves_pictures_and_the_confusion(traine
     predictions = read_lines(trained.path / "eval" / "predictions.jsonl")
     assert np.sum(found["matrix"]) == len(predictions) == np.trace(found["matrix"])
     assert all(each["image"].endswith(".png") for each in predictions)
+
+
+def test_a_disk_without_room_for_the_cache_of_one_dataset_means_no_cache(squares, tmp_path, monkeypatch, caplog):
+    write, calls = os.pwrite, []
+
+    def pwrite(file, values, start):
+        calls.append(start)
+        if len(calls) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, values, start)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    run = train_in(tmp_path, TASK, data=squares, cache="disk", **SHORT)
+    assert "No space left on device (--cache disk)" in (run.path / "log.txt").read_text()
+    assert len(calls) == 2 and not caplog.records
 
 
 def test_paths_folders_tables_and_rows_are_predicted_alike(trained, squares, tmp_path):

@@ -2,6 +2,7 @@
 
 import pickle
 import resource
+import tempfile
 
 import numpy as np
 import pytest
@@ -157,6 +158,14 @@ def test_the_cache_is_chosen_by_size_and_the_reason_is_given():
     assert huge.kind == "off" and "fit neither into" in huge.reason
     assert choose_cache("disk", 1_000_000).kind == "disk"
     assert choose_cache("off", 1).kind == "off"
+
+
+def test_a_temporary_folder_that_is_gone_leaves_memory_to_choose(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    assert choose_cache("auto", 1_000_000).kind == "ram"
+    assert choose_cache("auto", 10**18).kind == "off"
+    with pytest.raises(OSError, match="No such file"):
+        PixelCache(3, choose_cache("disk", 1_000_000))
 
 
 @pytest.mark.parametrize("label", [1, 0.25])

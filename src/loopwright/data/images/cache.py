@@ -45,8 +45,12 @@ def choose_cache(wanted: str, num_bytes: int) -> CacheChoice:
         return CacheChoice("off", "images are decoded each time (--cache off)")
     if sys.platform == "win32":
         return CacheChoice("off", "images are decoded each time: this system has no memory that workers can share")
-    folder = tempfile.gettempdir()
-    free = {"ram": free_bytes(torch.device("cpu")), "disk": os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize}
+    try:
+        folder = tempfile.gettempdir()
+        on_disk = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+    except OSError as error:  # a folder that is gone, or none that can be written
+        folder, on_disk = str(error.filename or error.strerror), 0
+    free = {"ram": free_bytes(torch.device("cpu")), "disk": on_disk}
     where = {"ram": "in memory", "disk": f"on disk in {folder}"}
     for kind in ("ram", "disk") if wanted == "auto" else (wanted,):
         limit = int(free[kind] * _SHARE[wanted]) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -233,13 +233,18 @@ class VisionTask(Task):
         sizes = [3 * form.height * form.width if part and part.transforms else decoded for part in parts]
         num_bytes = sum(len(dataset) * each for dataset, each in zip(datasets, sizes, strict=True))
         choice = choose_cache(job.args.cache, num_bytes)
-        for dataset, part, each in zip(datasets, parts, sizes, strict=True) if choice.kind != "off" else ():
-            limit = choice.limit * len(dataset) * each // num_bytes
-            try:
-                dataset.keep(PixelCache(len(dataset), choice._replace(limit=limit)), part)
-                dataset.sends_bytes = self.sends_bytes(job)
-            except OSError as error:
-                choice = CacheChoice("off", f"images are decoded each time: {error.strerror} (--cache {choice.kind})")
+        shares = [
+            choice.limit * len(dataset) * each // num_bytes for dataset, each in zip(datasets, sizes, strict=True)
+        ]
+        caches: list[PixelCache] = []
+        try:
+            if choice.kind != "off":
+                caches = [PixelCache(len(each), choice._replace(limit=limit)) for each, limit in zip(datasets, shares)]
+        except OSError as error:
+            choice = CacheChoice("off", f"images are decoded each time: {error.strerror} (--cache {choice.kind})")
+        for dataset, part, cache in zip(datasets, parts, caches):  # all, or none
+            dataset.keep(cache, part)
+            dataset.sends_bytes = self.sends_bytes(job)
         is_small = len(datasets[0]) <= _MOST_WARMED and not job.args.workers
         if is_small and choice.kind != "off" and job.training.device.type == "cuda":
             datasets[0].warm()  # a GPU would wait for every image of the first epoch
