@@ -233,16 +233,14 @@ class VisionTask(Task):
         sizes = [3 * form.height * form.width if part and part.transforms else decoded for part in parts]
         num_bytes = sum(len(dataset) * each for dataset, each in zip(datasets, sizes, strict=True))
         choice = choose_cache(job.args.cache, num_bytes)
-        shares = [
-            choice.limit * len(dataset) * each // num_bytes for dataset, each in zip(datasets, sizes, strict=True)
-        ]
         caches: list[PixelCache] = []
         try:
-            if choice.kind != "off":
-                caches = [PixelCache(len(each), choice._replace(limit=limit)) for each, limit in zip(datasets, shares)]
+            for dataset, each in zip(datasets, sizes, strict=True) if choice.kind != "off" else ():
+                limit = choice.limit * len(dataset) * each // num_bytes
+                caches.append(PixelCache(len(dataset), choice._replace(limit=limit)))
         except OSError as error:
             choice = CacheChoice("off", f"images are decoded each time: {error.strerror} (--cache {choice.kind})")
-        for dataset, part, cache in zip(datasets, parts, caches):  # all, or none
+        for dataset, part, cache in zip(datasets, parts, caches, strict=True) if choice.kind != "off" else ():
             dataset.keep(cache, part)
             dataset.sends_bytes = self.sends_bytes(job)
         is_small = len(datasets[0]) <= _MOST_WARMED and not job.args.workers
