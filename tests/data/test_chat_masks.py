@@ -342,6 +342,8 @@ def test_generation_marks_are_not_trusted():
     last = "{% if loop.last %}" + body + "{% else %}{{ m.content }}{% endif %}"
     message = refused(LOOP % last, *turns)
     assert "generation marks leave out 'Hello'" in message and "in the rendering: Bye" in message
+    other = refused(LOOP % last.replace("loop.last", "loop.index0 == 1"), *turns[:2], ("assistant", "Bye"))
+    assert "marks leave out 'Bye'" in other and "the assistant's text: Bye" in other
 
 
 HEAD = "<|im_start|>{{ m.role }}{{ '\\n' }}"

@@ -126,6 +126,7 @@ def test_a_bad_row_is_refused_with_its_place_or_dropped(tmp_path):
     assert caught.value.fix.startswith("--bad_rows drop")
     plan = preflight(SCHEMA, data=path, options=DataOptions(bad_rows="drop"))
     assert plan.dropped == {"bad_rows": 1} and plan.chats["turns"]["user"] == 19
+    assert plan.chats["format"] == {"messages": 19}
 
 
 def test_dropping_bad_rows_is_proposed_only_if_it_leaves_rows_to_train_on(tmp_path):

@@ -230,17 +230,15 @@ class ChatEncoder:
 
     def _check_marks(self, chat: Chat, found: Rendering, turns: list[int]) -> None:
         """Check that the template's generation marks, if it has any, are around the texts of the assistant alone."""
-        for each in found.segments:
-            for first, last in list(zip(each.starts, each.ends, strict=False))[
-                : (1 if each.is_name else None) if found.marks else 0
-            ]:
+        for each in found.segments if found.marks else ():
+            for first, last in list(zip(each.starts, each.ends, strict=False))[: 1 if each.is_name else None]:
                 is_own = each.message in turns
                 is_covered = any(start <= first and last <= end for start, end in found.marks)
                 is_touched = any(start < last and first < end for start, end in found.marks)
                 if (is_own and not is_covered) or (not is_own and is_touched):
                     what = f"generation marks {'leave out' if is_own else 'cover'} {shown(each.text)!r}"
                     marked = " ... ".join(found.text[start:end] for start, end in found.marks)
-                    raise self._unproven(chat, what, marked, chat.messages)
+                    raise self._unproven(chat, what, marked, chat.messages[each.message :] if is_own else chat.messages)
 
     def _by_turn(self, chat: Chat, sentinels: Sentinels, found: Rendering, turns: list[int]) -> dict[int, list[Span]]:
         """Return the spans of each turn: from the end of the generation prompt to the end of the turn, within marks.

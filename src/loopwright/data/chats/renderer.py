@@ -22,8 +22,9 @@ class Renderer:
 
     def __init__(self, tokenizer: Any, template: ChatTemplate) -> None:
         self.template, self._tokenizer, self._in_parts = template, tokenizer, False
-        self._in_parts = not self._writes_probe()  # some templates take contents as lists of parts alone
-        self._in_parts = self._in_parts and self._writes_probe()
+        if not self._writes_probe():
+            self._in_parts = True  # some templates take contents as lists of parts alone
+            self._in_parts = self._writes_probe()
 
     def _writes_probe(self) -> bool:
         from jinja2 import TemplateSyntaxError

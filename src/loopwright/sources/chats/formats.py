@@ -28,7 +28,7 @@ _ROLES = {
     **dict.fromkeys(("function", "ipython", "observation", "tool_output"), "tool"),
     **dict.fromkeys((f"{kind}_{what}" for kind in ("tool", "function") for what in ("response", "result")), "tool"),
 }
-_WEIGHTS = dict.fromkeys((0, "0", "0.0", "false"), 0) | dict.fromkeys((1, "1", "1.0", "true"), 1)
+_WEIGHTS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
 _FIX = "correct this row in the data file   or   delete this row from the data file"
 _MOST_SHOWN = 160
 
@@ -103,10 +103,9 @@ def read_chat(row: Mapping[str, Any], *, where: str = "", is_prompt: bool = Fals
 
 
 def _no_format(row: Mapping[str, Any], place: str) -> InputError:
-    empty = [name for needed, _, _ in FORMATS.values() if set(needed) <= set(row) for name in needed]
-    empty = [name for name in empty if _is_null(row[name])]
-    if empty:
-        return InputError("data.chat", f"{place} has no value for {empty[0]}", fix=_FIX)
+    for name in (name for needed, _, _ in FORMATS.values() if {*needed} <= {*row} for name in needed):
+        if _is_null(row[name]):
+            return InputError("data.chat", f"{place} has no value for {name}", fix=_FIX)
     saw = [f"columns: {', '.join(map(str, row))}", f"formats: {'; '.join(FORMATS).replace('/', ' and ')}"]
     fix = "rename the columns of the data file to one of the formats"
     return InputError("data.chat", f"{place} has none of the formats of conversations", saw=saw, fix=fix)
@@ -135,14 +134,11 @@ def _is_empty(value: Any) -> bool:
 
 def _weight(value: Any, what: str, more: str = "") -> int:
     """Return the weight of a row or a message, 0 or 1; 1 if it has none."""
-    if _is_empty(value):
-        return 1
-    given = value.strip().lower() if isinstance(value, str) else value
-    try:
-        return _WEIGHTS[given]
-    except (KeyError, TypeError):
+    found = 1 if _is_empty(value) else _WEIGHTS.get(str(value).strip().lower())
+    if found is None:
         saw, fix = [f"weight: {_shown(value)}"], f"write 0 (not trained) or 1 (trained){more}"
-        raise InputError("data.chat", f"{what} is neither 0 nor 1", saw=saw, fix=fix) from None
+        raise InputError("data.chat", f"{what} is neither 0 nor 1", saw=saw, fix=fix)
+    return found
 
 
 def _shown(value: Any) -> str:

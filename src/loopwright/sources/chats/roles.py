@@ -94,9 +94,9 @@ def chat_text(chat: Any) -> str:
 def count_turns(rows: Iterable[Mapping[str, Any]], chats: Iterable[Any]) -> Counter[tuple[str, str]]:
     """Count the formats of rows, the turns of each role, and the conversations with tools."""
     found: Counter[tuple[str, str]] = Counter()
-    for row, chat in zip(rows, chats, strict=True):
+    for row, chat in ((row, chat) for row, chat in zip(rows, chats, strict=True) if chat):
         found["format", chat.format if isinstance(chat, Pair) else chat_format(_as_format(dict(row))) or ""] += 1
-        if isinstance(chat, Chat) or (isinstance(chat, Pair) and chat.is_chat):
+        if isinstance(chat, Chat) or chat.is_chat:
             found.update(("turns", str(message["role"])) for message in chat.messages)
             found["tools", "conversations"] += chat.tools is not None
     return found
