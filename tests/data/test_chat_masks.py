@@ -418,11 +418,11 @@ def test_calls_are_never_written_as_python_writes_them(said, call):
 
 def test_a_prompt_is_written_in_the_shape_that_the_template_takes():
     made = copy.copy(tokenizer())
-    head = "{% for m in messages %}<|im_start|>{{ m.role }} "
+    head = "Hello {% for m in messages %}<|im_start|>{{ m.role }} "
     made.chat_template = head + "{% for p in m.content %}{{ p.text }}{% endfor %}<|im_end|>{% endfor %}" + PROMPT
     asked = [{"role": "user", "content": "Hi"}]
     found = PromptEncoder(made, 99)({"chat": Chat(asked)})
-    assert found["text"] == "<|im_start|>user Hi<|im_end|><|im_start|>assistant\n"
+    assert found["text"] == "Hello <|im_start|>user Hi<|im_end|><|im_start|>assistant\n"
     made.chat_template = SHAPES["gemma"].template.replace("«", "").replace("»", "")
     with pytest.raises(InputError) as raised:
         PromptEncoder(made, 99)({"chat": Chat([{"role": "system", "content": "Be kind."}, *asked])})

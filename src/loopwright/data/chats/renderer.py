@@ -30,7 +30,8 @@ class Renderer:
         from jinja2 import TemplateSyntaxError
 
         try:
-            return PROBE[1]["content"] in self(Chat(PROBE))[1]
+            said = PROBE[1]["content"]
+            return self(Chat(PROBE))[1].count(said) > self.template.text().count(said)
         except InputError as error:
             if isinstance(error.__cause__, TemplateSyntaxError):
                 what, saw = f"the chat template {self.template.name} is not valid Jinja", [error.saw[0]]
