@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.engine.layers import layer_stacks
+from loopwright.engine.modes import evaluating
 from loopwright.engine.nested import map_tensors
 from loopwright.engine.segments import segment_bounds, stop_segments, use_segments, why_no_segments
 
@@ -99,20 +100,16 @@ class JoinedRows:
         `dtype` is that of matrix products: under autocast, layers may return another one.
         """
         found = []
-        modes = [(module, module.training) for module in self._model.modules()]
-        self._model.eval()
         self._is_compared = True
         try:
             for each in (None, budget):
-                with self.running(mask, each):
+                with evaluating(self._model), self.running(mask, each):
                     loss = forward().detach()
                     if self._last is None or (each is not None and self._layout is None):
                         return False
                     found.append((self._last[mask.bool()], loss))
         finally:
             self._is_compared = False
-            for module, was_training in modes:
-                module.training = was_training
         tolerance = _TOLERANCES.get(dtype, 1e-4)
         return all(_is_close(padded, own, tolerance) for padded, own in zip(*found, strict=True))
 

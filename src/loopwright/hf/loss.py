@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from loopwright.engine.modes import evaluating
 from loopwright.errors import BatchLossError, DataError
 
 IGNORED = -100
@@ -92,17 +93,11 @@ class ItemCounter:
 
     def _compare_losses(self, batch: Mapping[str, Any]) -> bool | None:
         """Compare a batch's loss with its logits' loss, shifted and unshifted; None if inconclusive."""
-        modes = [(module, module.training) for module in self._model.modules()]
         parameter = next(self._model.parameters(), None)
         device = torch.device("cpu") if parameter is None else parameter.device
         inputs = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
-        try:
-            self._model.eval()
-            with torch.no_grad():
-                outputs = self._model(**inputs)
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        with evaluating(self._model), torch.no_grad():
+            outputs = self._model(**inputs)
         loss, logits = found_loss(outputs), found_logits(outputs)
         labels = inputs["labels"]
         if loss is None or not isinstance(logits, Tensor) or logits.shape[:-1] != labels.shape:

@@ -178,17 +178,12 @@ def generating(job: Job, device: Any) -> Iterator[None]:
     """Put the model into evaluation mode with keyed sampling, and restore modes and generators afterwards."""
     import torch
 
+    from loopwright.engine.modes import evaluating
     from loopwright.engine.seeding import preserved_generators, seed_torch
 
-    modes = [(module, module.training) for module in job.model.modules()]
-    job.model.eval()
-    try:
-        with preserved_generators(device), torch.no_grad():
-            seed_torch(job.training.seed, device)
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with evaluating(job.model), preserved_generators(device), torch.no_grad():
+        seed_torch(job.training.seed, device)
+        yield
 
 
 def continued(
@@ -331,14 +326,13 @@ def check_causal(path: str, model: Any) -> None:
     """Refuse a model whose outputs depend on later tokens: it would only copy them."""
     import torch
 
+    from loopwright.engine.modes import evaluating
+
     ids = torch.arange(8).remainder(language.num_embeddings(model))[None]
     other = ids.clone()
     other[0, -1] = 0
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
+    with evaluating(model), torch.no_grad():
         change = (model(input_ids=ids).logits - model(input_ids=other).logits).float().abs().amax((0, 2))
-    model.train(was_training)
     if change[:-1].max() > 1e-4 * change[-1]:
         raise InputError(
             "model.task",

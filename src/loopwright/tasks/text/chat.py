@@ -24,7 +24,7 @@ from loopwright.sources import DataPlan, Role
 from loopwright.sources.chats import Chat
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows, Task
-from loopwright.tasks.data import RowDataset, RunData
+from loopwright.tasks.data import RunData
 from loopwright.tasks.scoring import BaselineScores, JointScorer, MetricScorer, PartScorer, Scorer, score_rows
 from loopwright.tasks.text import causal_lm, decoders
 from loopwright.tasks.text import conversations as chats
@@ -58,9 +58,7 @@ class ChatArguments(TaskArguments):
     tokens_per_update: int | None = flag(
         None, "Tokens of an update, over all processes: a multiple of --max_length; needs --packing.", at_least=8
     )
-    vocab_size: int | None = flag(
-        None, "Vocabulary size of a model from scratch, 300 or more; chosen from the data if unset.", at_least=300
-    )
+    vocab_size: int | None = language.vocab_size_flag()
     max_new_tokens: int = flag(128, "Maximum number of tokens of an answer.", at_least=1)
     temperature: float = flag(0.0, "Sampling temperature of answers; 0 takes the likeliest token.", at_least=0)
     num_samples: int = flag(3, "Held-out prompts to answer at each evaluation, for log and report.", at_least=0)
@@ -74,9 +72,7 @@ class ChatArguments(TaskArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        language.check_loss_chunk(self.loss_chunk)
-        if self.vocab_size is not None and self.model is not None:
-            raise ConfigError("vocab_size is for a model from scratch, but --model has a vocabulary: leave it out")
+        language.check_flags(self)
         if self.exact_match_rows and self.train_on == "all":
             raise ConfigError("exact_match_rows compares answers, and train_on='all' trains everything: leave out one")
 
@@ -141,8 +137,7 @@ class ChatTuning(Task):
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         args = job.args
         if not is_labelled:
-            most = text.longest_allowed(job.processor, job.model.config) or args.max_length
-            return RowDataset(rows, chats.PromptEncoder(job.processor, most - min(args.max_new_tokens, most // 2)))
+            return chats.prompts(job, rows)
         most = None if args.model is None else text.longest_allowed(job.processor, job.model.config)
         with text.quiet():
             found = chats.Conversations(rows, _encoder(args, job.processor), bad_rows=args.bad_rows, limit=most)
@@ -214,23 +209,14 @@ class ChatTuning(Task):
         return [("trained in brackets", chats.with_brackets(pieces)), *fields]
 
     def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        rows, number = job.eval_dataset.rows, job.args.num_samples
-        if not number or job.training.fsdp:  # with a sharded model, all processes would have to take part
-            return []
-        places = sorted({index * len(rows) // number for index in range(number)})
-        asked, prompts, tokens = list[Chat](), list[Chat](), list[Any]()
-        for chat in (chats.until_answer(rows[place]["chat"]) for place in places):
+        asked = []
+        for place in chats.sample_places(job):
+            chat = chats.until_answer(job.eval_dataset.rows[place]["chat"])
             prompt = chats.before_answer(chat)
             with suppress(InputError):  # one without room for an answer
-                tokens.append(self.create_dataset(job, [{"chat": prompt}], is_labelled=False)[0]["input_ids"])
-                asked, prompts = [*asked, chat], [*prompts, prompt]
-        if not tokens:
-            return []
-        with causal_lm.generating(job, next(job.model.parameters()).device):
-            written = chats.answers(job, tokens, job.args.temperature)
-        sources = [chats.content_of(prompt.messages[-1]) for prompt in prompts]
-        triples = zip(sources, written, map(chats.last_answer, asked), strict=True)
-        return [{"source": source, "written": answer, "true": right} for source, answer, right in triples]
+                tokens = self.create_dataset(job, [{"chat": prompt}], is_labelled=False)[0]["input_ids"]
+                asked.append((tokens, chats.content_of(prompt.messages[-1]), chats.last_answer(chat)))
+        return chats.answered(job, asked)
 
     def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
         add_samples(run.evaluation / SAMPLES, None, self.written_samples(job, []))

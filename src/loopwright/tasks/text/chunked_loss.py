@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from loopwright.engine.modes import evaluating
 from loopwright.engine.seeding import preserved_generators
 
 _MOST_LOGITS = 2**26  # of a micro-batch, or of the tokens computed at a time
@@ -217,19 +218,14 @@ def _head_of(model: Any) -> Any:
 def _is_linear(model: Any, head: Any, options: Mapping[str, Any]) -> bool:
     rows = int(model.get_input_embeddings().weight.shape[0])
     ids = (torch.arange(_PROBED, device=head.weight.device) * 7919 % rows)[None]
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with (
-            preserved_generators(head.weight.device),
-            torch.autocast(head.weight.device.type, enabled=False),
-            torch.compiler.set_stance("force_eager"),  # layers would be compiled for these few tokens
-        ):
-            logits = model(input_ids=ids, **options).logits.float()
-            whole = functional.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="sum")
-            with _replaced_head(head, partial(_summed, labels=ids.flatten(), tokens=_PROBED, ignored=-100)):
-                alone = model(input_ids=ids, **options).logits
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with (
+        evaluating(model),
+        preserved_generators(head.weight.device),
+        torch.autocast(head.weight.device.type, enabled=False),
+        torch.compiler.set_stance("force_eager"),  # layers would be compiled for these few tokens
+    ):
+        logits = model(input_ids=ids, **options).logits.float()
+        whole = functional.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="sum")
+        with _replaced_head(head, partial(_summed, labels=ids.flatten(), tokens=_PROBED, ignored=-100)):
+            alone = model(input_ids=ids, **options).logits
     return alone.dim() == 0 and torch.allclose(whole, alone.float(), rtol=1e-3)

@@ -194,6 +194,29 @@ def answers(job: Job, prompts: Iterable[Any], temperature: float, streamer: Any 
     return generated(job, batch, temperature, streamer)
 
 
+def prompts(job: Job, rows: Rows) -> RowDataset:
+    """Return conversations as prompts that leave room for an answer."""
+    most = text.longest_allowed(job.processor, job.model.config) or job.args.max_length
+    return RowDataset(rows, PromptEncoder(job.processor, most - min(job.args.max_new_tokens, most // 2)))
+
+
+def sample_places(job: Job) -> list[int]:
+    """Return the validation rows whose prompts are answered at each evaluation."""
+    number, size = job.args.num_samples, len(job.eval_dataset)
+    if job.training.fsdp:  # with a sharded model, all processes would have to take part
+        return []
+    return sorted({index * size // number for index in range(number)})
+
+
+def answered(job: Job, asked: Sequence[tuple[Any, str, str]]) -> list[dict[str, Any]]:
+    """Return the model's answers to prompts, each given as tokens, its last turn and the true answer."""
+    if not asked:
+        return []
+    with causal_lm.generating(job, next(job.model.parameters()).device):
+        written = answers(job, [ids for ids, _, _ in asked], job.args.temperature)
+    return [{"source": source, "written": w, "true": true} for (_, source, true), w in zip(asked, written, strict=True)]
+
+
 class Dialogue:
     """A conversation with a model that continues: it keeps the turns so far."""
 
@@ -253,18 +276,16 @@ def separates_packed(model: Any) -> bool:
     import torch
 
     from loopwright.data.packing import block_diagonal_mask
+    from loopwright.engine.modes import evaluating
 
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return False
     ids = torch.arange(12, device=model.device).remainder(language.num_embeddings(model))[None]
     numbers, places = torch.tensor([[0] * 7 + [1] * 5]), torch.tensor([[*range(7), *range(5)]])
     mask = block_diagonal_mask(numbers.to(model.device), model.dtype)
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
+    with evaluating(model), torch.no_grad():
         packed = model(ids, position_ids=places.to(model.device), attention_mask=mask, use_cache=False).logits
         alone = torch.cat([model(ids[:, :7]).logits, model(ids[:, 7:]).logits], 1)
-    model.train(was_training)
     size = float(alone.float().abs().max()) * (1e-4 if model.dtype == torch.float32 else 5e-2)
     return float((packed - alone).float().abs().max()) <= size
 

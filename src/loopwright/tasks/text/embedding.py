@@ -133,6 +133,8 @@ class SentenceEmbedding(Task):
         return rows
 
     def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
+        from loopwright.engine.modes import evaluating
+
         data, args, vectors = job.data, job.args, WordVectors()
         vectors.learn(each for row in data.each_row("train") for each in _pair(row))
         found = {"word-overlap": _score_rows(data, args, vectors)}
@@ -140,12 +142,9 @@ class SentenceEmbedding(Task):
         if args.model is None or num_rows > _MOST_UNTRAINED:
             return found
         model = job.model.to(job.training.device)
-        was_training = model.training
-        untrained = Embedder(model.eval(), job.processor, args.max_length)
-        try:
+        with evaluating(model):
+            untrained = Embedder(model, job.processor, args.max_length)
             return {**found, "untrained": _score_rows(data, args, untrained)}
-        finally:
-            model.train(was_training)
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         notes = []

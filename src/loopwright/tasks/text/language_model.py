@@ -44,7 +44,17 @@ def loss_chunk_flag() -> Any:
     )
 
 
-def check_loss_chunk(given: str) -> None:
+def vocab_size_flag() -> Any:
+    return flag(
+        None, "Vocabulary size of a model from scratch, 300 or more; chosen from the data if unset.", at_least=300
+    )
+
+
+def check_flags(args: Any) -> None:
+    """Refuse unusable values of the flags that language models share."""
+    if args.vocab_size is not None and args.model is not None:
+        raise ConfigError("vocab_size is for a model from scratch, but --model has a vocabulary: leave it out")
+    given = args.loss_chunk
     if given not in ("auto", "off") and not (given.isdecimal() and int(given)):
         near = nearest(given, ["auto", "off"])
         raise must_be("loss_chunk", "a number of tokens, 'auto' or 'off'", given, nearest=near)
@@ -58,9 +68,7 @@ class LanguageArguments(TaskArguments):
     block_size: int | None = flag(
         None, "Tokens of a block; what the model allows, but at most 1024, if unset.", at_least=4
     )
-    vocab_size: int | None = flag(
-        None, "Vocabulary size of a model from scratch, 300 or more; chosen from the data if unset.", at_least=300
-    )
+    vocab_size: int | None = vocab_size_flag()
     loss_chunk: str = loss_chunk_flag()
 
     max_length = ShortName("block_size", int)
@@ -68,9 +76,7 @@ class LanguageArguments(TaskArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_loss_chunk(self.loss_chunk)
-        if self.vocab_size is not None and self.model is not None:
-            raise ConfigError("vocab_size is for a model from scratch, but --model has a vocabulary: leave it out")
+        check_flags(self)
 
 
 class LanguageTask(Task):

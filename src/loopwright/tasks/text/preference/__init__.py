@@ -62,9 +62,7 @@ class PreferenceArguments(TaskArguments):
         None, "Maximum tokens of a prompt with an answer; the longest of the data if unset.", at_least=8
     )
     overlong: str = flag("refuse", "What to do with longer pairs.", choices=("refuse", "truncate", "drop"))
-    vocab_size: int | None = flag(
-        None, "Vocabulary size of a model from scratch, 300 or more; chosen from the data if unset.", at_least=300
-    )
+    vocab_size: int | None = language.vocab_size_flag()
 
     max_new_tokens: int = flag(64, "Maximum number of tokens of an answer.", at_least=1)
     temperature: float = flag(0.0, "Sampling temperature of answers; 0 takes the likeliest token.", at_least=0)
@@ -76,12 +74,10 @@ class PreferenceArguments(TaskArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        language.check_loss_chunk(self.loss_chunk)
+        language.check_flags(self)
         named = [name for name in (self.prompt_column, self.chosen_column, self.rejected_column) if name is not None]
         if len({*named}) < len(named):
             raise ConfigError(f"prompt, chosen and rejected are columns of their own, but {named} has one twice")
-        if self.vocab_size is not None and self.model is not None:
-            raise ConfigError("vocab_size is for a model from scratch, but --model has a vocabulary: leave it out")
         if self.gamma is not None and self.loss != "simpo":
             raise ConfigError(f"gamma is for loss='simpo', not for {self.loss!r}: leave it out", flag="gamma")
         if self.label_smoothing and self.loss == "ipo":
@@ -182,8 +178,7 @@ class PreferenceTuning(Task):
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         assert isinstance(job, PreferenceJob)
         if not is_labelled and len(rows) and "chat" in rows[0]:  # of a dialogue
-            most = text.longest_allowed(job.processor, job.model.config) or job.args.max_length
-            return RowDataset(rows, chats.PromptEncoder(job.processor, most - min(job.args.max_new_tokens, most // 2)))
+            return chats.prompts(job, rows)
         if not is_labelled:
             return RowDataset(rows, _encoder(job.args, job.processor, job.args.max_length))
         dataset = answers.PairDataset(rows, _encoder(job.args, job.processor), job.args.max_length, job.args.overlong)
@@ -282,20 +277,12 @@ class PreferenceTuning(Task):
         ]
 
     def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        dataset, number = job.eval_dataset, job.args.num_samples
-        if not number or job.training.fsdp:  # with a sharded model, all processes would have to take part
-            return []
-        places = sorted({index * len(dataset) // number for index in range(number)})
-        found = [dataset.features(place) for place in places]
-        with causal_lm.generating(job, next(job.model.parameters()).device):
-            prompts = [each["input_ids"][0][: each["start"]] for each in found]
-            written = chats.answers(job, prompts, job.args.temperature)
-        pairs = [dataset.rows[place]["pair"] for place in places]
-        texts = [(answers.last(pair.prompt), answers.last(pair.chosen)) for pair in pairs]
-        return [
-            {"source": source, "written": answer, "true": true}
-            for (source, true), answer in zip(texts, written, strict=True)
-        ]
+        asked = []
+        for place in chats.sample_places(job):
+            found, pair = job.eval_dataset.features(place), job.eval_dataset.rows[place]["pair"]
+            prompt = found["input_ids"][0][: found["start"]]
+            asked.append((prompt, answers.last(pair.prompt), answers.last(pair.chosen)))
+        return chats.answered(job, asked)
 
     def preview(self, job: Job) -> list[tuple[str, bool]]:
         """Return the first chosen answer after its prompt, with the tokens that count."""
@@ -320,18 +307,18 @@ def _log_probs_of_rows(job: Job, model: Any, dataset: Any) -> Any:
     import torch
 
     from loopwright.config.processes import gather_bytes
+    from loopwright.engine.modes import evaluating
     from loopwright.engine.nested import to_device
 
     training, size = job.training, job.training.eval_batch_size
     device = torch.device("cpu") if training.fsdp else training.device
     precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(str(training.mixed_precision))
-    modes = [(module, module.training) for module in model.modules()]
     if next(model.parameters()).device != device:
         model.to(device)
-    model.eval()
     batches = [range(start, min(start + size, len(dataset))) for start in range(0, len(dataset), size)]
     found = [np.zeros((0, 2), np.float32)]
     with (
+        evaluating(model),
         torch.no_grad(),
         getattr(model, "disable_adapter", nullcontext)(),
         torch.autocast(device.type, precision, enabled=precision is not None),
@@ -340,8 +327,6 @@ def _log_probs_of_rows(job: Job, model: Any, dataset: Any) -> Any:
             features = job.collate_fn([dataset[position] for position in batch])
             log_probs, _ = answers.answer_log_probs(model, to_device(features, device))
             found.append(log_probs.float().cpu().numpy())
-    for module, mode in modes:
-        module.training = mode
     parts = gather_bytes(np.concatenate(found).tobytes())
     values = np.empty((len(dataset), 2), np.float32)
     for rank, part in enumerate(parts):
