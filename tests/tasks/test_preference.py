@@ -10,11 +10,17 @@ from loopwright import api
 from loopwright.errors import ConfigError, InputError, LoopwrightError
 from loopwright.run_folder import read_json
 from loopwright.sources.chats.pairs import Pair
-from loopwright.tasks.text.preference.answers import PairCollator, PairEncoder, answer_log_probs, as_messages
+from loopwright.tasks.text.preference.answers import (
+    PairCollator,
+    PairDataset,
+    PairEncoder,
+    answer_log_probs,
+    as_messages,
+)
 from loopwright.tasks.text.preference.losses import PreferenceLoss
 from loopwright.tasks.text.preference.reference import FILE
 from tasks.conftest import FLAGS
-from tasks.pairs import COLOURS, chat_rows, text_rows, whole_rows, write_model
+from tasks.pairs import CHATML, COLOURS, chat_rows, text_rows, whole_rows, write_model
 from tasks.recomputed import assert_recomputed
 from tasks.reviews import read_lines, write_jsonl
 from tasks.runs import check_kill, refusal, train_in
@@ -230,6 +236,20 @@ def test_what_a_template_writes_after_an_answer_counts_unless_its_turn_is_the_en
     run = api.train("preference", model=folder / "model", **files, **flags)
     assert "--answer_end" not in (run.path / "log.txt").read_text()
     assert "<|im_end|>\n\nrow" in (run.path / "samples" / "train_batch0.txt").read_text()
+
+
+def test_what_the_template_drops_of_pairs_is_counted(folder):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    (row,) = chat_rows(1)
+    brief = Pair(**{**row, "prompt": [{"role": "system", "content": "Be brief"}, *row["prompt"]]})
+    rows = [{"pair": each} for each in (Pair(**row), brief, Pair(**row, tools=[{"type": "function", "function": {}}]))]
+    notes = PairDataset(rows, PairEncoder(tokenizer), 128, "refuse").notes("training", 128)
+    assert [note.partition(" pairs")[0] for note in notes] == ["training: the template drops texts or tools of 1 of 3"]
+    tokenizer.chat_template = f"{{% set messages = messages | rejectattr('role', 'equalto', 'system') %}}{CHATML}"
+    notes = PairDataset(rows, PairEncoder(tokenizer), 128, "refuse").notes("training", 128)
+    assert [note.partition(" pairs")[0] for note in notes] == ["training: the template drops texts or tools of 2 of 3"]
 
 
 def test_label_smoothing_and_simpo_follow_their_formulas():

@@ -135,6 +135,12 @@ class TemplateTokens:
         _, rendered = self._renderer(chat, prompt=prompt)
         return rendered, self._tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]
 
+    def loses(self, chat: Chat, rendered: str) -> bool:
+        """Whether the template dropped the text of a turn, or the tools."""
+        if any(str(turn.get("content") or "").strip() not in rendered for turn in chat.messages):
+            return True
+        return bool(chat.tools) and self._renderer.ignores_tools(self._renderer(chat)[0], chat.tools, rendered)
+
 
 class PromptEncoder:
     """Encodes a conversation as the prompt of an answer; one of more than `room` tokens is an error."""

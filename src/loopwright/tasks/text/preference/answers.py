@@ -33,10 +33,13 @@ class PairEncoder:
         self._write = chats.TemplateTokens(tokenizer)
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        pair, answers = row["pair"], (row["pair"].chosen, row["pair"].rejected)
+        pair, answers, loses = row["pair"], (row["pair"].chosen, row["pair"].rejected), False
         if pair.is_chat:
             _, prompt = self._write(Chat(pair.prompt, pair.tools), prompt=True)
-            both = [self._ended(self._write(Chat([*pair.prompt, *each], pair.tools))[1]) for each in answers]
+            wholes = [Chat([*pair.prompt, *each], pair.tools) for each in answers]
+            written = [self._write(each) for each in wholes]
+            both = [self._ended(ids) for _, ids in written]
+            loses = any(self._write.loses(each, rendered) for each, (rendered, _) in zip(wholes, written, strict=True))
         else:
             end = self.tokenizer.eos_token or ""
             whole = [pair.prompt + answer + ("" if answer.endswith(end) else end) for answer in answers]
@@ -55,7 +58,7 @@ class PairEncoder:
         if ids[0] == ids[1]:
             what = f"the answers are the same in the first {self.max_length} tokens, which --max_length leaves"
             raise InputError("model.length", what, fix=f"--max_length {max(map(len, both))}")
-        return {"input_ids": ids, "start": start, "num_unlike": len(prompt) - start}
+        return {"input_ids": ids, "start": start, "is_unlike": len(prompt) > start, "loses": loses}
 
     def _ended(self, ids: list[int]) -> list[int]:
         return ids[: len(ids) - ids[::-1].index(self.end)] if self.end is not None and self.end in ids else ids
@@ -67,7 +70,7 @@ class PairDataset(RowDataset):
     def __init__(self, rows: Rows, encode: PairEncoder, max_length: int, overlong: str) -> None:
         self.reference: Any = None
         self._pairs: list[tuple[int, list[Any]]] = []
-        self._num_unlike = 0
+        self._num_unlike = self._num_lost = 0
         kept, long = [], {}
         for position in range(len(rows)):
             try:
@@ -81,7 +84,8 @@ class PairDataset(RowDataset):
                 if overlong != "truncate" or found["start"] >= max_length or np.array_equal(both[0], both[1]):
                     continue
             kept.append(position)
-            self._num_unlike += found["num_unlike"] > 0
+            self._num_unlike += found["is_unlike"]
+            self._num_lost += found["loses"]
             self._pairs.append((found["start"], both))
         self.num_long, self.num_dropped, self._size = len(long), len(rows) - len(kept), len(rows)
         if long and (overlong == "refuse" or not kept):
@@ -107,6 +111,9 @@ class PairDataset(RowDataset):
         if self._num_unlike:
             what = f"{split}: {self._num_unlike:,} of {self._size:,} prompts are tokenized differently before an answer"
             notes.append(f"{what}: the answer begins where they differ")
+        if self._num_lost:
+            what = f"{split}: the template drops texts or tools of {self._num_lost:,} of {self._size:,} pairs"
+            notes.append(f"{what}, such as a system message or earlier thinking")
         return notes
 
 
