@@ -28,7 +28,6 @@ DOCUMENTED = {"_replace", "_fields", "_asdict", "_make", "_exit", "_getframe", "
 # By file: the private names of other projects that it uses.
 USES = {
     "callbacks/ema.py": {"_foreach_add_", "_foreach_mul_", "_original_forward"},
-    "callbacks/profiling.py": {"_compiled_call_impl"},
     "checkpoint/hidden_state.py": {
         "_attn_implementation",
         "_buffers",
@@ -56,6 +55,7 @@ USES = {
         *("_timeout", "_utils", "_worker_pids_set", "_worker_result_queue", "_workers", "_workers_done_event"),
         "_workers_status",
     },
+    "engine/compilation.py": {"_compiled_call_impl", "_orig_mod"},
     "engine/buffers.py": {"_foreach_copy_", "_version"},
     "engine/engine.py": {
         *("_BatchNorm", "_is_accelerate_prepared", "_orig_mod", "_original_forward", "_reset_state"),
@@ -87,7 +87,7 @@ USES = {
     "sources/arrow.py": {"_fingerprint"},
     "stepping/cast_weights.py": {"_foreach_add_", "_foreach_copy_"},
     "stepping/graphs.py": {
-        *("_compiled_call_impl", "_optimizer_step_post_hooks", "_optimizer_step_pre_hooks", "_orig_mod"),
+        *("_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"),
         "_original_forward",
     },
     "tasks/adapters.py": {"_DropoutNd", "_modules"},

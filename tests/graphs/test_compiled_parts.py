@@ -1,5 +1,7 @@
 """Models compiled in parts: which parts, how often, for which sizes, and that a resumed run compiles the same."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from torch._dynamo.utils import counters
 import toys
 from graphs.recorder import FakeCapturer, GraphedTrainer
 from loopwright import Trainer
+from loopwright.callbacks import ProfileCallback
 from loopwright.engine.compilation import CompiledModel, compiled_parts
 from loopwright.errors import MemoryLimitError, Preempted
 from loopwright.training.run import run_of
@@ -365,3 +368,15 @@ def test_what_replaces_a_compiled_part_is_followed(kind, change, capsys):
     compiled = train("compile")
     assert capsys.readouterr().out.count("as it is written, not compiled: hooks or methods") == 1
     toys.assert_same_weights(compiled, train("auto"))
+
+
+@pytest.mark.parametrize("kind", [CompiledTrainer, GraphedAndCompiled])
+def test_a_profile_counts_the_work_of_compiled_parts_and_changes_no_number(kind, tmp_path):
+    """Operations inside compiled code are not seen, and it is not called where they are counted."""
+    profile = ProfileCallback(2, tmp_path, num_warm_ups=2)
+    options = {"num_epochs": 1, "gradient_accumulation_steps": 2}
+    profiled = trained(SAME, kind, callbacks=[profile], **options)
+    toys.assert_same_weights(profiled, trained(SAME, kind, **options))
+    found = json.loads((tmp_path / "summary.json").read_text())["limits"]
+    forward = 2 * (3 * 8 * 6 * 6 + 2 * 6 * 6 + 2 * 6 * 2)  # layers, pooler and head of a micro-batch
+    assert found["flops"] == 2 * 3 * forward

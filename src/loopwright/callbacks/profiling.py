@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from loopwright.callbacks.base import TrainerCallback, require_counts
 from loopwright.callbacks.roofline import limit_lines, limits_of, machine_rates, weight_traffic
+from loopwright.engine.compilation import has_compiled_modules
+from loopwright.engine.graphs import NotCapturableError
 from loopwright.engine.sharding import restored_variable
 from loopwright.errors import ConfigError
 from loopwright.protocols import TrainerLike
@@ -71,6 +74,7 @@ class ProfileCallback(TrainerCallback):
         self._before = (0.0, 0)  # seconds waited and updates graphed before the current one
         self._range: Any = None
         self._work: Any = None  # counts the floating-point operations of the first update
+        self._num_flops: int | None = None
         self._is_counting = self._is_over = False
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
@@ -84,13 +88,9 @@ class ProfileCallback(TrainerCallback):
     on_eval_epoch_end = on_train_epoch_start  # an evaluation may precede the first profiled update
 
     def on_train_step_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        # The first update is never a graph. A module that is compiled (torch has no public sign) would run another way.
-        is_plain = trainer.num_processes == 1 and getattr(trainer.model, "_compiled_call_impl", None) is None
-        if self._work is None and not self._is_over and self._profiler is None and is_plain:
-            from torch.utils.flop_counter import FlopCounterMode
-
-            self._work, self._is_counting = FlopCounterMode(display=False), True
-            self._work.__enter__()
+        # The first update is never a graph. A module that is compiled would run another way.
+        if self._begins_counting and trainer.num_processes == 1 and not has_compiled_modules(trainer.model):
+            self._start_counting()
         self._mark(trainer, "data" if len(self._marks) == 1 else "backward", "forward")
 
     def on_train_step_end(
@@ -99,7 +99,9 @@ class ProfileCallback(TrainerCallback):
         self._mark(trainer, "forward", "backward")
 
     def on_before_optimizer_step(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        self._stop_counting()
+        if self._is_counting:
+            self._num_flops = self._work.get_total_flops()
+            self._stop_counting()
         self._mark(trainer, "backward", "optimizer")
 
     def on_optimizer_step_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
@@ -173,6 +175,25 @@ class ProfileCallback(TrainerCallback):
             self._range.__exit__(None, None, None)
         self._range = None if phase is None else record_function(f"{_MARK}{phase}").__enter__()
 
+    @property
+    def _begins_counting(self) -> bool:
+        return self._work is None and not self._is_over and self._profiler is None
+
+    def _start_counting(self) -> None:
+        from torch.utils.flop_counter import FlopCounterMode
+
+        self._work, self._is_counting = FlopCounterMode(display=False), True
+        self._work.__enter__()
+
+    def count_work(self, run_micro_batch: Callable[[], Any], number: int) -> None:
+        """Count the operations of a micro-batch, one of `number` in an update."""
+        if self._begins_counting:
+            self._start_counting()
+            with suppress(RuntimeError, MemoryError, NotCapturableError):  # too little memory for the whole model, say
+                run_micro_batch()
+                self._num_flops = number * self._work.get_total_flops()
+            self._stop_counting()
+
     def _stop_counting(self) -> None:
         if self._is_counting:
             self._is_counting = False
@@ -182,14 +203,15 @@ class ProfileCallback(TrainerCallback):
         """Return the limits of an update; empty if its matrix work was not counted or memory is short."""
         model, number = trainer.model, len(self._updates)
         dtype = next((each.dtype for each in model.parameters()), torch.float32)
-        rates = machine_rates(trainer.device, trainer.run_config.mixed_precision, dtype) if self._work else None
-        if rates is None:
+        flops, precision = self._num_flops, trainer.run_config.mixed_precision
+        rates = None if flops is None else machine_rates(trainer.device, precision, dtype)
+        if flops is None or rates is None:
             return {}
         kernels = [event.self_device_time_total / 1e6 for event in events if event.device_type.name == "CUDA"]
         busy = sum(kernels) / number if kernels else None
         traffic = weight_traffic(model, trainer.optimizer)
         whole, waited = sum(seconds.values()) / number, seconds["data"] / number
-        return {"limits": limits_of(whole, waited, busy, self._work.get_total_flops(), traffic, rates)}
+        return {"limits": limits_of(whole, waited, busy, flops, traffic, rates)}
 
     def _stop(self) -> Any:
         profiler, self._profiler = self._profiler, None

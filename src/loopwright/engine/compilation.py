@@ -123,6 +123,12 @@ def _parts(module: nn.Module, layers: set[int]) -> Iterator[nn.Module]:
             yield child
 
 
+def has_compiled_modules(model: Any) -> bool:
+    """Whether a module was compiled by `nn.Module.compile` or `torch.compile`."""
+    # There is no public sign of it.
+    return any(each._compiled_call_impl is not None or hasattr(each, "_orig_mod") for each in model.modules())
+
+
 def _has_token_loss(model: Any) -> bool:
     """Whether a model of transformers computes a loss of each token, with the function that transformers has for it."""
     head = getattr(model, "get_output_embeddings", lambda: None)()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from loopwright.back_reference import BackReference
+from loopwright.callbacks import ProfileCallback
 from loopwright.data import Window
 from loopwright.engine.compilation import CompiledModel
 from loopwright.engine.memory import is_out_of_memory, release_memory
@@ -78,6 +79,8 @@ class CompiledUpdates:
             run.trainer.notify("compile", f"Compiling {len(self.model)} parts of the model, for {sizes}")
             self.model.compile(is_dynamic=recordings.is_dynamic)
         example = fitted(window.pieces[0].on(run.engine.device), recordings.compiled_for)
+        if not self._ready and example is not None:
+            self._count_work(lambda: rehearse(map_tensors(example, Tensor.clone)), len(window.pieces))
         if example is None or run.engine.is_distributed:  # the saved sizes are rank 0's
             run.checkpoints.lower_tier(run.progress.update, "kernels are compiled for the sizes that come first")
         try:
@@ -96,6 +99,14 @@ class CompiledUpdates:
             self._give_up((str(cause).strip().splitlines() or [type(cause).__name__])[0])
         self._ready.add(kind)
         self.model.note_hooks()
+
+    def _count_work(self, run_micro_batch: Callable[[], Any], number: int) -> None:
+        """Let a profile count operations where the model runs as it is written: compiled ones are not seen."""
+        self.is_on = False
+        for callback in self.run.trainer.callback_handler:
+            if isinstance(callback, ProfileCallback):
+                callback.count_work(run_micro_batch, number)
+        self.is_on = True
 
     def _give_up(self, reason: str) -> None:
         self.is_on, self.run.recordings.not_compiled = False, reason

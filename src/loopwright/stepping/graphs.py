@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from loopwright.back_reference import BackReference
 from loopwright.data import Window
 from loopwright.engine import graphs
+from loopwright.engine.compilation import has_compiled_modules
 from loopwright.engine.engine import outputs_as_computed
 from loopwright.engine.host_state import HostState
 from loopwright.engine.layers import num_idle_draws
@@ -239,10 +240,8 @@ def _cast_weights(run: TrainingRun) -> CastWeights | None:
     if run.engine.accelerator.mixed_precision != "bf16":
         return None
     model = run.trainer.model
-    # Of accelerate, for a model whose forward pass it has wrapped, and of `nn.Module.compile` and `torch.compile`.
-    is_wrapped = hasattr(model, "_original_forward")
-    is_compiled = any(each._compiled_call_impl is not None or hasattr(each, "_orig_mod") for each in model.modules())
-    if not is_wrapped or is_compiled:
+    is_wrapped = hasattr(model, "_original_forward")  # by accelerate
+    if not is_wrapped or has_compiled_modules(model):
         return None
     is_joint = not is_foreign(type(run.trainer), "backward_step")  # which may run several backward passes
     return CastWeights(model, is_joint=is_joint, by_attribute=run.settings.step_mode == "compile")
