@@ -78,6 +78,7 @@ def test_files_and_typed_pairs_get_the_rewards_of_the_evaluation(learnt, folder)
     same = {"prompt": texts[0], "chosen": "a", "rejected": "a"}
     bad = learnt.predict([same, {**same, "rejected": "b"}])
     assert bad[0]["error"].startswith("data.pair") and bad[1]["preferred"] in ("chosen", "rejected")
+    assert all(each["error"] for each in learnt.predict(["q\t\tb", "q\tb\tb ", " \ta\tb"]))
     with pytest.raises(InputError):
         learnt.predict(texts[:2])
 

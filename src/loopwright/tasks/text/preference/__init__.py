@@ -20,7 +20,7 @@ from loopwright.metrics.paired import rows_of
 from loopwright.metrics.preferences import RewardAccuracy, Rewards
 from loopwright.run_folder import RunFolder
 from loopwright.sources import DataPlan, Role
-from loopwright.sources.chats.pairs import Pair
+from loopwright.sources.chats.pairs import Pair, read_pair
 from loopwright.sources.schema import Schema
 from loopwright.tasks import scoring
 from loopwright.tasks.adapters import four_bits
@@ -258,8 +258,7 @@ class PreferenceTuning(Task):
             raise InputError("args.value", what, saw=[repr(each)[:80] for each in texts], fix=fix)
         formats = plan.chats.get("format", {})
         is_chat = not any(name.endswith("texts") for name in formats)
-        pairs = [Pair(prompt, chosen, rejected) for prompt, chosen, rejected in groups]
-        return [{"pair": answers.as_messages(pair) if is_chat else pair} for pair in pairs]
+        return [{"pair": _typed_pair(group, is_chat)} for group in groups]
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
         assert isinstance(job, PreferenceJob)
@@ -407,6 +406,15 @@ def _loss(args: Any) -> PreferenceLoss:
 def _texts(data: RunData) -> Iterator[str]:
     for row in data.each_row("train"):
         yield from (answers.shown(getattr(row["pair"], name)) for name in answers.PARTS)
+
+
+def _typed_pair(texts: Sequence[str], is_chat: bool) -> Pair | None:
+    """Return three texts as a pair; None if they would be refused in a file."""
+    try:
+        pair = read_pair(dict(zip(answers.PARTS, texts, strict=True)))
+    except InputError:
+        return None
+    return answers.as_messages(pair) if is_chat and not pair.is_chat else pair
 
 
 def _preferred(chosen: float, rejected: float) -> str:
