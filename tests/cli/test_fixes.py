@@ -972,6 +972,26 @@ case(
     {"x.jsonl": CHATS, "loud.jinja": LOUD},
     edit=rewrite("x.jsonl", re.sub('"content": "[^"]*"', '"content": "8"', CHATS)),
 )
+STRICT = (
+    "{% for m in messages %}{% if not loop.first and m.role == messages[loop.index0 - 1].role %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+)
+case(
+    "a-conversation-that-the-template-refuses",
+    "model.chat_template",
+    ["train", "chat", "--data", "x.jsonl", "--chat_template", "strict.jinja", *SHORT],
+    {
+        "x.jsonl": CHATS.replace('"messages": [', '"messages": [{"role": "user", "content": "Hi"}, ', 1),
+        "strict.jinja": STRICT,
+    },
+    edit=rewrite("x.jsonl", CHATS),
+)
+case(
+    "long-conversations",
+    "model.length",
+    ["train", "chat", "--data", "x.jsonl", "--max_length", "24", *SHORT],
+    {"x.jsonl": CHATS},
+)
 
 
 @pytest.fixture(autouse=True)
