@@ -160,6 +160,28 @@ def test_numbers_drawn_to_skip_no_layer_do_not_keep_a_model_from_being_recorded(
     assert draws_on_host(generator_states(), torch.device("cuda"), num_idle_draws(model)) is False
 
 
+def test_an_optimizer_that_was_recorded_on_a_gpu_steps_on_the_cpu():
+    def recorded(model):
+        optimizer = torch.optim.RMSprop(model.parameters(), lr=2**-9)
+        optimizer.param_groups[0]["capturable"] = True  # as a checkpoint of a run on a GPU says
+        return optimizer
+
+    plain = trained(Trainer, make_optimizer=lambda model: torch.optim.RMSprop(model.parameters(), lr=2**-9))
+    assert_same(trained(Trainer, make_optimizer=recorded), plain)
+
+
+def test_numbers_of_a_model_in_double_precision_are_not_rounded():
+    def in_double(kind, **options):
+        model = a_model().double()
+        trainer = kind(model, nn.CrossEntropyLoss(), adamw(model), callbacks=[])
+        inputs, labels = a_dataset().tensors
+        data = torch.utils.data.TensorDataset(inputs.double(), labels)
+        trainer.train(data, num_epochs=1, per_device_batch_size=8, gradient_accumulation_steps=3, seed=5, **options)
+        return trainer
+
+    toys.assert_same_weights(in_double(GraphedTrainer), in_double(EagerTrainer, step_mode="eager"))
+
+
 def test_what_must_see_every_step_means_eager_unless_it_is_declared_safe(capsys):
     class Overriding(GraphedTrainer):
         def calculate_train_batch_loss(self, batch):

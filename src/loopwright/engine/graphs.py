@@ -172,10 +172,10 @@ def shape_key(value: Any, *, is_alone: bool) -> str:
 
 
 class StaticInputs:
-    """Reusable device buffers in the structure of a value. Floats become buffers too."""
+    """Reusable device buffers in the structure of a value. Floats become buffers too, of a precision."""
 
-    def __init__(self, value: Any, device: torch.device) -> None:
-        self._value = map_leaves(value, lambda leaf: _buffer(leaf, device))
+    def __init__(self, value: Any, device: torch.device, precision: torch.dtype) -> None:
+        self._value = map_leaves(value, lambda leaf: _buffer(leaf, device, precision))
         self._buffers = list(iter_tensors(self._value))
         self._numbers: dict[int, float] = {}
 
@@ -203,10 +203,10 @@ class StaticInputs:
             torch._foreach_copy_(targets, sources)  # one kernel for all tensors
 
 
-def _buffer(leaf: Any, device: torch.device) -> Any:
+def _buffer(leaf: Any, device: torch.device, precision: torch.dtype) -> Any:
     if isinstance(leaf, Tensor):
         return torch.empty_like(leaf, device=device)
-    return torch.zeros((), dtype=torch.float32, device=device) if isinstance(leaf, float) else leaf
+    return torch.zeros((), dtype=precision, device=device) if isinstance(leaf, float) else leaf
 
 
 @dataclass
@@ -296,7 +296,7 @@ class UpdateGraphs:
         try:
             step.refresh()
             for index, value in enumerate(inputs):
-                own = StaticInputs(value, step.device)
+                own = self._inputs_like(value)
                 own.fill(value)
                 before(index)
                 self.capturer.warm_up(lambda own=own: outputs.append(step.micro_batch(own.value)))  # type: ignore[misc]
@@ -353,7 +353,7 @@ class UpdateGraphs:
     def _record_once(self, key: str, value: Any, *, is_alone: bool) -> _Recorded:
         step = self.step
         with self._no_trace(key):
-            inputs = StaticInputs(value, step.device)
+            inputs = self._inputs_like(value)
 
             def warm_up() -> None:
                 inputs.fill(value)  # each time: a model may change its inputs
@@ -455,6 +455,10 @@ class UpdateGraphs:
             memory.forget_frames(error)
             memory.release_memory(self.step.device)
         return found
+
+    def _inputs_like(self, value: Any) -> StaticInputs:
+        is_double = any(parameter.dtype == torch.float64 for parameter in self.step.parameters)
+        return StaticInputs(value, self.step.device, torch.float64 if is_double else torch.float32)
 
     def _drop_gradients(self) -> None:
         for parameter in self.step.parameters:

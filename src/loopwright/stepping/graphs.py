@@ -51,6 +51,7 @@ def plan_stepper(run: TrainingRun) -> EagerStepper | GraphStepper:
 def _planned_stepper(run: TrainingRun) -> EagerStepper | GraphStepper:
     eager = eager_stepper(run)
     if run.settings.step_mode == "eager" or not has_graphs(run.trainer):
+        _forget_capturing(run)
         return eager
     compiled = eager.compiled if isinstance(eager, CompiledStepper) else None
     reason = _why_eager(run) or run.recordings.ended
@@ -324,6 +325,13 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> None:
     for parameter, state in optimizer.state.items():
         if isinstance(state.get("step"), Tensor):
             state["step"] = state["step"].to(parameter.device)
+
+
+def _forget_capturing(run: TrainingRun) -> None:
+    """Let an optimizer that was recorded on a GPU step on a device where it would refuse to."""
+    for group in getattr(run.trainer.optimizer, "param_groups", ()) if run.engine.device.type in ("cpu", "mps") else ():
+        if group.get("capturable"):
+            group["capturable"] = False
 
 
 def _may_fuse(group: dict[str, Any]) -> bool:
