@@ -116,7 +116,22 @@ def test_transformers_opens_the_model_and_it_ends_its_turns(learnt):
 def test_a_killed_run_resumes_to_the_same_bits_and_reads_the_same_reference(lora, folder, tmp_path):
     files = ["--train_file", folder / "train.jsonl", "--validation_file", folder / "validation.jsonl"]
     words = ["train", "preference", *files, "--model", folder / "model", "--max_train_samples", 48]
-    words += ["--epochs", 2, "--batch", 8, "--lr", 1e-3, "--threads", 1, "--no_rehearsal", *lora]
+    words += [
+        "--epochs",
+        2,
+        "--batch",
+        8,
+        "--lr",
+        1e-3,
+        "--threads",
+        1,
+        "--no_rehearsal",
+        "--temperature",
+        0.8,
+        "--max_new_tokens",
+        8,
+        *lora,
+    ]
     whole = check_kill(
         tmp_path,
         [*words, "--save_strategy", "steps", "--save_steps", 2],
@@ -278,6 +293,9 @@ def test_bad_input_is_refused_with_the_row_and_a_fix(folder, tmp_path):
     defaults = {"data": data, "model": folder / "model", **TRAINING}
     assert "longer than 8 tokens" in refusal("preference", defaults, "model.length", max_length=8)
     assert "positions for 128" in refusal("preference", defaults, "model.length", max_length=1000)
+    lora = {"lora": "r=2", "trained_tokens": ["<|im_ends|>", "<|pad|>"]}
+    assert "--trained_tokens '<|pad|>' '<|im_end|>'" in refusal("preference", {**defaults, **lora}, "args.value")
+    refusal("preference", {**defaults, "trained_tokens": ["pink"]}, "args.value")
     assert "the rows are texts" in refusal("preference", defaults, "args.value", chat_template="chatml")
     for flags in ({"gamma": 1.0}, {"loss": "ipo", "label_smoothing": 0.1}):
         with pytest.raises(ConfigError):

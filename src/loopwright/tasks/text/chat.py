@@ -302,7 +302,7 @@ def _fit(args: Any, loaded: text.Loaded, path: str, data: RunData) -> list[str]:
     decoders.check_decoder(path, loaded)
     added = decoders.set_template(tokenizer, args.chat_template)
     encoder = _encoder(args, tokenizer)
-    args.trained_tokens = args.trained_tokens or added
+    decoders.choose_trained_tokens(args, tokenizer, added)
     notes = [f"tokens added to the tokenizer: {' '.join(added)}"] if added else []
     if encoder.end_of_turn is None:
         notes.append("the template ends turns without a special token, so nothing trained ends an answer")

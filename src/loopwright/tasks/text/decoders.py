@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
-from loopwright.errors import InputError
+from loopwright.errors import InputError, near_names
 from loopwright.tasks.arguments import flag_list
 from loopwright.tasks.base import Job
 from loopwright.tasks.pretrained import open_pretrained
@@ -41,7 +42,25 @@ def set_template(tokenizer: Any, given: str | None) -> list[str]:
 
 
 def trained_tokens_flag() -> Any:
-    return flag_list("With --lora: tokens whose embeddings are trained; those added if unset.")
+    return flag_list("With --lora: tokens whose embeddings are trained, beside those that a template adds.")
+
+
+def choose_trained_tokens(args: Any, tokenizer: Any, added: list[str]) -> None:
+    """Add the tokens of a template to those that are trained; refuse a token that does not exist."""
+    given, known = args.trained_tokens, tokenizer.get_vocab()
+    flag, what = "--trained_tokens", ""
+    if given and not args.lora:
+        what, better, saw = f"{flag} is for --lora: without it, all embeddings are trained", [], []
+    elif unknown := [token for token in given if token not in known]:
+        what, near = f"{flag}: the tokenizer has no token {unknown[0]!r}", near_names(unknown[0], known)
+        better, saw = (
+            [*(token for token in given if token in known), *near[:1]],
+            [f"nearest: {', '.join(near) or 'none'}"],
+        )
+    if what:
+        fix = f"{flag} {shlex.join(better)}" if better else f"leave out {flag}"
+        raise InputError("args.value", what, saw=saw, fix=fix, flag=flag)
+    args.trained_tokens = [*dict.fromkeys([*given, *added])] if args.lora else []
 
 
 def train_tokens(job: Job) -> None:

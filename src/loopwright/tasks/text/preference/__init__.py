@@ -359,10 +359,11 @@ def _settle_template(args: Any, tokenizer: Any, data: RunData, origin: Origin) -
         if args.chat_template is not None:
             what, fix = "--chat_template has no effect: the rows are texts", "leave out --chat_template"
             raise InputError("args.value", what, fix=fix)
+        decoders.choose_trained_tokens(args, tokenizer, [])
         return None
     added = decoders.set_template(tokenizer, args.chat_template or (None if origin.path else "chatml"))
     if origin.path is not None:
-        args.trained_tokens = args.trained_tokens or added
+        decoders.choose_trained_tokens(args, tokenizer, added)
     return ChatEncoder(tokenizer).end_of_turn if tokenizer.is_fast else None
 
 
