@@ -123,13 +123,18 @@ def test_what_a_callback_changes_between_updates_is_followed(name):
     assert graphed.modes.startswith("egg" + last[0]) and set(graphed.modes[4:]) == {last[-1]}
 
 
-def test_weights_that_are_replaced_before_every_update_end_graphs(capsys):
-    def replace(trainer, **kwargs):
-        replace_data(trainer)
+def test_weights_that_are_replaced_before_every_update_end_graphs(tmp_path, capsys):
+    def replacing(**options):
+        replace = toys.callback(on_update_end=lambda trainer, **kwargs: replace_data(trainer))
+        return trained(TapedTrainer, callbacks=[replace], num_epochs=3, **options)
 
-    graphed = assert_same_as_eager(callbacks=[lambda: toys.callback(on_update_end=replace)], num_epochs=3)
-    assert graphed.modes == "egggg" + "eeee"
+    whole = replacing(checkpoints=toys.saving(tmp_path))
+    assert whole.modes == "egggg" + "eeee"
     assert capsys.readouterr().out.count("not as CUDA graphs: weights are replaced") == 1
+    for update in (2, 4):
+        resumed = replacing(resume_from=toys.step(tmp_path, update))
+        assert resumed.modes == whole.modes[update:]
+        toys.assert_same_weights(resumed, whole)
 
 
 class Counting(Net):

@@ -320,7 +320,7 @@ class UpdateGraphs:
     def forget_if_changed(self) -> tuple[str, bool]:
         """Drop graphs that no longer fit; return a digest of the optimizer's settings and of which weights are trained.
 
-        The second value is whether anything else has changed: attributes, hooks, or where weights lie.
+        The second value is `has_moved`.
         """
         options = [
             [value for name, value in group.items() if name not in ("params", "lr")]
@@ -330,10 +330,14 @@ class UpdateGraphs:
         if (options, trained) != self._recorded_for:
             self.forget()
             self._recorded_for, self._settings = (options, trained), _digest(repr((options, trained)))
-        has_changed = self._host_state is not None and self._host_state.has_changed(self._caches)
-        if has_changed:
+        has_moved = self.has_moved()
+        if has_moved:
             self.forget()
-        return self._settings, has_changed
+        return self._settings, has_moved
+
+    def has_moved(self) -> bool:
+        """Whether attributes, hooks, or where weights lie have changed since the last replay."""
+        return self._host_state is not None and self._host_state.has_changed(self._caches)
 
     def forget(self) -> None:
         self._graphs, self._apply, self._host_state = {}, None, None

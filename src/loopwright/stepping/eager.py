@@ -50,6 +50,9 @@ class EagerStepper:
     def close(self) -> None:
         """Leave the model as it was: nothing to do."""
 
+    def note_changes(self) -> None:
+        """Note what the list of recorded shapes says of the time since the last update: nothing."""
+
     @property
     def step(self) -> Callable[[Window], None]:
         """The trainer's own update, without another frame around it."""

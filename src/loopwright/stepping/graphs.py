@@ -121,6 +121,10 @@ class GraphStepper:
         """Leave the model as it was."""
         self._rows.close()
 
+    def note_changes(self) -> None:
+        """Note in the list of recorded shapes, before it is saved, whether its graphs are stale."""
+        self.run.recordings.has_moved = self._graphs.has_moved()
+
     def step(self, window: Window) -> None:
         if self._compiled is not None:
             self._compiled.follow(window)

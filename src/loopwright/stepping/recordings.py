@@ -28,6 +28,7 @@ class Recordings:
         ended: why no update is a graph any more, or None.
         settings: a digest of everything but the shapes that graphs were recorded for; "" before the first one.
         num_changes: updates in a row before which it changed.
+        has_moved: anything else that graphs were recorded for has changed since the last update.
         unpads: whether graphs leave padding out; None before it is decided.
         compiled_for: the sizes of the batch that the model is compiled with; None before the first one.
         is_dynamic: the model is compiled for all sizes.
@@ -39,6 +40,7 @@ class Recordings:
     ended: str | None = None
     settings: str = ""
     num_changes: int = 0
+    has_moved: bool = False
     unpads: bool | None = None
     compiled_for: list[list[int]] | None = None
     is_dynamic: bool = False
@@ -71,8 +73,10 @@ class Recordings:
 
     def follow(self, settings: str, has_moved: bool = False) -> str | None:
         """Note the settings of the next update; return why no update can be a graph if they change all the time."""
+        has_moved |= self.has_moved  # before it was saved
         has_changed = has_moved or self.settings not in ("", settings)
         self.settings, self.num_changes = settings, self.num_changes + 1 if has_changed else 0
+        self.has_moved = False
         if self.num_changes <= MOST_CHANGES:
             return None
         if has_moved:

@@ -211,6 +211,7 @@ class RunCheckpoints:
         run, loader = self.run, self.run.train_loader
         why = run.boundary.decision()
         skips = run.settings.bad_samples == "skip" and loader is not None
+        run.stepper.note_changes()
         return {
             "progress": run.progress.state_dict(),
             "seed": run.seed,
