@@ -14,6 +14,7 @@ from graphs.recorder import GraphedTrainer
 from loopwright import Trainer
 from loopwright.data.buckets import loop_padding
 from loopwright.engine import segments
+from loopwright.engine.compilation import CompiledModel
 from loopwright.engine.joined_rows import JoinedRows, token_budget, why_padded
 from loopwright.errors import ConfigError
 from loopwright.hf import TrainingArguments
@@ -92,6 +93,17 @@ def test_outputs_and_gradients_of_every_token_are_those_of_the_padded_batch(name
         assert (padded - own).abs().max() <= 1e-5 * padded.abs().max()
     joined.close()
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_all_layers_are_compiled_once():
+    model, batch, compilations = model_of("BertForSequenceClassification"), batch_of([20, 5, 9, 2], width=20), []
+    joined = JoinedRows(model)
+    compiled = CompiledModel(model, backend=lambda graph, inputs: compilations.append(graph) or graph.forward)
+    compiled.compile(is_dynamic=True)
+    with compiled.active(), joined.running(batch["attention_mask"], 56):
+        model(**batch)
+    joined.close()
+    assert len(compilations) == 2  # and the pooler
 
 
 def test_models_that_cannot_leave_padding_out_give_the_reason():

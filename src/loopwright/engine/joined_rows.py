@@ -169,7 +169,9 @@ class _Layout:
             return value
         if id(value) not in self._known:
             flat = value.expand(self._rows, *value.shape[1:]).reshape(-1, *value.shape[2:])
-            self._known[id(value)] = (value, flat.index_select(0, self._places)[None])
+            chosen = flat.index_select(0, self._places)
+            # No view of another tensor: the first layer would be compiled apart from those that get no views.
+            self._known[id(value)] = (value, torch.ops.aten._unsafe_view(chosen, (1, *chosen.shape)))
         return self._known[id(value)][1]
 
     def apart(self, value: Tensor) -> Tensor:
