@@ -116,22 +116,8 @@ def test_transformers_opens_the_model_and_it_ends_its_turns(learnt):
 def test_a_killed_run_resumes_to_the_same_bits_and_reads_the_same_reference(lora, folder, tmp_path):
     files = ["--train_file", folder / "train.jsonl", "--validation_file", folder / "validation.jsonl"]
     words = ["train", "preference", *files, "--model", folder / "model", "--max_train_samples", 48]
-    words += [
-        "--epochs",
-        2,
-        "--batch",
-        8,
-        "--lr",
-        1e-3,
-        "--threads",
-        1,
-        "--no_rehearsal",
-        "--temperature",
-        0.8,
-        "--max_new_tokens",
-        8,
-        *lora,
-    ]
+    words += ["--epochs", 2, "--batch", 8, "--lr", 1e-3, "--threads", 1, "--no_rehearsal", *lora]
+    words += ["--temperature", 0.8, "--max_new_tokens", 8]
     whole = check_kill(
         tmp_path,
         [*words, "--save_strategy", "steps", "--save_steps", 2],
