@@ -1,6 +1,7 @@
 """A replay runs no Python: what that reads may change between updates, and then graphs are recorded again, or ended."""
 
 import weakref
+from collections import deque
 
 import numpy as np
 import pytest
@@ -163,6 +164,26 @@ class Drawing(Net):
         return super().forward(inputs + self.generator.random())
 
 
+class Nested(Net):
+    def __init__(self):
+        super().__init__()
+        self.state = {"counts": [{"calls": 0}]}
+
+    def forward(self, inputs):
+        self.state["counts"][0]["calls"] += 1
+        return super().forward(inputs) / self.state["counts"][0]["calls"]
+
+
+class Remembering(Net):
+    def __init__(self):
+        super().__init__()
+        self.lengths = deque(maxlen=4)
+
+    def forward(self, inputs):
+        self.lengths.append(len(self.lengths) + len(inputs))
+        return super().forward(inputs) / sum(self.lengths)
+
+
 class Fading:
     calls = 0
 
@@ -177,6 +198,8 @@ class Fading:
         ({"model": Counting}, "Counting.calls"),
         ({"model": Averaging}, "Averaging._buffers.mean"),
         ({"model": Drawing}, "Drawing.generator"),
+        ({"model": Nested}, "Nested.state.counts.0.calls"),
+        ({"model": Remembering}, "Remembering.lengths"),
         ({"loss": Fading}, "Fading.calls"),
     ],
 )

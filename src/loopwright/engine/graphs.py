@@ -385,6 +385,7 @@ class UpdateGraphs:
             recorded = self._capture(update)
             reason = warm.why_not_repeated()
             if reason is not None:
+                host_state.restore()
                 raise NotCapturableError(reason)
             changes = list(host_state.changes())
         self._caches.update(place for place, _ in changes)

@@ -6,11 +6,13 @@ pass that changes what the next one reads cannot be recorded.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from operator import is_
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -56,6 +58,14 @@ class HostState:
             for place, value in self.changes()
         )
 
+    def restore(self) -> None:
+        """Put back the numbers and texts inside of attributes; those of modules themselves are in a `BufferShadow`."""
+        for place, held, length, before in self._kept:
+            if "." in place and len(held) == length:
+                for name, value in before.items():
+                    if isinstance(value, _PLAIN):
+                        held[name] = value
+
     def why_not_repeated(self) -> str | None:
         """Return why a pass that has been run since cannot be repeated without the host, or None."""
         for place, value in self.changes():
@@ -76,10 +86,18 @@ def _places(owners: Iterable[Any]) -> Iterator[tuple[str, Any]]:
                 kind = type(part).__name__
                 yield kind, vars(part)
                 for name, value in vars(part).items():
-                    held = _held(value)
-                    if name not in _OF_TORCH and held is not None and id(held) not in seen:
-                        seen.add(id(held))
-                        yield f"{kind}.{name}", held
+                    if name not in _OF_TORCH:
+                        yield from _inner(f"{kind}.{name}", value, seen)
+
+
+def _inner(place: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    held = _held(value)
+    if held is not None and id(held) not in seen:
+        seen.add(id(held))
+        yield place, held
+        for name, each in held.items() if isinstance(held, dict) else enumerate(held):
+            if isinstance(each, (dict, list)):
+                yield from _inner(f"{place}.{name}", each, seen)
 
 
 def _held(value: Any) -> Any:
@@ -94,7 +112,11 @@ def _entries(held: Any) -> dict[Any, Any]:
 
 
 def _value(value: Any) -> Any:
-    """Return what is compared: of a random generator its state."""
+    """Return what is compared: of a random generator its state, of other objects that change in place their content."""
+    if isinstance(value, np.ndarray):
+        return value.tolist() if value.size <= _MOST_ENTRIES else value
+    if isinstance(value, (set, deque)) and len(value) <= _MOST_ENTRIES:
+        return list(value) if all(isinstance(each, _PLAIN) for each in value) else value
     if type(value) not in STATES or type(value) is SimpleNamespace:
         return value
     state = STATES[type(value)][0](value)
