@@ -10,7 +10,7 @@ from torch.nn import functional
 from loopwright import api
 from loopwright.engine.compilation import CompiledModel
 from loopwright.errors import ConfigError
-from loopwright.tasks.text.chunked_loss import LinearCrossEntropy, token_loss_sum
+from loopwright.tasks.text.chunked_loss import LinearCrossEntropy, token_loss
 from tasks.test_adapters import adapted, small_llama
 from tasks.texts import lines, tiny_gpt2, write_text
 
@@ -46,7 +46,7 @@ def losses(model, chunk, *, is_bf16=False, **inputs):
     inputs = {"input_ids": torch.arange(60).reshape(3, 20) * 7 % 300, **inputs}
     labels = torch.where(inputs["input_ids"] % 3 == 0, -100, inputs["input_ids"].roll(-1, 1))
     with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
-        loss = token_loss_sum(model, model, inputs, labels, chunk=chunk, ignored=-100, use_cache=False)
+        loss = token_loss(model, model, inputs, labels, chunk=chunk, ignored=-100, use_cache=False)
     (loss / 40).backward()
     return loss.item(), {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
 

@@ -100,7 +100,7 @@ def _kernel() -> Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]] | None:
     return losses_and_slope
 
 
-def token_loss_sum(
+def token_loss(
     model: Any,  # what is called: `inner`, perhaps wrapped for several processes
     inner: Any,
     inputs: Mapping[str, Any],
@@ -109,38 +109,22 @@ def token_loss_sum(
     chunk: str,  # --loss_chunk
     ignored: int,
     why_not: str | None = None,
+    reduction: str = "sum",
     **options: Any,
 ) -> Tensor:
-    """Return the summed cross-entropy of a micro-batch; at once if `why_not` or the model itself is a reason."""
-    tokens = _settled_chunk(inner, labels, chunk, why_not, options)
+    """Return the cross-entropy of a micro-batch; at once if `why_not` or the model itself is a reason.
+
+    With the reduction "none" it is that of each token, and the backward pass computes the logits again.
+    """
+    tokens, flat = _settled_chunk(inner, labels, chunk, why_not, options), labels.flatten()
     if tokens is None:
         logits = model(**inputs, **options).logits.float().flatten(0, 1)
-        return functional.cross_entropy(logits, labels.flatten(), ignore_index=ignored, reduction="sum")
-    with _replaced_head(_head_of(inner), partial(_summed, labels=labels.flatten(), tokens=tokens, ignored=ignored)):
-        total: Tensor = model(**inputs, **options).logits
-    return total
-
-
-def token_losses(
-    model: Any,
-    inner: Any,
-    inputs: Mapping[str, Any],
-    labels: Tensor,
-    *,
-    chunk: str,
-    ignored: int,
-    why_not: str | None = None,
-    **options: Any,
-) -> Tensor:
-    """Return the cross-entropy of each token, like `token_loss_sum`; the backward pass computes the logits again."""
-    tokens = _settled_chunk(inner, labels, chunk, why_not, options)
-    if tokens is None:
-        logits = model(**inputs, **options).logits.float().flatten(0, 1)
-        losses = functional.cross_entropy(logits, labels.flatten(), ignore_index=ignored, reduction="none")
-        return losses.view_as(labels)
-    with _replaced_head(_head_of(inner), partial(_single, labels=labels.flatten(), tokens=tokens, ignored=ignored)):
-        found: Tensor = model(**inputs, **options).logits
-    return found.view_as(labels)
+        found: Tensor = functional.cross_entropy(logits, flat, ignore_index=ignored, reduction=reduction)
+    else:
+        compute = _summed if reduction == "sum" else _single
+        with _replaced_head(_head_of(inner), partial(compute, labels=flat, tokens=tokens, ignored=ignored)):
+            found = model(**inputs, **options).logits
+    return found if reduction == "sum" else found.view_as(labels)
 
 
 def _settled_chunk(

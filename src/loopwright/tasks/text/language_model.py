@@ -192,25 +192,15 @@ def packed_width(training: Any, capacity: int, *, is_packing: bool, model: Any =
 
 
 def training_loss(job: Job, model: Any, inputs: Mapping[str, Any], labels: Any, **options: Any) -> Any:
-    """Return the summed loss of a training batch, in chunks of tokens as `--loss_chunk` says."""
-    from loopwright.tasks.text.chunked_loss import token_loss_sum
+    """Return the loss of a training batch, in chunks of tokens as `--loss_chunk` says; summed without a reduction."""
+    from loopwright.tasks.text import chunked_loss
 
-    return token_loss_sum(model, job.model, inputs, labels, **_chunk_options(job), **options)
-
-
-def training_token_losses(job: Job, model: Any, inputs: Mapping[str, Any], labels: Any, **options: Any) -> Any:
-    """Return the loss of each token of a training batch, likewise."""
-    from loopwright.tasks.text.chunked_loss import token_losses
-
-    return token_losses(model, job.model, inputs, labels, **_chunk_options(job), **options)
-
-
-def _chunk_options(job: Job) -> dict[str, Any]:
     training = job.training
     # The output layer is replaced for the time of a forward pass, and its gradients are scaled only afterwards.
     reasons = {"--fsdp is set": training.fsdp, "--fp16 is set": training.fp16}
     why_not = next((reason for reason, is_so in reasons.items() if is_so), None)
-    return {"chunk": job.args.loss_chunk, "ignored": text.IGNORED, "why_not": why_not}
+    how = {"chunk": job.args.loss_chunk, "ignored": text.IGNORED, "why_not": why_not}
+    return chunked_loss.token_loss(model, job.model, inputs, labels, **how, **options)
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def answer_log_probs(model: Any, batch: Mapping[str, Any], job: Job | None = Non
     if torch.is_grad_enabled() and job is not None:
         inputs = {"input_ids": ids, "attention_mask": mask}
         shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=text.IGNORED)
-        losses = language.training_token_losses(job, model, inputs, shifted, use_cache=False)
+        losses = language.training_loss(job, model, inputs, shifted, reduction="none", use_cache=False)
         return -losses.sum(-1).view(-1, 2), num_tokens
     step = max(1, _MOST_LOGITS // (ids.shape[1] * language.num_embeddings(getattr(model, "module", model))))
     parts = []
