@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from operator import is_
+from contextlib import suppress
+from operator import getitem, is_
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,12 +34,26 @@ class HostState:
         places = list(_places(owners))
         self._empty = [held for _, held in places if not held]
         self._kept = [(place, held, len(held), _entries(held)) for place, held in places if held]
+        # All of them in one go: this is asked before every replay.
+        entries = [(held, name, value) for _, held, _, before in self._kept for name, value in before.items()]
+        self._flat = [*zip(*(each for each in entries if each[0][each[1]] is each[2]), strict=True)]
+        self._content = [each for each in entries if each[0][each[1]] is not each[2]]
         self._weights = list(weights)
         self._pointers = _pointers(self._weights)
 
+    def _is_untouched(self) -> bool:
+        """Whether everything is certain to be the same object as then."""
+        if not self._flat or any(self._empty) or any(len(held) != length for _, held, length, _ in self._kept):
+            return False
+        helds, names, values = self._flat
+        with suppress(LookupError):
+            is_same = all(map(is_, map(getitem, helds, names), values))
+            return is_same and all(_is_equal(_value(held[name]), value) for held, name, value in self._content)
+        return False
+
     def changes(self) -> Iterator[tuple[str, Any]]:
         """Yield the place of everything that is another object than then, "" if it is new, and its value of now."""
-        for place, held, length, before in self._kept:
+        for place, held, length, before in () if self._is_untouched() else self._kept:
             get = held.get if isinstance(held, dict) else held.__getitem__
             if len(held) == length and all(map(is_, map(get, before), before.values())):
                 continue
