@@ -277,6 +277,17 @@ case(
 )
 
 
+GO_ON = ["resume", "run", "--epochs", "3", *SHORT[:1], "--quiet"]
+for name, code, words in (
+    ("another-optimizer-to-resume", "checkpoint.state", ["--optim", "sgd"]),
+    ("frozen-to-resume", "checkpoint.state", ["--freeze", "1"]),
+    ("fewer-rows-to-resume", "resume.data", ["--max_train_samples", "20"]),
+    ("other-splits-to-resume", "args.value", ["--validation_ratio", "0.4"]),
+    ("other-labels-to-resume", "args.value", ["--drop_labels", "pos"]),
+):
+    case(name, code, [*GO_ON, *words], make=lambda kit: kit.copy_run())
+
+
 def busy_port(kit: Kit) -> None:
     kit.copy_run()
     kit.socket = socket.socket()

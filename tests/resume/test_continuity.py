@@ -403,8 +403,8 @@ def test_another_class_of_optimizer_or_scheduler_is_refused_by_name_before_anyth
     fit(tmp_path, callbacks=[stop_at(3)], create_scheduler_fn=partial(lr_scheduler.StepLR, step_size=1))
     before = contents(tmp_path)
     for message, make, schedule in (
-        ("StepLR, the trainer has a ExponentialLR", sgd, partial(lr_scheduler.ExponentialLR, gamma=0.5)),
-        ("SGD, the trainer has a AdamW", adamw, partial(lr_scheduler.StepLR, step_size=1)),
+        ("StepLR, that of the trainer of class ExponentialLR", sgd, partial(lr_scheduler.ExponentialLR, gamma=0.5)),
+        ("SGD, that of the trainer of class AdamW", adamw, partial(lr_scheduler.StepLR, step_size=1)),
     ):
         model = toys.network(6, dropout=0.2)
         optimizer, weights = make(model.parameters()), toys.weights(model)
@@ -439,7 +439,7 @@ def test_data_of_another_length_are_refused_by_name_and_numbers(tmp_path):
     weights = toys.weights(model)
     with pytest.raises(DataError, match="train_dataset has 20 samples, but the run was started with 16"):
         fit(tmp_path, resume_from="auto", model=model, dataset=toys.data(20), eval_dataset=toys.data(8))
-    with pytest.raises(DataError, match=r"eval_dataset has 9 samples, .* started with 8.*allow_changed_data=True"):
+    with pytest.raises(DataError, match=r"(?s)eval_dataset has 9 samples, .* started with 8.*allow_changed_data=True"):
         fit(tmp_path, resume_from="auto", model=model, eval_dataset=toys.data(9))
     assert contents(tmp_path) == before and torch.equal(toys.weights(model), weights)
 

@@ -316,9 +316,12 @@ def test_groups_stay_together_carry_their_number_and_a_resumed_run_keeps_its_spl
     train, held_out = (plan.splits[split].parts[0].rows for split in ("train", "validation"))
     train[0], held_out[0] = held_out[0], train[0]  # a split that today's rules would not make
     (run.path / "data.json").write_text(plan.to_json())
-    with pytest.raises(InputError, match="keeps its splits"):
-        api.resume(run, group_column="stars", quiet=True)
-    api.resume(run, data=copy, epochs=2, quiet=True)
+    for name, value in {"group_column": "stars", "validation_ratio": 0.4, "class_weights": "balanced"}.items():
+        with pytest.raises(InputError) as refused:  # data.json has them, so they would be ignored
+            api.resume(run, epochs=2, quiet=True, **{name: value})
+        assert refused.value.flag == f"--{name}"
+    api.resume(run, data=copy, epochs=2, quiet=True, lr_scheduler_type="cosine")
+    assert "lr_scheduler_type: 'linear' -> 'cosine'" in (run.path / "log.txt").read_text()
     kept = DataPlan.read(run.path / "data.json")
     assert kept.files[0].path == str(copy)
     assert kept.to_json().replace("b.csv", "a.csv").split(' "sha256"')[:-1] == plan.to_json().split(' "sha256"')[:-1]

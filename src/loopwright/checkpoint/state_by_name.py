@@ -76,8 +76,10 @@ def fitted_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any], names:
     extra = sorted(set(saved_group) - set(name_of.values()))
     if missing or extra:
         raise CheckpointError(
-            "the optimizer does not hold the parameters that were saved. "
-            f"Not in the saved state: {missing[:5] or 'none'}; only in the saved state: {extra[:5] or 'none'}."
+            "the optimizer does not hold the parameters that were saved",
+            code="checkpoint.state",
+            saw=[f"not saved: {missing[:5] or 'none'}", f"saved, but not in the optimizer: {extra[:5] or 'none'}"],
+            fix="give the optimizer the parameters that it had",
         )
     groups = []
     for group in optimizer.state_dict()["param_groups"]:
@@ -86,8 +88,9 @@ def fitted_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any], names:
         options = [_options(saved_group[name]) for name in members] or [_options(group)]
         if any(other != options[0] for other in options):
             raise CheckpointError(
-                f"the optimizer puts {members[:5]} into one group, but they were saved with different options. "
-                "Group the parameters as in the run that was saved."
+                f"the optimizer puts {members[:5]} into one group, but they were saved with different options",
+                code="checkpoint.state",
+                fix="group the parameters as in the run that was saved",
             )
         groups.append({**options[0], **who})
     state = {index: saved["state"][name] for index, name in name_of.items() if name in saved["state"]}

@@ -163,7 +163,7 @@ def failure_of(error: BaseException) -> Failure:
 def _failure_of_ours(error: errors.LoopwrightError) -> Failure:
     if isinstance(error, errors.MemoryLimitError):
         return Failure(MEMORY, error)
-    if isinstance(error, errors.CheckpointError) and error.code != "resume.model":
+    if isinstance(error, errors.CheckpointError) and error.code not in ("resume.model", "checkpoint.state"):
         if error.code == "checkpoint.none":
             return (
                 Failure(NO_CHECKPOINT, error) if error.fix else failed(error.code, NO_CHECKPOINT, error.what, _VERIFY)

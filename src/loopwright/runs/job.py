@@ -57,6 +57,8 @@ from loopwright.tasks.text.models import load_config
 from loopwright.training.resume import stored_window
 
 _LENGTHS = "lengths.bin"
+# What decides learning rates and the order of rows, and is no setting of a Trainer.
+_RATES_AND_ORDER = {"lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "train_sampling_strategy"}
 _FINETUNING_UPDATES = 100
 _MOST_EPOCHS, _MOST_FINETUNING_EPOCHS = 100, 10  # that are chosen without being asked for
 _SPARE_SECONDS = 1.0  # between saves of a supervised run, if they are fast
@@ -200,7 +202,7 @@ class RunJob:
         callbacks = [*callbacks, *([HeedStop(self.owner)] if is_trial else [])]
         trainer = TaskTrainer(self.job, make_optimizer(self.job), callbacks, report=report, is_rehearsal=is_trial)
         own = {each.name for each in fields(self.args)} - {each.name for each in fields(TaskArguments)}
-        trainer.changed_arguments = self._changes((own | MODEL_FLAGS) & self.settings.given)
+        trainer.changed_arguments = self._changes((own | MODEL_FLAGS | _RATES_AND_ORDER) & self.settings.given)
         return trainer
 
     def length_of(self, num_updates: int | None = None) -> RunLength:

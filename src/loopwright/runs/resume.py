@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from typing import Any
 
 from loopwright.config.secrets import command_without_secrets
-from loopwright.errors import InputError
+from loopwright.errors import CheckpointError, DataError, InputError
 from loopwright.run_folder import RunFolder, write_atomically
 from loopwright.run_folder.files import read_bytes
 from loopwright.runs.console.screen import Screen
@@ -18,7 +19,7 @@ from loopwright.runs.kept_config import config_of
 from loopwright.runs.ownership import Ownership
 from loopwright.runs.settings import Settings, settle
 from loopwright.runs.start import DATA_FLAGS, Outcome, print_left_out
-from loopwright.sources import DataPlan, check_unchanged
+from loopwright.sources import DataOptions, DataPlan, check_unchanged
 from loopwright.tasks import get_task
 from loopwright.tasks.adapters import lora_options
 from loopwright.tasks.base import Task
@@ -28,6 +29,12 @@ from loopwright.tasks.pretrained import CONSENTS
 
 _TOKENIZER_FLAGS = ("vocab_size", "chat_template")
 _ADAPTER_FLAGS = ("lora", "load_in", "lora_rank", "lora_target")
+# Of an error: the flags that may have caused it, and what else is a fix.
+_CAUSES = {
+    "checkpoint.state": (("freeze", "lr_scheduler_type", "model", "optim", "trained_tokens"), ""),
+    "resume.data": (("max_eval_samples", "max_train_samples"), "   or   --allow_changed_data"),
+}
+_DATA_OPTIONS = {*(field.name for field in fields(DataOptions)), "group_column", "class_weights"}
 
 
 def resume_run(
@@ -67,7 +74,7 @@ def _resume(
         write_atomically(folder.config, read_bytes(config))
     if settings.training.max_steps > 0 and "num_train_epochs" in settings.given:
         screen.remark("note", f"--max_steps {settings.training.max_steps} sets the length of the run, not --epochs")
-    _check_kept(settings, settle(task, config=config))
+    changed = _changed(settings, settle(task, config=config))
     with ReadingProgress(screen) as progress:
         plan = _same_plan(task, settings, folder, progress)
     status, updates = folder.status, folder.read_result().get("updates")  # of an earlier end, after a kill
@@ -82,23 +89,39 @@ def _resume(
     from loopwright.runs.job import RunJob
     from loopwright.runs.train import train
 
-    return train(RunJob(task, settings, RunData(plan), screen, folder, owner=owner))
+    with _naming(changed):
+        return train(RunJob(task, settings, RunData(plan), screen, folder, owner=owner))
 
 
-def _check_kept(settings: Settings, then: Settings) -> None:
-    """Refuse other values of what a run is made of: its tokenizer, its adapters and the columns of its data."""
+@contextmanager
+def _naming(changed: Sequence[str]) -> Iterator[None]:
+    """Name the changed flag that explains an error about a state or data that does not fit."""
+    try:
+        yield
+    except (CheckpointError, DataError) as error:
+        flags, others = _CAUSES.get(error.code or "", ((), ""))
+        flag = next((name for name in changed if name in flags), None)
+        if flag is not None:
+            error.fix = f"leave out --{flag}{others}"
+        raise
+
+
+def _changed(settings: Settings, then: Settings) -> list[str]:
+    """Return the given flags that differ from the run's; refuse those of its tokenizer, its adapters and its data."""
     before, now = then.values(), settings.values()
     changed = [name for name in sorted(settings.given) if before.get(name) != now.get(name)]
     has_other = _adapters(settings.args) != _adapters(then.args)
     for name in changed:
         kept = "tokenizer" if name in _TOKENIZER_FLAGS else "adapters" if name in _ADAPTER_FLAGS and has_other else ""
-        if name.endswith(("_column", "_columns")) and not settings.args.allow_changed_data:
-            kept = "splits" if name == "group_column" else "columns"
+        if not settings.args.allow_changed_data:
+            kept = "columns" if name.endswith(("_column", "_columns")) else kept
+            kept = "own value" if name in _DATA_OPTIONS else kept
         if kept:
             flag = f"--{name}"
             raise InputError(
                 "args.value", f"{flag}: a resumed run keeps its {kept}", fix=f"leave out {flag}", flag=flag
             )
+    return changed
 
 
 def _adapters(args: Any) -> tuple[Any, ...]:
@@ -136,7 +159,7 @@ def _same_plan(task: Task, settings: Settings, folder: RunFolder, progress: Read
     if fresh.labels != plan.labels:
         what, fix = "the labels of the data differ from those of the model", "put the data back, or start a new run"
         raise InputError("resume.data", what, saw=[f"then: {plan.labels}", f"now:  {fresh.labels}"], fix=fix)
-    if is_same:
+    if not is_changed_allowed:
         fresh = replace(plan, files=fresh.files, tables=fresh.tables)  # the run keeps its splits
     write_atomically(folder.data, fresh.to_json())
     return fresh

@@ -13,6 +13,7 @@ CODES: dict[str, str] = {
     "args.value": "An option does not accept the given value, or two options exclude each other.",
     "checkpoint.none": "A run has no checkpoint, or none that can be trusted.",
     "checkpoint.size": "A state is too large to be read back, so it is not saved.",
+    "checkpoint.state": "The state of a checkpoint does not fit the optimizer or the scheduler that it is for.",
     "checkpoint.write": "A checkpoint could not be written, or differs from what was saved.",
     "code.allow": "A file names Python code that you have not allowed yet.",
     "data.annotations": "Annotations do not match their images: unknown or duplicate ids, missing entries, no objects.",

@@ -205,8 +205,9 @@ def read_file(path: str | Path) -> Any:
 def check_class(what: str, saved: str, current: Any, fix: str) -> None:
     if saved != type(current).__name__:
         raise CheckpointError(
-            f"the state was saved with a {saved}, the trainer has a {type(current).__name__} as its {what}: "
-            f"{fix} to continue that run"
+            f"the {what} of the checkpoint is of class {saved}, that of the trainer of class {type(current).__name__}",
+            code="checkpoint.state",
+            fix=fix,
         )
 
 

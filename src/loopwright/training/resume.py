@@ -139,8 +139,10 @@ def check_sizes(saved: Mapping[str, int | None], current: Mapping[str, int | Non
         before = saved.get(name)
         if None not in (before, size) and before != size:
             raise DataError(
-                f"{name} has {size} samples, but the run was started with {before}: the order of samples would change. "
-                "Restore the data, or pass Checkpointing(..., allow_changed_data=True) to continue with it."
+                f"{name} has {size} samples, but the run was started with {before}: the order of samples would change",
+                code="resume.data",
+                saw=["in Python: Checkpointing(..., allow_changed_data=True)"],
+                fix="--allow_changed_data   or   put the data back",
             )
 
 
