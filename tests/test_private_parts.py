@@ -55,6 +55,7 @@ USES = {
         *("_timeout", "_utils", "_worker_pids_set", "_worker_result_queue", "_workers", "_workers_done_event"),
         "_workers_status",
     },
+    "engine/attention_masks.py": {"_attn_implementation"},
     "engine/compilation.py": {"_compiled_call_impl", "_orig_mod"},
     "engine/buffers.py": {"_foreach_copy_", "_version"},
     "engine/engine.py": {

@@ -408,8 +408,9 @@ def test_another_class_of_optimizer_or_scheduler_is_refused_by_name_before_anyth
     ):
         model = toys.network(6, dropout=0.2)
         optimizer, weights = make(model.parameters()), toys.weights(model)
-        with pytest.raises(CheckpointError, match=message):
+        with pytest.raises(CheckpointError, match=message) as caught:
             fit(tmp_path, lambda _, made=optimizer: made, model=model, create_scheduler_fn=schedule, resume_from="auto")
+        assert caught.value.code == "checkpoint.state"
         assert torch.equal(toys.weights(model), weights) and not optimizer.state
     assert contents(tmp_path) == before
 

@@ -168,10 +168,9 @@ class _Layout:
         if value.dim() < 2 or value.shape[1] != self._width or value.shape[0] not in (1, self._rows):
             return value
         if id(value) not in self._known:
-            flat = value.expand(self._rows, *value.shape[1:]).reshape(-1, *value.shape[2:])
-            chosen = flat.index_select(0, self._places)
+            flat = value.expand(self._rows, *value.shape[1:]).reshape(1, -1, *value.shape[2:])
             # No view of another tensor: the first layer would be compiled apart from those that get no views.
-            self._known[id(value)] = (value, torch.ops.aten._unsafe_view(chosen, (1, *chosen.shape)))
+            self._known[id(value)] = (value, flat.index_select(1, self._places))
         return self._known[id(value)][1]
 
     def apart(self, value: Tensor) -> Tensor:
