@@ -3,6 +3,7 @@
 import copy
 import random
 import re
+import sys
 
 import pytest
 import torch
@@ -139,6 +140,14 @@ def test_options_come_by_name_and_as_text_and_adams_only_go_to_optimizers_with_b
     assert options == {"betas": (0.5, 0.6), "eps": 1e-6}
 
 
+@pytest.fixture
+def without_packages(monkeypatch):
+    """Hide the packages that optimizers come from, whether they are installed or not."""
+    roots = {package.replace("-", "_").removeprefix("torch_") for package, *_ in optimizers._FOREIGN_NAMES.values()}
+    for name in {*roots, *(each for each in sys.modules if each.partition(".")[0] in roots)}:
+        monkeypatch.setitem(sys.modules, name, None)
+
+
 @pytest.mark.parametrize(
     ("name", "optim_args", "expected"),
     [
@@ -157,7 +166,7 @@ def test_options_come_by_name_and_as_text_and_adams_only_go_to_optimizers_with_b
         ("lbfgs", None, "evaluates the loss several times in one update"),
     ],
 )
-def test_wrong_names_and_options_are_refused_with_the_nearest_match(name, optim_args, expected):
+def test_wrong_names_and_options_are_refused_with_the_nearest_match(name, optim_args, expected, without_packages):
     assert_refused(re.escape(expected), optimizer_class_and_options, name, optim_args=optim_args)
 
 
@@ -172,16 +181,15 @@ def test_bad_values_and_frozen_models_are_refused():
         assert_refused(text, create_optimizer, name, parameters, lr=0.1, **options)
 
 
-def test_every_name_of_transformers_is_known_or_refused_with_its_package_and_an_alternative():
+def test_every_name_of_transformers_is_known_or_refused_with_its_package_and_an_alternative(without_packages):
     names = {each.value for each in pytest.importorskip("transformers.training_args").OptimizerNames}
     assert len(names) == 41 and names > set(SIX)
     for name in SIX:
         optimizer_class_and_options(name)
     for name in names - set(SIX):
         package, kind, instead = optimizers._FOREIGN_NAMES[name]
-        if package != "schedulefree":
-            told = f"needs the package {package} .*: pip install -U {package}, or use '{instead}'"
-            assert_refused(told if kind else f"{name}' {package}: use '{instead}'", optimizer_class_and_options, name)
+        told = f"needs the package {package} .*: pip install -U {package}, or use '{instead}'"
+        assert_refused(told if kind else f"{name}' {package}: use '{instead}'", optimizer_class_and_options, name)
     alternatives = {instead for _, _, instead in optimizers._FOREIGN_NAMES.values()}
     assert len(alternatives) >= 5
     for name in sorted(alternatives):
