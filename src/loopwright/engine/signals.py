@@ -7,15 +7,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 from loopwright.errors import Preempted
 
 STOP_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name)
 )
-
-E = TypeVar("E", bound=BaseException)
 
 
 class SignalWatch:
@@ -54,21 +52,17 @@ class SignalWatch:
         """Raise the interruption, now that the run has stopped gracefully: an exception, or one made from a signal."""
         if interruption is not None:
             raise interruption
-        if self.received is signal.SIGINT:
-            raise _agreed(KeyboardInterrupt()) from None  # the stop that it caused is no news
-        if self.received is not None:
+        if self.received is None:
+            return
+        ended: Any = KeyboardInterrupt()
+        if self.received is not signal.SIGINT:
             name = self.received.name
             ended = Preempted(f"the run was ended by {name}; it can be resumed from its last checkpoint")
             ended.signal_name = name
-            raise _agreed(ended) from None
+        ended.is_agreed = True  # every process raises it, since they agreed on the signal
+        raise ended from None  # the stop that it caused is no news
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
             raise KeyboardInterrupt if number == signal.SIGINT else Preempted(signal.Signals(number).name)
         self.received = signal.Signals(number)
-
-
-def _agreed(error: E) -> E:
-    """Mark an error that every process raises, since they agreed on the signal."""
-    error.is_agreed = True  # type: ignore[attr-defined]
-    return error
