@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from loopwright.engine import create_accelerator
 from loopwright.engine.compilation import CompiledModel
 from loopwright.engine.memory import MemorySaving, list_savings
+from loopwright.engine.modes import kept_modes
 from loopwright.engine.nested import num_rows
 from loopwright.engine.sharding import Sharding
 from loopwright.hf.boundary import HfBoundary, HfLogbook
@@ -27,7 +28,7 @@ from loopwright.hf.run import HfRun
 from loopwright.hf.step import HfStep
 from loopwright.settings import RunSettings
 from loopwright.trainer import Trainer as CoreTrainer
-from loopwright.training.evaluation import run_eval_epoch, training_modes
+from loopwright.training.evaluation import run_eval_epoch
 from loopwright.training.run import run_of
 
 if TYPE_CHECKING:
@@ -71,13 +72,12 @@ class Core(CoreTrainer):
             yield
             return
         if training.is_running:
-            self._is_ready, modes = True, training_modes(self.model)
+            self._is_ready = True
             try:
-                yield
+                with kept_modes(self.model):
+                    yield
             finally:
                 self._is_ready = False
-                for module, mode in modes:
-                    module.training = mode
             return
         run = training.successor(RunSettings(mixed_precision=self.owner.args.mixed_precision))
         run.install(training)

@@ -14,11 +14,11 @@ import torch
 from loopwright.data import MicroBatch, Window
 from loopwright.data.batch_parts import bounds_of
 from loopwright.engine.memory import MemorySaving, SavedBytes, forget_frames, release_memory
+from loopwright.engine.modes import evaluating
 from loopwright.engine.nested import map_tensors, to_device
 from loopwright.engine.seeding import preserved_generators
 from loopwright.hooks import TrainerHooks
 from loopwright.settings import is_overridden
-from loopwright.training.evaluation import training_modes
 
 if TYPE_CHECKING:
     from loopwright.training.run import TrainingRun
@@ -146,19 +146,15 @@ def _compare_rows(run: TrainingRun, piece: MicroBatch, compute: Compute) -> Comp
 
     Without gradients more rows fit than can be trained on, but not always: then half as many are tried.
     """
-    model = run.trainer.model
-    before, modes = run.current_rows, training_modes(model)
+    before = run.current_rows
     try:
-        with preserved_generators(run.engine.device), torch.no_grad():
-            model.eval()
+        with preserved_generators(run.engine.device), torch.no_grad(), evaluating(run.trainer.model):
             for most in (piece.rows, piece.rows // 2):
                 found = _try_to_compare(run, piece, max(2, min(most, _MOST_ROWS_COMPARED)), compute)
                 if found is not None:
                     return found
         return Comparison()
     finally:
-        for module, mode in modes:
-            module.training = mode
         run.current_rows = before
         release_memory(run.engine.device)
 

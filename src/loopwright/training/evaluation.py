@@ -61,7 +61,8 @@ def run_eval_epoch(run: TrainingRun, loader: Loader, metric_name: str, is_interm
     """Evaluate once over a loader and record the mean loss; it has its own random keys, and restores the generators."""
     with run.logbook.spending("evaluation"):
         trainer, event = run.trainer, run.trainer.call_event
-        modes = training_modes(trainer.model) if is_intermediate else []
+        parts = trainer.model.modules() if is_intermediate and isinstance(trainer.model, nn.Module) else ()
+        modes = [(part, part.training) for part in parts]
         trainer.eval_epoch_start()
         tracker = LossTracker()
         event("on_eval_epoch_start", is_intermediate=is_intermediate)
@@ -82,8 +83,8 @@ def run_eval_epoch(run: TrainingRun, loader: Loader, metric_name: str, is_interm
         trainer.eval_epoch_end()
         loss, has_nonfinite_loss = reduced_mean(tracker, run.engine)
         trainer.run_history.update_metric(metric_name, loss)
-        for module, mode in modes:
-            module.training = mode
+        for part, mode in modes:
+            part.training = mode
         event("on_eval_epoch_end", is_intermediate=is_intermediate, has_nonfinite_loss=has_nonfinite_loss)
 
 
@@ -190,11 +191,6 @@ def _of_all_processes(output: Any, engine: Engine) -> list[Any]:
         return [map_tensors(output, lambda tensor: tensor.detach().cpu())]
     of_processes = [iter(parts) for parts in zip(*leaves, strict=True) if any(len(part) for part in parts)]
     return [map_tensors(output, lambda _, rest=rest: next(rest).cpu()) for rest in of_processes]  # type: ignore[misc]
-
-
-def training_modes(model: Any) -> list[tuple[nn.Module, bool]]:
-    """Return the modules of a model, each with its mode, to put them back after an evaluation."""
-    return [(module, module.training) for module in model.modules()] if isinstance(model, nn.Module) else []
 
 
 def _joined(outputs: list[Any]) -> Any:
