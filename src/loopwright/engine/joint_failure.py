@@ -107,13 +107,10 @@ class FailureWatch:
 
     def _heard_of(self, error: BaseException) -> str | None:
         """Return another process's failure, if it was posted; wait for it if this error implies one."""
-        deadline = time.monotonic() + (_HEARD_SECONDS if isinstance(error, AnotherProcessError) else 0)
+        seconds = _HEARD_SECONDS if isinstance(error, AnotherProcessError) else 0
         with contextlib.suppress(dist.DistError):
-            while (failure := self._failure_of_another()) is None and time.monotonic() < deadline:
-                time.sleep(_PAUSE_SECONDS)
-            if failure is not None:
+            if _wait_until(self._failure_of_another, seconds):
                 self._store.add(f"{self._key}/left", 1)
-            return failure
         return self._failure
 
     def _post(self, error: BaseException) -> str | None:
@@ -136,18 +133,10 @@ class FailureWatch:
             self._store.set(self._key, text)
             others = self._world - (2 if is_lost else 1)
             # The store may die with this process, so the others must have read it first.
-            self._wait_for(f"{self._key}/heard", others, _HEARD_SECONDS)
-            if not self._wait_for(f"{self._key}/left", others, _LEFT_SECONDS):
+            _wait_until(lambda: self._store.add(f"{self._key}/heard", 0) >= others, _HEARD_SECONDS)
+            if not _wait_until(lambda: self._store.add(f"{self._key}/left", 0) >= others, _LEFT_SECONDS):
                 Agreement.break_off()
         return text if is_lost else None
-
-    def _wait_for(self, count: str, number: int, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while self._store.add(count, 0) < number:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_PAUSE_SECONDS)
-        return True
 
     def _failure_of_another(self) -> str | None:
         if self._failure is None and self._store.check([self._key]):
@@ -177,6 +166,15 @@ class FailureWatch:
         sys.stderr.flush()
         faulthandler.dump_traceback()
         os._exit(1)
+
+
+def _wait_until(condition: Callable[[], Any], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_PAUSE_SECONDS)
+    return True
 
 
 def _summary(error: BaseException) -> str:
