@@ -513,12 +513,12 @@ def _state_entries(optimizer: torch.optim.Optimizer) -> dict[Any, set[str]]:
 def draws_on_host(before: dict[str, Any], device: torch.device, num_idle: int) -> bool:
     """Whether anything but `num_idle` uniform numbers was drawn from the host's generators since these states."""
     after = _comparable(generator_states(), device)
-    if not num_idle or after == _comparable(before, device):
-        return after != _comparable(before, device)
-    restore_generator_states(before)
-    for _ in range(num_idle):
-        torch.rand([])
-    return after != _comparable(generator_states(), device)
+    if num_idle and after != _comparable(before, device):
+        restore_generator_states(before)
+        for _ in range(num_idle):
+            torch.rand([])
+        before = generator_states()
+    return after != _comparable(before, device)
 
 
 def _comparable(states: dict[str, Any], device: torch.device) -> list[Any]:
