@@ -13,7 +13,7 @@ Evaluation batches are cut independently of training.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -200,43 +200,29 @@ class MemoryGuard:
         position = {"update": run.progress.update, "parts": self.parts.evaluation, "rows": rows}
         self._report_split("evaluation", text, comparison, {**position, "asked_bytes": asked, "free_bytes": free})
 
+    @contextmanager
+    def optimizer_step(self) -> Iterator[None]:
+        """Run the optimizer's step: an error from here on means a torn update.
 
-class OptimizerStep:
-    """The context of the optimizer's step: an error from here on means a torn update.
-
-    Memory that runs out inside raises a MemoryLimitError, since smaller batches would not help. Where updates may be
-    CUDA graphs, the eager ones use learning rates rounded as a graph's buffer rounds them.
-    """
-
-    run = BackReference["TrainingRun"]()
-
-    def __init__(self, run: TrainingRun) -> None:
-        self.run = run
-        self._rates: AbstractContextManager[None] | None = None
-
-    def __enter__(self) -> None:
+        Memory that runs out inside raises a MemoryLimitError, since smaller batches would not help. Where updates may
+        be CUDA graphs, the eager ones use learning rates rounded as a graph's buffer rounds them.
+        """
         run = self.run
         run.is_torn = True
-        if run.stepper.rounds_rates:
-            self._rates = single_precision_rates(run.trainer.optimizer)
-            self._rates.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._rates is not None:
-            rates, self._rates = self._rates, None
-            rates.__exit__(None, None, None)
-        if not isinstance(error, (RuntimeError, MemoryError)) or not memory.is_out_of_memory(error):
-            return
-        memory.forget_frames(error)
-        raise memory.TorchMemoryLimitError(
-            "memory.train",
-            f"out of memory in the optimizer's step of update {self.run.progress.update + 1}, where it creates "
-            "its state or changes the weights: smaller batches would not help",
-            saw=[_first_line(error)],
-            fix=self.run.trainer.remedies_of_step(),
-        ) from error
+        try:
+            with single_precision_rates(run.trainer.optimizer) if run.stepper.rounds_rates else nullcontext():
+                yield
+        except (RuntimeError, MemoryError) as error:
+            if not memory.is_out_of_memory(error):
+                raise
+            memory.forget_frames(error)
+            raise memory.TorchMemoryLimitError(
+                "memory.train",
+                f"out of memory in the optimizer's step of update {self.run.progress.update + 1}, where it creates "
+                "its state or changes the weights: smaller batches would not help",
+                saw=[_first_line(error)],
+                fix=run.trainer.remedies_of_step(),
+            ) from error
 
 
 def _told_bytes(asked: int | None, free: int | None) -> str:

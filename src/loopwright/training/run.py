@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,7 @@ from loopwright.schedulers import StatefulSchedulerBase
 from loopwright.settings import RunSettings
 from loopwright.stepping.eager import EagerStepper, MicroBatchStep
 from loopwright.stepping.graphs import GraphStepper, eager_stepper, plan_stepper, report_eager
-from loopwright.stepping.memory import MemoryGuard, OptimizerStep
+from loopwright.stepping.memory import MemoryGuard
 from loopwright.stepping.recordings import Recordings
 from loopwright.training.losses import EpochLosses, check_batch_output, describe_batch, prediction
 from loopwright.training.resume import recount_batches, resume
@@ -120,7 +120,6 @@ class TrainingRun:
         self._noted: set[str] = set()
         self._output_is_checked = False
         self._windows: Iterator[Window] = iter(())
-        self.applying = OptimizerStep(self)
 
     def successor(self, settings: RunSettings) -> TrainingRun:
         """Return a new run of the same trainer; it starts with this one's engine."""
@@ -448,6 +447,11 @@ class TrainingRun:
         """Reduce the gradients of an update; return False if `nan="skip"` leaves it out."""
         self.losses.finish_update()
         return self.settings.nan != "skip" or not self.logbook.skips_update()
+
+    @property
+    def applying(self) -> AbstractContextManager[None]:
+        """A new context for the optimizer's step."""
+        return self.memory.optimizer_step()
 
     def step_scheduler(self) -> None:
         """Step the scheduler, if there is one and the loss scaler has not refused the update."""
