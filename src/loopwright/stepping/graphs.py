@@ -128,14 +128,10 @@ class GraphStepper:
     def step(self, window: Window) -> None:
         if self._compiled is not None:
             self._compiled.follow(window)
-        if not self._may_be_graph(window) or not self._replay(window):
+        # In the first update the optimizer creates its state; only a compiled one is run as it will be recorded.
+        may_be_graph = self.run.progress.update > 0 or (self._compiled is not None and self._compiled.is_on)
+        if not may_be_graph or not all(piece.rows for piece in window.pieces) or not self._replay(window):
             self.run.trainer._run_update(window)
-
-    def _may_be_graph(self, window: Window) -> bool:
-        is_first = self.run.progress.update == 0
-        if is_first and (self._compiled is None or not self._compiled.is_on):
-            return False  # the optimizer creates its state
-        return all(piece.rows for piece in window.pieces)
 
     def _follow(self) -> str | None:
         """Adopt what a callback has replaced or added since the last update; return why no update is a graph now."""
@@ -150,18 +146,6 @@ class GraphStepper:
             prepare_optimizer(step.optimizer)
             self._graphs = graphs.UpdateGraphs(step, self.run.trainer.create_capturer())
         return reason
-
-    def _is_listed(self, keys: list[str]) -> bool:
-        """Whether an update of these shapes is a graph, or becomes one now."""
-        reason = self.run.recordings.why_eager(keys)
-        if reason is not None:
-            self._report_shape(reason)
-        return reason is None
-
-    def _report_recording(self) -> None:
-        if self.run.is_first("graphs: recording"):
-            text = "Recording updates as CUDA graphs: each shape of batches takes a moment when it first comes"
-            self.run.trainer.notify("graphs.recording", text)
 
     def _report_shape(self, reason: str) -> None:
         if self.run.is_first(f"graphs: {reason}"):
@@ -212,7 +196,9 @@ class GraphStepper:
 
         try:
             keys = [graphs.shape_key(value, is_alone=len(inputs) == 1) for value in inputs]
-            if not self._is_listed(keys):
+            reason = run.recordings.why_eager(keys)
+            if reason is not None:
+                self._report_shape(reason)
                 return False
             if self._compiled is not None:
                 for each in inputs:
@@ -221,7 +207,9 @@ class GraphStepper:
             if run.progress.update == 0:
                 self._graphs.run(inputs, before, after)
             else:
-                self._report_recording()
+                if run.is_first("graphs: recording"):
+                    text = "Recording updates as CUDA graphs: each shape of batches takes a moment when it first comes"
+                    trainer.notify("graphs.recording", text)
                 self._graphs.replay(keys, inputs, before, after)
                 run.recordings.add(keys)
                 run.logbook.num_graphed_updates += 1
