@@ -57,19 +57,15 @@ def fingerprint(device: torch.device, **settings: Any) -> dict[str, Any]:
 
 def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Change]:
     """Return the values that differ between two mappings, by name."""
-    names = sorted(saved.keys() | current.keys())
-    return [Change(name, saved.get(name), current.get(name)) for name in names if _differs(name, saved, current)]
+    changes = [Change(name, saved.get(name), current.get(name)) for name in sorted(saved.keys() | current.keys())]
+    return [change for change in changes if change.before != change.after]
 
 
 def tier(saved: Mapping[str, Any], current: Mapping[str, Any], is_counted: bool) -> str:
     """Return which of `TIERS` holds under the current fingerprint; `is_counted`: the data has no random access."""
     if is_counted:
         return "T3"
-    differing = {name for name in _ROUNDING if _differs(name, saved, current)}
+    differing = {name for name in _ROUNDING if saved.get(name) != current.get(name)}
     if differing == {"processes"} and current.get("reduction") == "exact":
         return "T1"
     return "T2" if differing else "T0"
-
-
-def _differs(name: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
-    return bool(saved.get(name) != current.get(name))
