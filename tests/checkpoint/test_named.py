@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import StepLR
 
 import toys
 from loopwright import Trainer
-from loopwright.checkpoint.state_by_name import load_optimizer_state, optimizer_state, parameter_names, untied
+from loopwright.checkpoint.state_by_name import fitted_state, optimizer_state, parameter_names, untied
 from loopwright.errors import CheckpointError, ConfigError
 from toys import assert_same_weights
 
@@ -92,14 +92,14 @@ def test_the_state_goes_by_name_whatever_the_order_and_grouping_of_the_parameter
         {"params": [second.inner.bias, second.outer.weight], "lr": 456.0},
     ]
     other = make(groups)
-    load_optimizer_state(other, copy.deepcopy(saved), names(second))
+    other.load_state_dict(fitted_state(other, copy.deepcopy(saved), names(second)))
     assert [group["lr"] for group in other.param_groups] == [saved["param_groups"][0]["lr"]] * 2
 
     # Both go on exactly alike.
     third = Net()
     third.load_state_dict(first.state_dict())
     plain = make(third.parameters())
-    load_optimizer_state(plain, saved, names(third))
+    plain.load_state_dict(fitted_state(plain, saved, names(third)))
     for model, optimizer in ((second, other), (third, plain)):
         torch.manual_seed(4)
         stepped(model, optimizer, steps=3)
@@ -112,10 +112,10 @@ def test_each_group_gets_the_options_that_its_parameters_had_which_must_not_diff
     saved = optimizer_state(torch.optim.SGD(groups, lr=1.0, momentum=0.9), names(first))
     swapped = [{"params": second.outer.parameters()}, {"params": second.inner.parameters()}]
     optimizer = torch.optim.SGD(swapped, lr=1.0)
-    load_optimizer_state(optimizer, copy.deepcopy(saved), names(second))
+    optimizer.load_state_dict(fitted_state(optimizer, copy.deepcopy(saved), names(second)))
     assert [(group["lr"], group["momentum"]) for group in optimizer.param_groups] == [(0.25, 0.9), (0.5, 0.9)]
     with pytest.raises(CheckpointError, match=r"'inner\.weight'.* into one group, but .* with different options"):
-        load_optimizer_state(torch.optim.SGD(second.parameters(), lr=0.1), saved, names(second))
+        fitted_state(torch.optim.SGD(second.parameters(), lr=0.1), saved, names(second))
 
 
 def test_an_optimizer_over_named_parameters_keeps_the_names_of_its_own_groups():
@@ -124,7 +124,7 @@ def test_an_optimizer_over_named_parameters_keeps_the_names_of_its_own_groups():
     second = Net()
     optimizer = torch.optim.SGD([*second.outer.named_parameters(), *second.inner.named_parameters()], lr=0.1)
     expected = list(optimizer.param_groups[0]["param_names"])
-    load_optimizer_state(optimizer, saved, names(second))
+    optimizer.load_state_dict(fitted_state(optimizer, saved, names(second)))
     assert optimizer.param_groups[0]["param_names"] == expected
     assert optimizer.param_groups[0]["lr"] == 0.5
 
@@ -134,7 +134,7 @@ def test_an_optimizer_that_has_not_stepped_has_options_only():
     saved = optimizer_state(torch.optim.Adam(model.parameters(), lr=0.5), names(model))
     assert saved["state"] == {}
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    load_optimizer_state(optimizer, saved, names(model))
+    optimizer.load_state_dict(fitted_state(optimizer, saved, names(model)))
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
@@ -143,9 +143,9 @@ def test_parameters_without_a_name_go_by_their_number():
     optimizer = torch.optim.SGD([*model.parameters(), loose], lr=0.1)
     saved = optimizer_state(optimizer, names(model))
     assert saved["param_groups"][0]["params"][-1] == "unnamed.4"
-    load_optimizer_state(optimizer, saved, names(model))
+    optimizer.load_state_dict(fitted_state(optimizer, saved, names(model)))
     with pytest.raises(CheckpointError, match="unnamed.4"):
-        load_optimizer_state(torch.optim.SGD(model.parameters(), lr=0.1), saved, names(model))
+        fitted_state(torch.optim.SGD(model.parameters(), lr=0.1), saved, names(model))
 
 
 def test_other_parameters_than_those_saved_are_refused_by_name():
@@ -155,9 +155,9 @@ def test_other_parameters_than_those_saved_are_refused_by_name():
     with pytest.raises(
         CheckpointError, match=r"(?s)not saved: none.*in the optimizer: \['inner.bias', 'inner.weight'\]"
     ):
-        load_optimizer_state(head, optimizer_state(everything, names(model)), names(model))
+        head.load_state_dict(fitted_state(head, optimizer_state(everything, names(model)), names(model)))
     with pytest.raises(CheckpointError, match=r"(?s)not saved: \['inner.weight', 'inner.bias'\].*none"):
-        load_optimizer_state(everything, optimizer_state(head, names(model)), names(model))
+        everything.load_state_dict(fitted_state(everything, optimizer_state(head, names(model)), names(model)))
     assert everything.param_groups[0]["lr"] == 0.1
 
 

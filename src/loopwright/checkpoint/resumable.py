@@ -26,7 +26,7 @@ from torch import nn
 from loopwright.checkpoint.fingerprint import differences, fingerprint, tier
 from loopwright.checkpoint.hidden_state import HiddenState, changed_modules, describe_modules
 from loopwright.checkpoint.saver import Captured, Checkpointing, Saver
-from loopwright.checkpoint.state_by_name import load_optimizer_state, optimizer_state, parameter_names
+from loopwright.checkpoint.state_by_name import fitted_state, optimizer_state, parameter_names
 from loopwright.checkpoint.store import Checkpoint, find_newest, read, refusing_damage
 from loopwright.engine.seeding import generator_states, restore_generator_states
 from loopwright.engine.sharding import buffer_shapes, load_weights, whole_state
@@ -229,7 +229,7 @@ class ResumableState:
             raise CheckpointError(f"the model is not built like the one in {path}: {refused[0]}. Build it as before.")
         for name, part in self._parts.items():
             if isinstance(part, torch.optim.Optimizer):
-                load_optimizer_state(part, state["parts"][name], self._names())
+                part.load_state_dict(fitted_state(part, state["parts"][name], self._names()))
             else:
                 # Some schedulers take `load_state_dict` as the start of a new run.
                 getattr(part, "resume_state_dict", part.load_state_dict)(state["parts"][name])

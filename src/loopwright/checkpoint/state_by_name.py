@@ -63,11 +63,6 @@ def optimizer_state(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) 
     return {"state": {name_of[index]: entry for index, entry in plain["state"].items()}, "param_groups": groups}
 
 
-def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any], names: Mapping[int, str]) -> None:
-    """Load a state from `optimizer_state` in any parameter order; if `fitted_state` raises, nothing changed."""
-    optimizer.load_state_dict(fitted_state(optimizer, saved, names))
-
-
 def fitted_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any], names: Mapping[int, str]) -> dict[str, Any]:
     """Return a state from `optimizer_state` in the optimizer's format; CheckpointError if it has other parameters."""
     name_of = _numbered_names(optimizer, names)
