@@ -84,7 +84,7 @@ class RunCheckpoints:
 
     def describe(self) -> None:
         """Collect the metadata of the run; called once everything is prepared and nothing is restored yet."""
-        run, engine = self.run, self.run.engine
+        run, engine, dataset = self.run, self.run.engine, self.run.train_loader.dataset
         may_record = run.settings.step_mode != "eager" and has_graphs(run.trainer)
         mark = fingerprint(
             engine.device,
@@ -94,7 +94,7 @@ class RunCheckpoints:
             # Only if they are not the default, which older checkpoints do not name.
             **({"reduction": run.settings.reduction} if run.settings.reduction != "fast" else {}),
             **({"sharding": "fsdp2"} if is_sharded(run.trainer.model) else {}),
-            **({"augmentation": "device"} if _augments_on_device(run.train_loader.dataset) else {}),
+            **({"augmentation": "device"} if getattr(dataset, "augments_on_device", False) is True else {}),
             **({"graphs": "of any shape"} if may_record else {}),
         )
         self.metadata = as_json(
@@ -108,7 +108,7 @@ class RunCheckpoints:
         run.boundary.rules = {id(each): rule_of(each) for each in run.boundary.deciders()}
         modules = {"model": run.bare_model(), "loss_func": run.trainer.loss_func}
         self.modules, self.hidden = describe_modules(**modules), HiddenState(**modules, **self.state_holders())
-        self.samplers = SamplerState(data=run.train_loader.dataset, **run.train_loader.own_samplers)
+        self.samplers = SamplerState(data=dataset, **run.train_loader.own_samplers)
         self.buffers, names = buffer_shapes(run.bare_model()), parameter_names(**modules)
         self.initial = hyper_parameters(run.bare_optimizer(), run.trainer.scheduler, names)
 
@@ -505,11 +505,6 @@ class RunCheckpoints:
         except CheckpointError:
             return  # `finish` tries again, and reports it
         run.requests.load, self._has_loaded_model = None, True
-
-
-def _augments_on_device(dataset: Any) -> bool:
-    """Whether a dataset says that its batches are augmented on the device, with other pixels than on the CPU."""
-    return getattr(dataset, "augments_on_device", False) is True
 
 
 def _listed(names: list[str]) -> str:
