@@ -38,18 +38,12 @@ DTYPES = {
     torch.uint64: "U64",
     torch.complex64: "C64",
 }
-_SIZES = {name: torch.empty(0, dtype=dtype).element_size() for dtype, name in DTYPES.items()}
-_TYPES = {name: dtype for dtype, name in DTYPES.items()}
+TYPES = {name: dtype for dtype, name in DTYPES.items()}
 _LARGEST_HEADER_BYTES = 10_000_000  # for a small file; a reader of a large one has memory for more
 _LARGEST_HEADER_SHARE = 64  # for a large file: one byte in this many
 # Python objects take far more memory than their JSON text. This holds 30,000 tensors; larger files may have more.
 _MOST_PARSED_BYTES = 40_000_000
 _MOST_DIMENSIONS = 64
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """Return the dtype of a name in a header; raise a KeyError for an unknown one."""
-    return _TYPES[name]
 
 
 def write_tensors(file: HashedFile, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
@@ -112,7 +106,7 @@ def check_header(path: Path, expected_metadata: Mapping[str, str]) -> dict[str, 
                 raise ValueError(f"it has {len(entry['shape'])} dimensions")
             count = math.prod(map(_natural, entry["shape"]))
             first, last = (_natural(offset) for offset in entry["data_offsets"])
-            if first != end or last - first != count * _SIZES[entry["dtype"]]:
+            if first != end or last - first != count * TYPES[entry["dtype"]].itemsize:
                 raise ValueError("offsets and shape do not agree")
             end = last
         except (KeyError, TypeError, ValueError) as error:

@@ -1,6 +1,6 @@
 """Tensors split over processes: which process writes which part, and how any other split reads them back.
 
-torch's planners for distributed checkpoints decide both; their files are not used, since those are pickled. Each
+torch's planner for distributed checkpoints decides who writes; its files are not used, since those are pickled. Each
 process writes one safetensors file, and `shards.json` maps each part to its place in a tensor. A table is trusted only
 if its parts cover every tensor exactly once, and exist in the files it names.
 """
@@ -8,7 +8,7 @@ if its parts cover every tensor exactly once, and exist in the files it names.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 
-from loopwright.checkpoint.tensor_file import DTYPES, dtype_of
+from loopwright.checkpoint.tensor_file import DTYPES, TYPES
 from loopwright.engine.processes import gather_objects
+from loopwright.engine.sharding import local, own_offsets
 from loopwright.errors import CheckpointError
 
 TABLE = "shards.json"
@@ -91,7 +92,8 @@ def check_table(table: Any, headers: Mapping[str, Mapping[str, Any]], path: Path
             shape = entry["shape"]
             if len(shape) > 64 or any(type(extent) is not int or not 0 <= extent < 1 << 63 for extent in shape):
                 raise ValueError(f"a shape of {shape}")
-            dtype_of(entry["dtype"])
+            if entry["dtype"] not in TYPES:
+                raise KeyError(entry["dtype"])
             boxes = []
             for part in entry["parts"]:
                 stored = headers[part["file"]][part_name(name, part["offsets"])]
@@ -130,61 +132,33 @@ def _check_cover(shape: list[int], boxes: list[list[tuple[int, int]]]) -> None:
         raise ValueError(f"they hold {volume} numbers of {math.prod(shape)}")
 
 
-def read_split(folder: Path, table: Table, mesh: Any = None) -> dict[str, torch.Tensor]:
-    """Return the tensors of a table, split over the processes of a mesh, or whole without one."""
-    targets = {name: _empty(entry, mesh) for name, entry in table.items()}
-    with ExitStack() as stack:
-        _fill(folder, table, targets, {}, stack)
-    return targets
-
-
-def iterate_whole(folder: Path, table: Table) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a table, one at a time in memory."""
+def read_split(folder: Path, table: Table, mesh: Any = None) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a table by name, each split over the processes of a mesh, or whole without one."""
     files: dict[str, Any] = {}
     with ExitStack() as stack:
         for name, entry in table.items():
-            targets = {name: _empty(entry, None)}
-            _fill(folder, {name: entry}, targets, files, stack)
-            yield targets[name]
+            target = _empty(entry, mesh)
+            own, origin = local(target).detach(), own_offsets(target)
+            for part in entry["parts"]:
+                sides = zip(part["offsets"], part["shape"], origin, own.shape, strict=True)
+                shared = [(max(first, start), min(first + size, start + most)) for first, size, start, most in sides]
+                if all(first < end for first, end in shared):
+                    if part["file"] not in files:
+                        files[part["file"]] = stack.enter_context(safe_open(folder / part["file"], "pt"))
+                    stored = files[part["file"]].get_tensor(part_name(name, part["offsets"]))
+                    own[_within(shared, origin)] = stored[_within(shared, part["offsets"])]
+            yield name, target
 
 
-def _fill(
-    folder: Path, table: Table, targets: dict[str, torch.Tensor], files: dict[str, Any], stack: ExitStack
-) -> None:
-    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-
-    planner = DefaultLoadPlanner(flatten_state_dict=False)
-    planner.set_up_planner(targets, _as_metadata(table), is_coordinator=True)
-    places = {
-        part_name(name, part["offsets"]): part["file"] for name, entry in table.items() for part in entry["parts"]
-    }
-    for item in planner.finish_plan(planner.create_local_plan()).items:
-        name = part_name(item.storage_index.fqn, item.storage_index.offset or ())
-        file = places[name]
-        if file not in files:
-            files[file] = stack.enter_context(safe_open(folder / file, "pt"))
-        ranges = zip(item.storage_offsets, item.lengths, strict=True)
-        stored = files[file].get_tensor(name)[tuple(slice(first, first + size) for first, size in ranges)]
-        planner.resolve_tensor(item).detach().copy_(stored)
+def _within(box: list[tuple[int, int]], origin: Iterable[int]) -> tuple[slice, ...]:
+    return tuple(slice(first - start, end - start) for (first, end), start in zip(box, origin, strict=True))
 
 
 def _empty(entry: Mapping[str, Any], mesh: Any) -> torch.Tensor:
-    shape, dtype = entry["shape"], dtype_of(entry["dtype"])
+    shape, dtype = entry["shape"], TYPES[entry["dtype"]]
     if mesh is None:
         return torch.empty(shape, dtype=dtype)
     from torch.distributed.tensor import Shard, empty
 
     # Along the first dimension, as FSDP2 splits.
     return empty(*shape, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
-
-
-def _as_metadata(table: Table) -> Any:
-    from torch.distributed.checkpoint import metadata as m
-
-    def tensor(entry: Mapping[str, Any]) -> m.TensorStorageMetadata:
-        chunks = [
-            m.ChunkStorageMetadata(torch.Size(part["offsets"]), torch.Size(part["shape"])) for part in entry["parts"]
-        ]
-        return m.TensorStorageMetadata(m.TensorProperties(dtype_of(entry["dtype"])), torch.Size(entry["shape"]), chunks)
-
-    return m.Metadata({name: tensor(entry) for name, entry in table.items()})

@@ -15,7 +15,7 @@ from loopwright.checkpoint.files import HashedFile
 from loopwright.checkpoint.sharded_checkpoint import everywhere
 from loopwright.checkpoint.state_by_name import untied
 from loopwright.checkpoint.store import MODEL, SHARDED_FORMAT, read_table, verify, write_file
-from loopwright.checkpoint.tensor_file import check_header, dtype_of, write_data, write_header
+from loopwright.checkpoint.tensor_file import TYPES, check_header, write_data, write_header
 from loopwright.engine.nested import map_tensors
 from loopwright.engine.processes import gather_objects
 from loopwright.engine.sharding import split_like, whole
@@ -99,10 +99,11 @@ def export_weights(directory: str | Path, path: str | Path) -> Path:
     def tensors() -> Iterator[torch.Tensor]:
         with safe_open(folder / file_name, "pt") as file:
             yield from map(file.get_tensor, whole_ones)
-        yield from shards.iterate_whole(folder, split_ones)
+        for _, tensor in shards.read_split(folder, split_ones):
+            yield tensor
 
     kinds = {
-        name.removeprefix(prefix): torch.empty(entry["shape"], dtype=dtype_of(entry["dtype"]), device="meta")
+        name.removeprefix(prefix): torch.empty(entry["shape"], dtype=TYPES[entry["dtype"]], device="meta")
         for name, entry in {**whole_ones, **split_ones}.items()
     }
     try:

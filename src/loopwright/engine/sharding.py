@@ -352,6 +352,17 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
+def own_offsets(tensor: Any) -> tuple[int, ...]:
+    """Return where the local part of a tensor begins in it, by dimension."""
+    offsets: tuple[int, ...] = (0,) * tensor.dim()
+    if hasattr(tensor, "to_local"):
+        # torch has no public function for it.
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return offsets
+
+
 def split_like(value: Any, sharded: Tensor) -> Any:
     """Return a whole tensor split like a sharded one of the same shape; anything else unchanged."""
     is_whole = isinstance(value, Tensor) and not hasattr(value, "to_local")
@@ -360,11 +371,9 @@ def split_like(value: Any, sharded: Tensor) -> Any:
     from torch.distributed.tensor import DTensor
 
     # distribute_tensor would communicate, and every process has the whole tensor already.
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
     mesh, placements = sharded.device_mesh, sharded.placements  # type: ignore[attr-defined]
-    shape, offsets = compute_local_shape_and_global_offset(value.shape, mesh, placements)
-    part = value[tuple(slice(first, first + size) for first, size in zip(offsets, shape, strict=True))]
+    sides = zip(own_offsets(sharded), local(sharded).shape, strict=True)
+    part = value[tuple(slice(first, first + size) for first, size in sides)]
     part = part.detach().to(sharded.device).contiguous()
     return DTensor.from_local(part.clone(), mesh, placements, shape=value.shape, stride=value.stride(), run_check=False)
 
