@@ -18,7 +18,7 @@ from loopwright.callbacks.base import TrainerCallback, require_counts
 from loopwright.callbacks.roofline import limit_lines, limits_of, machine_rates, weight_traffic
 from loopwright.engine.compilation import has_compiled_modules
 from loopwright.engine.graphs import NotCapturableError
-from loopwright.engine.sharding import restored_variable
+from loopwright.engine.temporary import replaced
 from loopwright.errors import ConfigError
 from loopwright.protocols import TrainerLike
 from loopwright.run_folder import write_json
@@ -150,7 +150,7 @@ class ProfileCallback(TrainerCallback):
         profiler = profile(activities=[ProfilerActivity.CPU, *on_gpu], acc_events=True)  # without it some versions warn
         try:
             # The log lines of torch's library on stderr are off, unless they were enabled.
-            with restored_variable(_LOG_LEVEL, os.environ.get(_LOG_LEVEL, "99")):
+            with replaced(os.environ, {_LOG_LEVEL: os.environ.get(_LOG_LEVEL, "99")}):
                 profiler.start()
         except RuntimeError as error:
             self._is_over = True

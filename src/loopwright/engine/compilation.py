@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -19,8 +19,7 @@ from torch import nn
 
 from loopwright.engine.host_state import HOOKS
 from loopwright.engine.layers import layer_stacks
-
-_ABSENT = object()
+from loopwright.engine.temporary import replaced
 
 
 class CompiledModel:
@@ -72,19 +71,12 @@ class CompiledModel:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Run a block in which calls of the model take its compiled parts."""
-        before = [vars(owner).get(name, _ABSENT) for owner, name, _ in self._parts]
-        for owner, name, call in self._parts:
-            compiled = self._compiled[_function_of(call)]
-            compiled = partial(compiled, call.__self__) if isinstance(call, MethodType) else compiled
-            vars(owner)[name] = _without_empty_caches(compiled, call)
-        try:
+        with ExitStack() as stack:
+            for owner, name, call in self._parts:
+                compiled = self._compiled[_function_of(call)]
+                compiled = partial(compiled, call.__self__) if isinstance(call, MethodType) else compiled
+                stack.enter_context(replaced(vars(owner), {name: _without_empty_caches(compiled, call)}))
             yield
-        finally:
-            for (owner, name, _), value in zip(self._parts, before, strict=True):
-                if value is _ABSENT:
-                    del vars(owner)[name]
-                else:
-                    vars(owner)[name] = value
 
 
 def _without_empty_caches(compiled: Any, call: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from operator import is_
 from types import MethodType
@@ -19,7 +19,8 @@ from torch import nn
 
 from loopwright.engine import processes
 from loopwright.engine.nested import map_tensors
-from loopwright.engine.sharding import clip_norm, create_sharding, is_sharded, local, reshard, restored_variable, shard
+from loopwright.engine.sharding import clip_norm, create_sharding, is_sharded, local, reshard, shard
+from loopwright.engine.temporary import replaced
 from loopwright.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def create_accelerator(
         PartialState._reset_state()
         forget_precision()
     patience = InitProcessGroupKwargs(init_method=processes.joining_method(), timeout=processes.collective_timeout())
-    with restored_variable("ACCELERATE_USE_CPU", "true") if use_cpu else nullcontext():  # read by its constructor
+    with replaced(os.environ, {"ACCELERATE_USE_CPU": "true"} if use_cpu else {}):  # read by its constructor
         handlers = [patience, DistributedDataParallelKwargs(**(ddp_options or {}))]
         make = partial(Accelerator, mixed_precision=mixed_precision, cpu=on_cpu, kwargs_handlers=handlers)
         return create_sharding(make, sharding)
@@ -76,11 +77,8 @@ def outputs_as_computed(model: Any) -> Iterator[None]:
         outputs = inner(*args, **kwargs)
         return map_tensors(outputs, lambda each: each.float() if each.numel() == 1 and each.dtype in _HALVES else each)
 
-    vars(model)["forward"] = computed
-    try:
+    with replaced(vars(model), {"forward": computed}):
         yield
-    finally:
-        vars(model)["forward"] = forward
 
 
 def check_reduction(reduction: str, model: Any) -> None:

@@ -27,6 +27,7 @@ from loopwright.engine import memory
 from loopwright.engine.host_state import HostState
 from loopwright.engine.nested import is_container, iter_leaves, iter_tensors, map_children, map_leaves, map_tensors
 from loopwright.engine.seeding import generator_states, preserved_generators, restore_generator_states
+from loopwright.engine.temporary import replaced
 from loopwright.errors import LoopwrightError, StopTrainingError
 
 _OWN_ERRORS = (LoopwrightError, StopTrainingError)
@@ -121,15 +122,9 @@ class CudaCapturer:
         self.forget()  # later recordings have nothing to do with the aborted one
 
 
-@contextlib.contextmanager
-def as_if_capturing(is_capturing: bool) -> Iterator[None]:
+def as_if_capturing(is_capturing: bool) -> contextlib.AbstractContextManager[None]:
     """Give code that asks whether its stream is captured this answer, as transformers' masks do."""
-    ask = torch.cuda.is_current_stream_capturing
-    torch.cuda.is_current_stream_capturing = lambda: is_capturing
-    try:
-        yield
-    finally:
-        torch.cuda.is_current_stream_capturing = ask
+    return replaced(vars(torch.cuda), {"is_current_stream_capturing": lambda: is_capturing})
 
 
 def signature(value: Any) -> tuple[Hashable, Hashable]:
@@ -484,15 +479,10 @@ class UpdateGraphs:
 
 @contextlib.contextmanager
 def _replaced_options(optimizer: torch.optim.Optimizer, options: list[dict[str, Any]]) -> Iterator[None]:
-    pairs = list(zip(optimizer.param_groups, options, strict=True))
-    kept = [{name: group[name] for name in others} for group, others in pairs]
-    for group, others in pairs:
-        group.update(others)
-    try:
+    with contextlib.ExitStack() as stack:
+        for group, others in zip(optimizer.param_groups, options, strict=True):
+            stack.enter_context(replaced(group, others))
         yield
-    finally:
-        for (group, _), before in zip(pairs, kept, strict=True):
-            group.update(before)
 
 
 def single_precision_rates(optimizer: torch.optim.Optimizer) -> contextlib.AbstractContextManager[None]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from loopwright.engine.buffers import put
+from loopwright.engine.temporary import replaced
 from loopwright.errors import ConfigError
 
 _ORIGIN = "_loopwright_sharding"  # in a sharded model's __dict__
@@ -100,11 +101,12 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
 def create_sharding(make: Callable[..., Any], sharding: Any) -> Any:
     """Create an Accelerator by `make`; it shards if the argument of `train` or `accelerate launch` asks for it."""
     asked = Sharding.parse(sharding)
-    is_launched = os.environ.get(_USE_FSDP, "false").lower() == "true"
-    if asked is None and not is_launched:
+    is_launched = os.environ.get(_USE_FSDP, "false")
+    if asked is None and is_launched.lower() != "true":
         return make()
     plugin = _plugin(asked)
-    with restored_variable(_USE_FSDP):  # accelerate changes it, which would affect the next trainer of this process
+    # accelerate changes it, which would affect the next trainer of this process.
+    with replaced(os.environ, {_USE_FSDP: is_launched}):
         accelerator = make(fsdp_plugin=plugin)
     from accelerate import DistributedType
 
@@ -120,20 +122,6 @@ def create_sharding(make: Callable[..., Any], sharding: Any) -> Any:
             # accelerate would also reduce gradients in the low precision.
             plugin.mixed_precision_policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     return accelerator
-
-
-@contextmanager
-def restored_variable(name: str, value: str | None = None) -> Iterator[None]:
-    """Run a block with an environment variable, set to the value if there is one, and restore it afterwards."""
-    before = os.environ.get(name)
-    if value is not None:
-        os.environ[name] = value
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)
-        if before is not None:
-            os.environ[name] = before
 
 
 def _plugin(asked: Sharding | None) -> Any:
