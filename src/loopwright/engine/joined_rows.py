@@ -72,8 +72,6 @@ class JoinedRows:
         self._budget: int | None = None
         self._mask: Tensor | None = None
         self._layout: _Layout | None = None
-        self._last: Tensor | None = None  # what the last layer returned, while two outputs are compared
-        self._is_compared = False
         self._hooks = [
             model.register_forward_pre_hook(self._before_model, with_kwargs=True),
             *(each.register_forward_pre_hook(self._before_layer, with_kwargs=True) for each in layers),
@@ -92,7 +90,7 @@ class JoinedRows:
         try:
             yield
         finally:
-            self._mask = self._budget = self._layout = self._last = None
+            self._mask = self._budget = self._layout = None
 
     def is_equal(self, mask: Tensor, budget: int, forward: Callable[[], Tensor], dtype: torch.dtype) -> bool:
         """Whether tokens and the loss, which `forward` returns, are the same without padding, but for rounding.
@@ -100,16 +98,16 @@ class JoinedRows:
         `dtype` is that of matrix products: under autocast, layers may return another one.
         """
         found = []
-        self._is_compared = True
-        try:
+        returned: list[Any] = []  # by the last layer, of which there may be several forward passes
+        with self._layers[-1].register_forward_hook(lambda layer, args, output: returned.append(output)):
             for each in (None, budget):
+                returned.clear()
                 with evaluating(self._model), self.running(mask, each):
                     loss = forward().detach()
-                    if self._last is None or (each is not None and self._layout is None):
+                    if not returned or (each is not None and self._layout is None):
                         return False
-                    found.append((self._last[mask.bool()], loss))
-        finally:
-            self._is_compared = False
+                    hidden = returned[-1][0] if isinstance(returned[-1], tuple) else returned[-1]
+                    found.append((hidden.detach()[mask.bool()], loss))
         tolerance = _TOLERANCES.get(dtype, 1e-4)
         return all(_is_close(padded, own, tolerance) for padded, own in zip(*found, strict=True))
 
@@ -135,11 +133,10 @@ class JoinedRows:
         return given.args[1:], given.kwargs
 
     def _after_layers(self, layer: nn.Module, args: Any, output: Any) -> Any:
-        hidden = output[0] if isinstance(output, tuple) else output
-        if self._layout is not None:
-            hidden = self._layout.apart(hidden)
-        self._last = hidden.detach() if self._is_compared else None
-        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+        if self._layout is None:
+            return None
+        is_tuple = isinstance(output, tuple)
+        return (self._layout.apart(output[0]), *output[1:]) if is_tuple else self._layout.apart(output)
 
 
 def _is_close(padded: Tensor, own: Tensor, tolerance: float) -> bool:
