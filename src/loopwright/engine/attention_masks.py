@@ -60,10 +60,9 @@ def masks_left_out(model: Any, mask: Tensor | None) -> Iterator[None]:
         with as_if_capturing(False):
             return create(*args, attention_mask=None, **options)
 
-    hook = model.register_forward_pre_hook(before, with_kwargs=True)
     masks.register(name, created)
     try:
-        yield
+        with model.register_forward_pre_hook(before, with_kwargs=True):
+            yield
     finally:
         masks.register(name, create)
-        hook.remove()

@@ -67,7 +67,8 @@ def attention(
     is_causal = options.pop("is_causal", None)
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     window = options.pop("sliding_window", None)
-    dtype = _autocast_dtype(query)
+    device = query.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
     if _is_for_flash(query, dtype, options):
         # Norms and positions may give 32 bits; autocast casts for sdpa, but not for this kernel.
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -75,11 +76,6 @@ def attention(
         return _flash(query, key, value, attention_mask, dropout, scaling, is_causal, window), None
     mask = _mask(attention_mask, query.shape[2], is_causal, window)
     return sdpa(module, query, key, value, mask, **options)
-
-
-def _autocast_dtype(query: Tensor) -> torch.dtype:
-    device = query.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
 
 
 def _is_for_flash(query: Tensor, dtype: torch.dtype, options: dict[str, Any]) -> bool:
