@@ -104,7 +104,7 @@ class GraphStepper:
             parameters=run.engine.parameters,
             optimizer=run.trainer.optimizer,
             device=run.engine.device,
-            host_state=partial(_host_state, run),
+            host_state=lambda: HostState(_owners(run), run.engine.parameters),
         )
         self._graphs = graphs.UpdateGraphs(step, capturer)
         self._parts = _parts(run)
@@ -202,8 +202,7 @@ class GraphStepper:
                 return False
             if self._compiled is not None:
                 for each in inputs:
-                    rehearse = partial(self._rehearse, each)
-                    self._compiled.prepare(window, rehearse, kind_of(each))
+                    self._compiled.prepare(window, partial(self._rehearse, each), kind_of(each))
             if run.progress.update == 0:
                 self._graphs.run(inputs, before, after)
             else:
@@ -251,14 +250,13 @@ def _micro_batch(
         return rows.graphed(inputs)
 
 
+def _owners(run: TrainingRun) -> tuple[Any, ...]:
+    return run.trainer.model, run.trainer.loss_func, run.trainer.optimizer
+
+
 def _parts(run: TrainingRun) -> list[Any]:
-    trainer, weights = run.trainer, (run.engine.parameters, not run.engine.loose_weights())
-    return [trainer.model, trainer.loss_func, trainer.optimizer, *weights, *run.micro_batch_step.participants()]
-
-
-def _host_state(run: TrainingRun) -> HostState:
-    trainer = run.trainer
-    return HostState((trainer.model, trainer.loss_func, trainer.optimizer), run.engine.parameters)
+    weights = run.engine.parameters, not run.engine.loose_weights()
+    return [*_owners(run), *weights, *run.micro_batch_step.participants()]
 
 
 def _apply(run: TrainingRun) -> Tensor | None:
