@@ -78,9 +78,8 @@ def decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return float(payload)
     if kind == "bytes":
         return base64.b64decode(payload)
-    if kind in ("dict", "Counter", "OrderedDict"):
-        pairs = decode(payload, tensors)
-        return _MAPPINGS[kind](pairs) if kind != "Counter" else Counter(dict(pairs))
+    if kind in _MAPPINGS:
+        return _MAPPINGS[kind](dict(decode(payload, tensors)))
     if kind == "deque":
         return deque(decode(payload, tensors), value["maxlen"])
     if kind in _SEQUENCES:
