@@ -418,8 +418,7 @@ class TrainingRun:
             if not self._output_is_checked:
                 describe_batch(error, batch, trainer.model)
             raise
-        if not self._output_is_checked:
-            self.check_first_output(output, "calculate_train_batch_loss")
+        self.check_first_output(output, "calculate_train_batch_loss")
         trainer.call_event("on_train_step_end", batch=batch, batch_output=output, step=step)
         return self.losses.weighted(output)
 
