@@ -39,15 +39,6 @@ class SignalWatch:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
 
-    def first(self, interruption: KeyboardInterrupt, is_distributed: bool) -> KeyboardInterrupt:
-        """Return the interruption if the run can stop gracefully; otherwise raise it at once.
-
-        It cannot after an earlier signal, or while other processes wait for this one within an update.
-        """
-        if self.received is not None or is_distributed:
-            raise interruption
-        return interruption
-
     def raise_for(self, interruption: BaseException | None) -> None:
         """Raise the interruption, now that the run has stopped gracefully: an exception, or one made from a signal."""
         if interruption is not None:

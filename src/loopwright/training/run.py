@@ -258,7 +258,10 @@ class TrainingRun:
         except StopTrainingError as error:
             self.stop(error)
         except KeyboardInterrupt as error:
-            interruption = self.signals.first(error, self.engine.is_distributed)
+            # After an earlier signal, or while other processes wait for this one, it cannot stop gracefully.
+            if self.signals.received is not None or self.engine.is_distributed:
+                raise
+            interruption = error
         self.logbook.pause()
         self.is_ending = True
         self.checkpoints.request_final()
