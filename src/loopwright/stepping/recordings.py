@@ -20,31 +20,18 @@ MOST_CHANGES = 3  # of the optimizer's settings, in updates in a row: each means
 
 @dataclass
 class Recordings:
-    """The shapes of a run, by `engine.graphs.shape_key`.
+    """The shapes of a run, by `engine.graphs.shape_key`."""
 
-    Attributes:
-        recorded: shapes that are graphs.
-        failed: shapes that could not be recorded, and why.
-        ended: why no update is a graph any more, or None.
-        settings: a digest of everything but the shapes that graphs were recorded for; "" before the first one.
-        num_changes: updates in a row before which it changed.
-        has_moved: anything else that graphs were recorded for has changed since the last update.
-        unpads: whether graphs leave padding out; None before it is decided.
-        compiled_for: the sizes of the batch that the model is compiled with; None before the first one.
-        is_dynamic: the model is compiled for all sizes.
-        not_compiled: why the model cannot be compiled, or None.
-    """
-
-    recorded: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    ended: str | None = None
-    settings: str = ""
-    num_changes: int = 0
-    has_moved: bool = False
-    unpads: bool | None = None
-    compiled_for: list[list[int]] | None = None
-    is_dynamic: bool = False
-    not_compiled: str | None = None
+    recorded: list[str] = field(default_factory=list)  # shapes that are graphs
+    failed: dict[str, str] = field(default_factory=dict)  # shapes that could not be recorded, and why
+    ended: str | None = None  # why no update is a graph any more
+    settings: str = ""  # a digest of everything but the shapes that graphs were recorded for; "" before the first one
+    num_changes: int = 0  # updates in a row before which it changed
+    has_moved: bool = False  # anything else that graphs were recorded for has changed since the last update
+    unpads: bool | None = None  # whether graphs leave padding out; None before it is decided
+    compiled_for: list[list[int]] | None = None  # the sizes that the model is compiled with; None before the first one
+    is_dynamic: bool = False  # the model is compiled for all sizes
+    not_compiled: str | None = None  # why the model cannot be compiled
 
     def why_eager(self, keys: list[str]) -> str | None:
         """Return why an update of micro-batches with these shapes is not a graph, or None if it is."""

@@ -40,37 +40,25 @@ if TYPE_CHECKING:
 
 
 class RunCheckpoints:
-    """Saves the state of a run, and knows the checkpoint that it continues.
-
-    Attributes:
-        metadata: the run's part of every manifest: guarantee, fingerprint, settings, data sizes.
-        initial: the hyper-parameters as the user created them; None if the optimizer was used before.
-        loaded: the rest of the resumed checkpoint's state until the callbacks have taken theirs, or None.
-        is_changed: the run continues with other settings or other data.
-        changes: what the user has changed since the resumed checkpoint.
-        modules: how model and loss function are built; see `describe_modules`.
-        buffers: the shapes of the model's buffers as it is built.
-        hidden: their state outside `state_dict`.
-        samplers: the state of the user's own samplers; `epoch_samplers` is an epoch, and that state at its start.
-        ended: why the resumed run had ended, if it stays so.
-    """
+    """Saves the state of a run, and knows the checkpoint that it continues."""
 
     run = BackReference["TrainingRun"]()
 
     def __init__(self, run: TrainingRun) -> None:
         self.saver: Saver | None = None
-        self.metadata: dict[str, Any] = {}
+        self.metadata: dict[str, Any] = {}  # the run's part of every manifest: guarantee, fingerprint, settings, data
+        # The hyper-parameters as the user created them; None if the optimizer was used before.
         self.initial: dict[str, Any] | None = None
         self.resumed_from: Path | None = None
-        self.loaded: dict[str, Any] | None = None
-        self.is_changed = False
-        self.changes: list[Change] = []
-        self.modules: dict[str, list[str]] = {}
-        self.buffers: dict[str, list[int] | None] = {}
-        self.hidden = HiddenState()
-        self.samplers = SamplerState()
-        self.epoch_samplers: tuple[int, dict[str, Any]] = (-1, {})
-        self.ended: StopReason | None = None
+        self.loaded: dict[str, Any] | None = None  # the resumed state, until the callbacks have taken theirs
+        self.is_changed = False  # the run continues with other settings or other data
+        self.changes: list[Change] = []  # what the user has changed since the resumed checkpoint
+        self.modules: dict[str, list[str]] = {}  # how model and loss function are built; see `describe_modules`
+        self.buffers: dict[str, list[int] | None] = {}  # the shapes of the model's buffers as it is built
+        self.hidden = HiddenState()  # of model and loss function, outside `state_dict`
+        self.samplers = SamplerState()  # of the user's own samplers
+        self.epoch_samplers: tuple[int, dict[str, Any]] = (-1, {})  # an epoch, and their state at its start
+        self.ended: StopReason | None = None  # why the resumed run had ended, if it stays so
         self._has_loaded_model = False
         self.run = run
 

@@ -27,20 +27,15 @@ _MOST_SKIPPED_IN_A_ROW = 10
 
 
 class Logbook:
-    """Logs and records a run.
-
-    Attributes:
-        record: metrics.jsonl, status.json and the lease; writes nothing for a run without `checkpoints`.
-        speed: how fast the run was between the last two logs (`tracking.throughput`); empty before the first.
-        stopwatch: the seconds of this process by activity.
-    """
+    """Logs and records a run."""
 
     run = BackReference["TrainingRun"]()
 
     def __init__(self, run: TrainingRun) -> None:
+        # metrics.jsonl, status.json and the lease; writes nothing for a run without `checkpoints`.
         self.record = RunRecord()
-        self.speed: Mapping[str, float] = {}
-        self.stopwatch = Stopwatch()
+        self.speed: Mapping[str, float] = {}  # between the last two logs (`tracking.throughput`)
+        self.stopwatch = Stopwatch()  # the seconds of this process by activity
         self._seconds_before: Mapping[str, float] = {}  # of the processes that this one continues
         self.num_graphed_updates = 0
         self.first_update_of_epoch = 1

@@ -41,13 +41,10 @@ class EpochLosses:
     Each micro-batch's loss is a mean over its items. In an update of several it is weighted by its items over the
     update's items before backward; alone it is left untouched. Where a micro-batch's items are known only after its
     forward pass (the `num_items_in_batch` key), the division by the update's items is done on the gradients instead.
-
-    Attributes:
-        index: of the current micro-batch within its update.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.index = 0
+        self.index = 0  # of the current micro-batch within its update
         self._engine = engine
         self._tracker = LossTracker()
         self._logged_loss = 0.0

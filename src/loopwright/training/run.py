@@ -64,25 +64,7 @@ _CARRIED = (
 
 
 class TrainingRun:
-    """The parts and the state of one run, with the engine of the previous one until it is prepared.
-
-    None of the flags decides a number.
-
-    Attributes:
-        accelerator: accelerate's object; an overridden preparation may assign its own.
-        requests: what callbacks asked for, served at the next boundary.
-        buffers: the model's buffers as of the last boundary.
-        recordings: which shapes of micro-batches are CUDA graphs.
-        gradient_norm: of the last update before clipping, on the device; None unless clipped by norm.
-        current_rows: samples of the current micro-batch; None between batches.
-        eval_batch: index of the current evaluation batch, even if it is run in parts.
-        first_epoch: the history's epoch when the run began, before any resume.
-        run_id: names the run in its checkpoints, over all processes that continue it.
-        is_ending: the next save is the last one, and is waited for.
-        is_in_window: some micro-batches of an update have run, and it is not finished.
-        is_torn: the weights are ahead of the progress; nothing may be saved now.
-        epoch_is_whole: every update of the current epoch is done.
-    """
+    """The parts and the state of one run, with the engine of the previous one until it is prepared."""
 
     trainer = BackReference["Trainer"]()
 
@@ -92,23 +74,30 @@ class TrainingRun:
         self.trainer = trainer
         self.settings = RunSettings() if settings is None else settings
         self.engine: Engine = None if previous is None else previous.engine  # type: ignore[assignment] # before __init__
+        # accelerate's object; an overridden preparation may assign its own.
         self.accelerator: Any = None if previous is None else previous.accelerator
-        self.progress, self.requests = Progress(), Requests()
+        self.progress = Progress()
+        self.requests = Requests()  # what callbacks asked for, served at the next boundary
         self.train_loader: Any = None
         self.eval_loader: Any = None
         self.train_loader_kwargs: dict[str, Any] | None = None
         self.eval_loader_kwargs: dict[str, Any] | None = None
         self.signals = SignalWatch()
-        self.buffers = BufferShadow()
+        self.buffers = BufferShadow()  # the model's, as of the last boundary
         self.recordings = Recordings()
         self.seed = 0
-        self.gradient_norm: Tensor | None = None
-        self.current_rows: int | None = None
-        self.eval_batch = 0
-        self.first_epoch = 1
-        self.run_id = uuid.uuid4().hex[:12]
+        self.gradient_norm: Tensor | None = None  # of the last update before clipping by norm, on the device
+        self.current_rows: int | None = None  # samples of the current micro-batch; None between batches
+        self.eval_batch = 0  # index of the current evaluation batch, even if it is run in parts
+        self.first_epoch = 1  # the history's epoch when the run began, before any resume
+        self.run_id = uuid.uuid4().hex[:12]  # its name in its checkpoints, over all processes that continue it
         self.stop_reason: StopReason | None = None
-        self.is_running = self.is_ending = self.is_in_window = self.is_torn = self.epoch_is_whole = False
+        # None of the flags decides a number.
+        self.is_running = False
+        self.is_ending = False  # the next save is the last one, and is waited for
+        self.is_in_window = False  # some micro-batches of an update have run, and it is not finished
+        self.is_torn = False  # the weights are ahead of the progress; nothing may be saved now
+        self.epoch_is_whole = False  # every update of the current epoch is done
         self.losses = EpochLosses(self.engine)
         self.memory = MemoryGuard(self)
         self.stepper: EagerStepper | GraphStepper = EagerStepper(self)
