@@ -86,27 +86,23 @@ def load_checkpoint(
             f"{path} is a folder, not a checkpoint file. Resume a training state with train(resume_from=...), or "
             "read it with load_training_state."
         )
-    if Path(path).suffix == ".safetensors":
-        checkpoint: dict[str, Any] = {"model_state_dict": read_file(path)}
-        current, found = model.state_dict(), checkpoint["model_state_dict"]
-        _, tied = untied(current)
-        expected = {name: value for name, value in current.items() if name not in tied or name in found}
-        check_shapes(str(path), expected, found, resized)
-        load_weights(model, found, strict=False)
-        return checkpoint
-    checkpoint = read_file(path)
+    has_all = Path(path).suffix != ".safetensors"  # else each tied weight once
+    checkpoint: Any = read_file(path) if has_all else {"model_state_dict": read_file(path)}
     if not isinstance(checkpoint, dict) or "model_state_dict" not in checkpoint:
         found = ", ".join(map(str, checkpoint))[:200] if isinstance(checkpoint, dict) else type(checkpoint).__name__
         raise CheckpointError(f"{path} was not written by save_checkpoint: it has no model_state_dict, but {found}")
+    current, saved = model.state_dict(), checkpoint["model_state_dict"]
+    tied = {} if has_all else untied(current)[1]
+    expected = {name: value for name, value in current.items() if name not in tied or name in saved}
     restores_optimizer = load_optimizer and "optimizer_state_dict" in checkpoint
     if restores_optimizer and optimizer is None:
         raise ConfigError(
             f"{path} holds optimizer state but the trainer has no optimizer. Pass one, or load_optimizer=False."
         )
-    check_shapes(str(path), model.state_dict(), checkpoint["model_state_dict"], resized)
+    check_shapes(str(path), expected, saved, resized)
     if restores_optimizer:
         _check_groups(str(path), optimizer, checkpoint["optimizer_state_dict"])
-    load_weights(model, checkpoint["model_state_dict"])
+    load_weights(model, saved, strict=has_all)
     if restores_optimizer:
         optimizer.load_state_dict(in_their_layout(optimizer, checkpoint["optimizer_state_dict"]))
     if load_scheduler and "scheduler_state_dict" in checkpoint and scheduler is not None:
