@@ -22,9 +22,7 @@ class StepBasedEvaluationCallback(TrainerCallback):
         self.eval_every_n_steps = eval_every_n_steps
         self._asked_at: int | None = None
 
-    def on_train_step_end(
-        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
-    ) -> None:
+    def on_train_step_end(self, trainer: TrainerLike, *args: Any, **kwargs: Any) -> None:
         step = kwargs["step"]
         if step != 0 and step % self.eval_every_n_steps == 0:
             self._asked_at = step

@@ -93,9 +93,7 @@ class ProfileCallback(TrainerCallback):
             self._start_counting()
         self._mark(trainer, "data" if len(self._marks) == 1 else "backward", "forward")
 
-    def on_train_step_end(
-        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
-    ) -> None:
+    def on_train_step_end(self, trainer: TrainerLike, *args: Any, **kwargs: Any) -> None:
         self._mark(trainer, "forward", "backward")
 
     def on_before_optimizer_step(self, trainer: TrainerLike, **kwargs: Any) -> None:

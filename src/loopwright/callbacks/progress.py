@@ -28,9 +28,7 @@ class ProgressBarCallback(TrainerCallback):
     def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         self.pbar = _bar(trainer, trainer.train_loader, initial=trainer.progress.batch)
 
-    def on_train_step_end(
-        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int | None = None, **kwargs: Any
-    ) -> None:
+    def on_train_step_end(self, trainer: TrainerLike, *args: Any, step: int | None = None, **kwargs: Any) -> None:
         _advance(self.pbar, step)
 
     def on_train_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
@@ -39,9 +37,7 @@ class ProgressBarCallback(TrainerCallback):
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         self.eval_pbar = _bar(trainer, trainer.eval_loader)
 
-    def on_eval_step_end(
-        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int | None = None, **kwargs: Any
-    ) -> None:
+    def on_eval_step_end(self, trainer: TrainerLike, *args: Any, step: int | None = None, **kwargs: Any) -> None:
         _advance(self.eval_pbar, step)
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:

@@ -66,9 +66,7 @@ class EpochTableCallback(TrainerCallback):
         if not is_intermediate:
             self._draw(trainer, trainer.eval_loader, "evaluation")
 
-    def on_eval_step_end(
-        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int = 0, **kwargs: Any
-    ) -> None:
+    def on_eval_step_end(self, trainer: TrainerLike, *args: Any, step: int = 0, **kwargs: Any) -> None:
         if self.bar is not None and self.bar.desc.startswith("evaluation"):
             self.bar.update(max(step + 1 - self.bar.n, 0))
 
