@@ -52,13 +52,17 @@ class ProgressBarCallback(TrainerCallback):
     on_stop_training_error = on_training_run_end
 
 
-def _bar(trainer: TrainerLike, loader: Any, initial: int = 0) -> Any:
+def num_batches(loader: Any) -> int | None:
+    """Return the length of a loader, or None if it is not known."""
     try:
-        total = len(loader)
+        return len(loader)
     except TypeError:
-        total = None
+        return None
+
+
+def _bar(trainer: TrainerLike, loader: Any, initial: int = 0) -> Any:
     initial = initial if isinstance(initial, int) else 0  # not of a test's mock
-    return tqdm(total=total, initial=initial, disable=not trainer.run_config.is_local_process_zero)
+    return tqdm(total=num_batches(loader), initial=initial, disable=not trainer.run_config.is_local_process_zero)
 
 
 def _advance(bar: Any, step: int | None) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from loopwright.callbacks.base import TrainerCallback
 from loopwright.callbacks.console import report_seed
 from loopwright.callbacks.metrics import MetricsCallback, direction_of
+from loopwright.callbacks.progress import num_batches
 from loopwright.protocols import TrainerLike
 from loopwright.terminal import bar_class, is_notebook, is_terminal, paint
 
@@ -128,10 +129,7 @@ class EpochTableCallback(TrainerCallback):
         stream = sys.stdout if is_notebook() else sys.stderr
         if not trainer.run_config.is_local_process_zero or not (is_notebook() or is_terminal(stream)):
             return
-        try:
-            total = len(loader)
-        except TypeError:
-            total = None
+        total = num_batches(loader)
         # What does not fit is cut off at the end, the bar first.
         layout = "{desc}: {percentage:3.0f}%{postfix}  {n_fmt}/{total_fmt}  {elapsed}<{remaining}  {bar}"
         layout = layout if total is not None else "{desc}: {n_fmt} batches{postfix}  {elapsed}"

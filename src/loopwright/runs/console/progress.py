@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from loopwright.callbacks import TrainerCallback
+from loopwright.callbacks.progress import num_batches
 from loopwright.progress import EVALUATED, TRAINED
 from loopwright.protocols import TrainerLike
 from loopwright.quantities import size
@@ -95,7 +96,7 @@ class ReportProgress(TrainerCallback):
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         self._pace.begin_evaluation()
-        self._evaluated = (0, _num_batches(trainer.eval_loader))
+        self._evaluated = (0, num_batches(trainer.eval_loader))
 
     def on_eval_step_end(self, trainer: TrainerLike, *args: Any, step: int = 0, **kwargs: Any) -> None:
         if self._line is not None and self._evaluated is not None:
@@ -207,10 +208,3 @@ def _at(seconds_left: float) -> str:
     now = datetime.now()
     then = now + timedelta(seconds=seconds_left)
     return f"{then:%H:%M:%S}" if then.date() == now.date() else f"{then:%b %d %H:%M}"
-
-
-def _num_batches(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
-        return None
