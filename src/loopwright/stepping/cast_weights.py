@@ -16,7 +16,7 @@ further forward passes of the same micro-batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from loopwright.engine.host_state import hooks_of
+from loopwright.engine.temporary import replaced
 
 _GROUP_BYTES = 32 * 1024 * 1024  # of gradients that are cast by one kernel; until then they take memory twice
 
@@ -48,6 +49,7 @@ class CastWeights:
         self._joint = self._weights.keys() - elsewhere if is_joint else set()
         self._model = model
         self._linear = linear if by_attribute else []
+        self._held = ExitStack()  # holds the copies in the linear layers
         self._shared: dict[int, Tensor] | None = None  # of the current forward pass
         self._is_first = True
         self._waiting: list[int] = []  # whose gradients are to be cast
@@ -93,22 +95,15 @@ class CastWeights:
 
     def _begin(self) -> None:
         self._shared = {}
-        self._put(self._copy_of)
+        for part in self._linear:
+            weights = part.named_parameters(recurse=False)
+            copies = {name: self._copy_of(weight) for name, weight in weights if id(weight) in self._weights}
+            self._held.enter_context(replaced(vars(part), copies))  # found before the parameters, which stay registered
 
     def _end(self) -> None:
         if self._shared is not None:
-            self._put(None)
+            self._held.close()
             self._shared, self._is_first = None, False
-
-    def _put(self, replaced: Callable[[Tensor], Tensor] | None) -> None:
-        """Let linear layers hold other tensors in the place of their parameters, or these again."""
-        for part in self._linear:
-            for name, weight in part.named_parameters(recurse=False):
-                if id(weight) in self._weights:
-                    if replaced is None:
-                        del vars(part)[name]
-                    else:
-                        vars(part)[name] = replaced(weight)  # found before the parameter, which stays registered
 
     def of(self, weight: Any) -> Any:
         """Return the copy of a weight, through which gradients reach it; anything else unchanged."""
