@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopwright.back_reference import BackReference
 from loopwright.callbacks import ProfileCallback
 from loopwright.data import Window
 from loopwright.engine.compilation import CompiledModel
@@ -29,16 +28,38 @@ if TYPE_CHECKING:
     from loopwright.training.run import TrainingRun
 
 
-class CompiledUpdates:
-    """The compiled model of a run; `follow` says before each update whether it takes the compiled parts."""
+class CompiledStepper(EagerStepper):
+    """Runs every update operation by operation, with the compiled parts of the model; graphs take them as well.
 
-    run = BackReference["TrainingRun"]()
+    `follow` says before each update whether it takes the compiled parts.
+    """
 
     def __init__(self, run: TrainingRun, model: CompiledModel) -> None:
-        self.run = run
+        super().__init__(run)
         self.model = model
         self.is_on = False
         self._ready: set[str] = set()
+
+    @property
+    def step(self) -> Callable[[Window], None]:
+        return self._step
+
+    def _step(self, window: Window) -> None:
+        self.follow(window)
+        self.prepare(window, self._rehearse)
+        with self.active():
+            self.run.trainer._run_update(window)
+
+    def _rehearse(self, batch: Any) -> None:
+        run = self.run
+        if run.engine.is_distributed:
+            return  # gradients would be summed over all processes
+        with preserved_generators(run.engine.device), self.active():
+            try:
+                run.trainer.backward_step(run.micro_batch_step.forward(batch)["loss"])
+            finally:
+                run.buffers.restore()
+                run.drop_gradients()
 
     def active(self) -> AbstractContextManager[None]:
         """Run a micro-batch of the current update in this context."""
@@ -121,36 +142,6 @@ def _raise_interruption(error: BaseException) -> None:
         if isinstance(inner, (Preempted, StopTrainingError)):
             raise inner
         inner = getattr(inner, "inner_exception", None) or inner.__cause__ or inner.__context__
-
-
-class CompiledStepper(EagerStepper):
-    """Runs every update operation by operation, with the compiled parts of the model."""
-
-    def __init__(self, run: TrainingRun, compiled: CompiledUpdates) -> None:
-        super().__init__(run)
-        self.compiled = compiled
-
-    @property
-    def step(self) -> Callable[[Window], None]:
-        return self._step
-
-    def _step(self, window: Window) -> None:
-        run, compiled = self.run, self.compiled
-        compiled.follow(window)
-        compiled.prepare(window, self._rehearse)
-        with compiled.active():
-            run.trainer._run_update(window)
-
-    def _rehearse(self, batch: Any) -> None:
-        run = self.run
-        if run.engine.is_distributed:
-            return  # gradients would be summed over all processes
-        with preserved_generators(run.engine.device), self.compiled.active():
-            try:
-                run.trainer.backward_step(run.micro_batch_step.forward(batch)["loss"])
-            finally:
-                run.buffers.restore()
-                run.drop_gradients()
 
 
 def sizes_of(batch: Any) -> list[list[int]]:

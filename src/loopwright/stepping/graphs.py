@@ -29,7 +29,7 @@ from loopwright.errors import ConfigError
 from loopwright.hooks import TrainerHooks
 from loopwright.settings import is_overridden
 from loopwright.stepping.cast_weights import CastWeights
-from loopwright.stepping.compiled import CompiledStepper, CompiledUpdates
+from loopwright.stepping.compiled import CompiledStepper
 from loopwright.stepping.eager import EagerStepper, is_foreign
 from loopwright.stepping.unpadded import UnpaddedRows, kind_of, report_padded
 
@@ -53,7 +53,7 @@ def _planned_stepper(run: TrainingRun) -> EagerStepper | GraphStepper:
     if run.settings.step_mode == "eager" or not has_graphs(run.trainer):
         _forget_capturing(run)
         return eager
-    compiled = eager.compiled if isinstance(eager, CompiledStepper) else None
+    compiled = eager if isinstance(eager, CompiledStepper) else None
     reason = _why_eager(run) or run.recordings.ended
     if compiled is not None and compiled.model.records_graphs:
         reason = "this mode of torch.compile records its own"
@@ -68,7 +68,7 @@ def eager_stepper(run: TrainingRun) -> EagerStepper:
     """Return the stepper of updates that are not graphs."""
     model = run.bare_model()
     if run.settings.step_mode == "compile" and isinstance(model, nn.Module):
-        return CompiledStepper(run, CompiledUpdates(run, run.trainer.create_compiled_model(model)))
+        return CompiledStepper(run, run.trainer.create_compiled_model(model))
     return EagerStepper(run)
 
 
@@ -89,7 +89,7 @@ class GraphStepper:
     run = BackReference["TrainingRun"]()
     rounds_rates = True
 
-    def __init__(self, run: TrainingRun, capturer: graphs.Capturer, compiled: CompiledUpdates | None) -> None:
+    def __init__(self, run: TrainingRun, capturer: graphs.Capturer, compiled: CompiledStepper | None) -> None:
         self.run = run
         self._rows = UnpaddedRows(run)
         self._compiled = compiled
@@ -240,7 +240,7 @@ def _cast_weights(run: TrainingRun) -> CastWeights | None:
 
 
 def _micro_batch(
-    run: TrainingRun, rows: UnpaddedRows, casts: CastWeights | None, compiled: CompiledUpdates | None, inputs: Any
+    run: TrainingRun, rows: UnpaddedRows, casts: CastWeights | None, compiled: CompiledStepper | None, inputs: Any
 ) -> Any:
     with (
         outputs_as_computed(run.trainer.model) if run.micro_batch_step.reads_loss_alone() else nullcontext(),
