@@ -42,7 +42,6 @@ class Logbook:
         self.skipped_in_a_row = 0
         self.run = run
         self._num_graphed_logged = 0
-        self._throughput: Throughput | None = None
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -162,11 +161,9 @@ class Logbook:
         return {f"{name}_seconds": before.get(f"{name}_seconds", 0.0) + seconds for name, seconds in now.items()}
 
     def timed(self, windows: Iterator[Window]) -> Iterator[Window]:
-        assert self._throughput is not None
         return self._throughput.watch(windows)
 
     def measure_speed(self) -> None:
-        assert self._throughput is not None
         self.speed = self._throughput.take()
 
     def write_speed(self) -> None:
