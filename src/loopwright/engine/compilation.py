@@ -34,7 +34,9 @@ class CompiledModel:
         self._options = options
         self._compiled: dict[Any, Callable[..., Any]] = {}
         self._parts: list[tuple[Any, str, Any]] = [(part, "forward", part.forward) for part in compiled_parts(model)]
-        if _has_token_loss(model):
+        # A model of transformers computes the loss of each token, with a function that may have been replaced.
+        head = getattr(model, "get_output_embeddings", lambda: None)()
+        if head is not None and hasattr(type(model), "loss_function") and "_loss_function" not in vars(model):
             self._parts.append((model, "_loss_function", model.loss_function))
         self._hooks: list[Any] = []
         self._known: list[Any] = []
@@ -119,13 +121,6 @@ def has_compiled_modules(model: Any) -> bool:
     """Whether a module was compiled by `nn.Module.compile` or `torch.compile`."""
     # There is no public sign of it.
     return any(each._compiled_call_impl is not None or hasattr(each, "_orig_mod") for each in model.modules())
-
-
-def _has_token_loss(model: Any) -> bool:
-    """Whether a model of transformers computes a loss of each token, with the function that transformers has for it."""
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    # Set on models that have been given another function.
-    return head is not None and hasattr(type(model), "loss_function") and "_loss_function" not in vars(model)
 
 
 def _is_worth_compiling(module: nn.Module) -> bool:
