@@ -81,7 +81,9 @@ class EpochTableCallback(TrainerCallback):
         values = {name: value for name, value in values.items() if has_evaluated or "train" in name}
         is_new = [name for name in values if name not in self._columns]
         if is_new:
-            self._columns = sorted({*self._columns, *values}, key=_order)
+            # Losses before metrics, and training before evaluation.
+            names = {*self._columns, *values}
+            self._columns = sorted(names, key=lambda name: ("loss" not in name, "train" not in name, name))
             self._titles = _fitted(self._columns)
             if hidden := [_title(name) for name in self._columns if name not in self._titles]:
                 text = f"Not in the table, which is too narrow: {', '.join(hidden)}"
@@ -169,11 +171,6 @@ def _is_shown(name: str, value: Any) -> bool:
 def _title(name: str, longest: int = 99) -> str:
     title = name.removesuffix("_epoch").replace("_", " ")
     return title if len(title) <= longest else f"{title[: longest // 2 - 1]}..{title[1 - longest // 2 :]}"
-
-
-def _order(name: str) -> tuple[bool, bool, str]:
-    """Sort losses before metrics, and training before evaluation."""
-    return "loss" not in name, "train" not in name, name
 
 
 def _fitted(names: list[str]) -> dict[str, str]:
