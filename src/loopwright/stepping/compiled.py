@@ -70,9 +70,8 @@ class CompiledStepper(EagerStepper):
         recordings, loader = self.run.recordings, self.run.train_loader
         full = getattr(loader, "batch_size", None)
         fewest = 1 if full == 1 else 2
-        sizes = [
-            sizes_of(piece.batch) for piece in window.pieces if piece.rows >= fewest and full in (None, piece.rows)
-        ]
+        whole = [piece.batch for piece in window.pieces if piece.rows >= fewest and full in (None, piece.rows)]
+        sizes = [[list(each.shape) for each in iter_tensors(batch)] for batch in whole]
         if sizes and recordings.compiled_for is None:
             recordings.compiled_for = sizes[0]
             # Collators that pad announce it: their batches come in several lengths, but for packed rows of one width.
@@ -142,10 +141,6 @@ def _raise_interruption(error: BaseException) -> None:
         if isinstance(inner, (Preempted, StopTrainingError)):
             raise inner
         inner = getattr(inner, "inner_exception", None) or inner.__cause__ or inner.__context__
-
-
-def sizes_of(batch: Any) -> list[list[int]]:
-    return [list(each.shape) for each in iter_tensors(batch)]
 
 
 def fitted(batch: Any, sizes: list[list[int]]) -> Any:

@@ -41,7 +41,8 @@ class UnpaddedRows:
         if not _is_wanted(run) or run.recordings.unpads is False:
             run.recordings.unpads = False
             return
-        reason = _why_padded(run)
+        is_other = run.engine.device.type == "cuda" and _dtype(run) not in (torch.bfloat16, torch.float16)
+        reason = "flash attention needs bf16" if is_other else why_padded(run.bare_model())
         if reason is not None:
             self.stop(reason)
             return
@@ -159,9 +160,3 @@ def _dtype(run: TrainingRun) -> torch.dtype:
     """Return the type in which matrices are multiplied."""
     is_bf16 = run.engine.accelerator.mixed_precision == "bf16"
     return torch.bfloat16 if is_bf16 else next((each.dtype for each in run.engine.parameters), torch.float32)
-
-
-def _why_padded(run: TrainingRun) -> str | None:
-    if run.engine.device.type == "cuda" and _dtype(run) not in (torch.bfloat16, torch.float16):
-        return "flash attention needs bf16"
-    return why_padded(run.bare_model())
