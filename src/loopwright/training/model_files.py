@@ -140,17 +140,15 @@ def save_model_file(path: str | Path, model: nn.Module, optimizer: Any, schedule
         return
     if optimizer is not None:
         state["optimizer_state_dict"] = optimizer.state_dict()
-    problem: Exception | None = None
-    if scheduler is not None and hasattr(scheduler, "state_dict"):
-        try:
-            _write_readable(path, {**state, "scheduler_state_dict": scheduler.state_dict(), **extra})
-            return
-        except OSError:
-            raise
-        except Exception as error:  # noqa: BLE001 - a scheduler of the user's own may raise anything
-            problem = error
-    _write_readable(path, {**state, **extra})
-    if problem is not None:
+    if scheduler is None or not hasattr(scheduler, "state_dict"):
+        _write_readable(path, {**state, **extra})
+        return
+    try:
+        _write_readable(path, {**state, "scheduler_state_dict": scheduler.state_dict(), **extra})
+    except OSError:
+        raise
+    except Exception as problem:  # noqa: BLE001 - a scheduler of the user's own may raise anything
+        _write_readable(path, {**state, **extra})
         kind = type(scheduler).__name__
         warnings.warn(f"{path} lacks the state of the {kind}, which cannot be saved: {problem}", stacklevel=2)
 
