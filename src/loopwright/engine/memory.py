@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from loopwright.errors import MemoryLimitError
 from loopwright.quantities import size
@@ -116,12 +117,12 @@ class SavedBytes:
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self.num_bytes = 0
-        self._seen = {self.place_of(each) for each in parameters}
+        self._seen = {_storage_of(each) for each in parameters}
         self._kept: list[Tensor] = []
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count the tensors kept in the block; they are held until its end, so that no address is reused."""
+        """Count the tensors kept in the block; they are held until its end, so that no storage is reused."""
         with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda value: value):
             try:
                 yield
@@ -129,13 +130,14 @@ class SavedBytes:
                 self._kept = []
 
     def _pack(self, tensor: Tensor) -> Tensor:
-        place = self.place_of(tensor)
-        if place not in self._seen:
-            self._seen.add(place)
+        storage = _storage_of(tensor)
+        if storage not in self._seen:
+            self._seen.add(storage)
             self._kept.append(tensor)
             self.num_bytes += tensor.untyped_storage().nbytes()
         return tensor
 
-    def place_of(self, tensor: Tensor) -> int:
-        """Return what tells the storage of a tensor from others."""
-        return tensor.untyped_storage().data_ptr()
+
+def _storage_of(tensor: Tensor) -> int:
+    """Return what tells the storage of a tensor from others, also where tensors have no data and no address."""
+    return int(StorageWeakRef(tensor.untyped_storage()).cdata)

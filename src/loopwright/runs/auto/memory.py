@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode  # private, but what torch itself measures memory with
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from loopwright.engine.memory import MemorySaving, SavedBytes, free_bytes, list_savings
 from loopwright.engine.nested import iter_tensors
@@ -127,7 +126,7 @@ def _estimated(job: Job, settings: Settings) -> MemoryEstimate:
     rows = training.train_batch_size
     asked = next((getattr(args, name) for name in LENGTH_FLAGS if getattr(args, name, None)), None)
     tokens = asked or min(longest_allowed(job.processor, inner.config) or _LONGEST, _LONGEST)
-    kept = _Kept(parameters)
+    kept = SavedBytes(parameters)
     precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(str(training.mixed_precision))
     with torch.autocast(training.device.type, precision, enabled=precision is not None), kept.counting():
         outputs = model(**made_up_inputs(inner, rows, tokens), **getattr(job.task, "forward_options", {}))
@@ -154,13 +153,6 @@ def _place_fakes(model: Any, device: torch.device) -> None:
                 fake = torch.empty(each.shape, dtype=each.dtype, device=device)
                 fakes[id(each)] = nn.Parameter(fake, each.requires_grad) if isinstance(each, nn.Parameter) else fake
             setattr(module, name, fakes[id(each)])
-
-
-class _Kept(SavedBytes):
-    """Counts storages by identity: without data they have no address."""
-
-    def place_of(self, tensor: torch.Tensor) -> int:
-        return int(StorageWeakRef(tensor.untyped_storage()).cdata)
 
 
 def _quantized(model: Any) -> set[int]:
