@@ -193,7 +193,7 @@ class Trainer(TrainerHooks):
         check_is_idle(self._current_run.is_running)
         check_step_mode(self, step_mode)
         warn_of_collisions(self, Trainer, CORE_CONTRACT, state={"_current_run": TrainingRun})
-        run = self._current_run.successor(settings)
+        run = TrainingRun(self, settings, previous=self._current_run)
         with run.logbook.recording():
             resume_path = run.checkpoints.find(resume_from)
             if resume_path is None and reset_run_history:

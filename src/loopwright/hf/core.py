@@ -29,7 +29,7 @@ from loopwright.hf.step import HfStep
 from loopwright.settings import RunSettings
 from loopwright.trainer import Trainer as CoreTrainer
 from loopwright.training.evaluation import run_eval_epoch
-from loopwright.training.run import run_of
+from loopwright.training.run import TrainingRun, run_of
 
 if TYPE_CHECKING:
     from loopwright.hf.trainer import Trainer
@@ -79,7 +79,7 @@ class Core(CoreTrainer):
             finally:
                 self._is_ready = False
             return
-        run = training.successor(RunSettings(mixed_precision=self.owner.args.mixed_precision))
+        run = TrainingRun(self, RunSettings(mixed_precision=self.owner.args.mixed_precision), previous=training)
         run.install(training)
         run.memory.parts = training.memory.parts
         run.start_engine()

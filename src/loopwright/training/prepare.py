@@ -87,7 +87,7 @@ def start_evaluation(
     if not may_be_empty:
         check_data(trainer, "eval", dataset, kwargs, batch_size, collate_fn, "dataset")
     settings = RunSettings(per_device_batch_size=batch_size, mixed_precision=training.settings.mixed_precision)
-    run = training.successor(settings)
+    run = TrainingRun(trainer, settings, previous=training)
     run.install(training)
     trainer.eval_dataset, trainer.collate_fn = dataset, collate_fn
     try:

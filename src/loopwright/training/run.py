@@ -110,10 +110,6 @@ class TrainingRun:
         self._output_is_checked = False
         self._windows: Iterator[Window] = iter(())
 
-    def successor(self, settings: RunSettings) -> TrainingRun:
-        """Return a new run of the same trainer; it starts with this one's engine."""
-        return TrainingRun(self.trainer, settings, previous=self)
-
     def install(self, training: TrainingRun | None = None) -> None:
         """Make this the trainer's current run, before its first hook; an evaluation carries over the training run."""
         trainer = self.trainer
