@@ -79,13 +79,13 @@ class UnpaddedRows:
 
     def like(self, inputs: Any, batch: Any) -> Any:
         """Return the inputs of a micro-batch of another size, with tokens of the same kind as these inputs have."""
-        tokens, mask = _tokens(inputs), _mask_of(batch)
+        tokens, mask = inputs.get("tokens"), _mask_of(batch)
         own = self.run.micro_batch_step.graph_inputs(batch, 0)
         return _with_tokens(own, tokens if mask is None or tokens in (None, ALL) else usual_budget(mask))
 
     def graphed(self, inputs: Any) -> Any:
         """Run forward and backward of a micro-batch, given what `with_tokens` returned."""
-        tokens, inputs = _tokens(inputs), inputs.get("inputs", inputs)
+        tokens, inputs = inputs.get("tokens"), inputs.get("inputs", inputs)
         mask = _mask_of(inputs["batch"])
         needs_none = self._leaves_masks_out and (mask is None or tokens == ALL)
         with (
@@ -122,16 +122,12 @@ class UnpaddedRows:
 
 def kind_of(inputs: Any) -> str:
     """Return a name for what is compiled on its own: padded rows, rows without padding, or all tokens."""
-    tokens = _tokens(inputs)
+    tokens = inputs.get("tokens")
     return tokens if isinstance(tokens, str) else "padded" if tokens is None else "unpadded"
 
 
 def _with_tokens(inputs: Any, tokens: int | str | None) -> Any:
     return inputs if tokens is None else {"inputs": inputs, "tokens": tokens}
-
-
-def _tokens(inputs: Any) -> Any:
-    return inputs.get("tokens")
 
 
 def _mask_of(batch: Any) -> Any:
