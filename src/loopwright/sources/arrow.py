@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.errors import InputError
-from loopwright.sources.files import Progress, Say, sha256_of
-from loopwright.sources.tables import Block, Row, Table, as_block, check_columns, outer_column
+from loopwright.sources.files import sha256_of
+from loopwright.sources.tables import Row, Table, check_columns, outer_column
 from loopwright.sources.values import as_plain
 
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # `imdb`, `user/name`
@@ -81,14 +81,9 @@ class ArrowTable(Table):
             return [names[number] if number is not None and number >= 0 else None for number in value]
         return names[value] if value >= 0 else None
 
-    def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
+    def rows(self, start: int, stop: int, columns: Sequence[str]) -> list[Row]:
         wanted = {outer_column(self.columns, column) for column in columns}
-        names = [name for name in self.columns if name in wanted]
-        for start in range(0, len(self), self.rows_per_block):
-            stop = min(start + self.rows_per_block, len(self))
-            yield as_block(start, self._rows(start, stop, names), columns)
-            if say is not None:
-                say(Progress(self.path, "checking", self.num_bytes * stop // len(self), self.num_bytes))
+        return self._rows(start, stop, [name for name in self.columns if name in wanted])
 
     def settings(self) -> Row:
         return {"kind": self.kind} | ({"split": self.split} if self.split else {})

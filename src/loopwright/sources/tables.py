@@ -75,9 +75,13 @@ class Table(ABC):
         """Yield all rows in order, with the named columns only. A missing value is None."""
         for start in range(0, len(self), self.rows_per_block):
             stop = min(start + self.rows_per_block, len(self))
-            yield as_block(start, [self.row(index) for index in range(start, stop)], columns)
+            yield as_block(start, self.rows(start, stop, columns), columns)
             if say is not None:
                 say(Progress(self.path, "checking", self.num_bytes * stop // len(self), self.num_bytes))
+
+    def rows(self, start: int, stop: int, columns: Sequence[str]) -> list[Row]:
+        """Return the rows of a block, with these columns at least."""
+        return [self.row(index) for index in range(start, stop)]
 
     @property
     def name(self) -> str:
