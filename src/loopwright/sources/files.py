@@ -100,12 +100,7 @@ class FileBytes:
         self.encoding = encoding
         self._is_given = encoding is not None
         self._last_line = (0, 1)  # the last offset of `line_at`, and its line
-        try:
-            with os.fdopen(open_data(path), "rb") as file:
-                status = os.fstat(file.fileno())
-        except OSError as error:
-            raise unreadable(path, error) from error
-        self._stamp = (status.st_size, status.st_mtime_ns)
+        self._stamp: tuple[int, ...] = ()  # size and time when it was first opened
         self._converts_from: tuple[str, ...] = ()
         self._rewritten: Callable[[Iterator[bytes]], Iterator[bytes]] | None = None
         if encoding is None:
@@ -162,12 +157,10 @@ class FileBytes:
             raise self._changed()
         return row
 
-    def chunks(self) -> Iterator[bytes]:
-        for offset in range(0, self.num_bytes, CHUNK_BYTES):
-            yield self.read(offset, CHUNK_BYTES)
-
     def detect(self) -> str:
-        return detect(self.chunks(), str(self.path))
+        return detect(
+            (self.read(start, CHUNK_BYTES) for start in range(0, self.num_bytes, CHUNK_BYTES)), str(self.path)
+        )
 
     def checked_chunks(self, say: Say | None) -> Iterator[bytes]:
         """Yield the file after its byte order mark, refuse bytes that are not text, and compute the sha256."""
@@ -205,9 +198,11 @@ class FileBytes:
             except OSError as error:
                 raise unreadable(self.path, error) from error
             status = os.fstat(descriptor)
-            if (status.st_size, status.st_mtime_ns) != self._stamp:
+            stamp = (status.st_size, status.st_mtime_ns)
+            if self._stamp not in ((), stamp):
                 os.close(descriptor)
                 raise self._changed()
+            self._stamp = stamp
             self._descriptor = self._convert(descriptor) if self.is_converted else descriptor
         return self._descriptor
 
@@ -283,13 +278,9 @@ class FileBytes:
     def nul(self, offset: int) -> InputError:
         what = f"{self.path} holds a NUL byte in line {self.line_at(offset)}"
         saw = [f"byte {offset:,} of {self.num_bytes:,}"]
-        path, clean = quote(str(self.path)), self._beside("clean_")
+        path, clean = (quote(str(each)) for each in (self.path, self.path.with_name(f"clean_{self.path.name}")))
         command = f"tr -d '\\000' < {path} > {clean}   then   {clean} instead of {path}"
         return InputError("data.nul", what, saw=saw, fix=f"--bad_rows drop   or   {command}")
-
-    def _beside(self, prefix: str) -> str:
-        """Return the path of a new file beside this one, quoted for a shell."""
-        return quote(str(self.path.with_name(prefix + self.path.name)))
 
     def _changed(self) -> InputError:
         saw, fix = f"it had {self._stamp[0]:,} bytes when it was opened", "put the file back, or start again"
@@ -352,11 +343,8 @@ def open_data(path: str | os.PathLike[str]) -> int:
         return open_regular(Path(path), follows_links=True)
     except DamagedFileError:
         what = f"{path} is {'a pipe' if Path(path).is_fifo() else 'not a regular file'}"
-        saw, fix = (
-            ["files are read more than once, and in any order"],
-            f"write its content to a file, and give that instead of {path}",
-        )
-        raise InputError("data.file", what, saw=saw, fix=fix) from None
+        fix = f"write its content to a file, and give that instead of {path}"
+        raise InputError("data.file", what, saw=["files are read more than once, and in any order"], fix=fix) from None
 
 
 def read_data(path: str | os.PathLike[str]) -> bytes:
