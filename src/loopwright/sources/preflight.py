@@ -29,7 +29,7 @@ from loopwright.sources.files import Say, unreadable
 from loopwright.sources.images.layouts import Layout
 from loopwright.sources.images.scene_scan import SceneScan, joined
 from loopwright.sources.images.scenes import Parts, Scenes, describe_images
-from loopwright.sources.images.tables import ImageTable, TableOfImages
+from loopwright.sources.images.tables import TableOfImages
 from loopwright.sources.labels import Labels, LabelScan, guess_kind, is_whole, label_text, ordered
 from loopwright.sources.locations import check_encoding, locate, open_places
 from loopwright.sources.options import DataOptions, table_settings
@@ -159,7 +159,6 @@ class _Check:
         if labels is not None and self.schema.label_role is not None:
             self._check_classes(labels, counts, self.schema.label_role)
         partition.note_evaluations(counts, kind)
-        scene_scans = self._scene_scans()
         return DataPlan(
             task=self.schema.task,
             files=tuple(self._data_file(split) for split in self.tables),
@@ -177,7 +176,7 @@ class _Check:
             guessed=tuple(self.guesses),
             warnings=tuple(self.warnings),
             chats=describe_chats(sum((scan.chats for scan in self.scans.values()), Counter())),
-            images=describe_images(scene_scans, scenes, parts) if scene_scans else {},
+            images=describe_images(self.scene_scans, scenes, parts) if self.scene_scans else {},
             tables=dict(enumerate(self.tables.values())),
         )
 
@@ -257,8 +256,8 @@ class _Check:
         if scan.scenes is None:
             return
         self.warnings += scan.scenes.warnings
-        if isinstance(table, ImageTable) and table.num_left_out:
-            self.dropped["bad_annotations"] += table.num_left_out
+        if scan.scenes.table.num_left_out:
+            self.dropped["bad_annotations"] += scan.scenes.table.num_left_out
         problem, is_unusable = scan.scenes.problem(), scan.scenes.is_unusable
         if problem is not None:
             if not is_unusable.any():
@@ -275,20 +274,28 @@ class _Check:
     def _drop(self, split: str, option: str, is_dropped: Mask, note: str, error: InputError) -> None:
         if getattr(self.options, option) == "refuse":
             raise error
+        self._leave_out(split, option, is_dropped, f"{note} and are left out")
+
+    def _leave_out(self, split: str, option: str, is_dropped: Mask, note: str) -> None:
         self.dropped[option] += int(is_dropped.sum())
         self.kept[split] &= ~is_dropped
-        self.losses.setdefault(split, []).append(f"{note} and are left out")
-        self.warnings.append(self.losses[split][-1])
+        self.losses.setdefault(split, []).append(note)
+        self.warnings.append(note)
 
-    def _scene_scans(self) -> dict[str, SceneScan]:
+    @property
+    def scene_scans(self) -> dict[str, SceneScan]:
         return {split: scan.scenes for split, scan in self.scans.items() if scan.scenes is not None}
+
+    @property
+    def label_scans(self) -> dict[str, LabelScan]:
+        return {split: scan.labels for split, scan in self.scans.items() if scan.labels is not None}
 
     def _scenes(self) -> Scenes | None:
         role = self.schema.scene_role
         if role is None or role.name not in self.columns:
             return None
         column = str(self.columns[role.name])
-        return Scenes(role, column, self._scene_scans(), self.options, is_training=self.lead == "train")
+        return Scenes(role, column, self.scene_scans, self.options, is_training=self.lead == "train")
 
     def _label_kind(self) -> str | None:
         role = self.schema.label_role
@@ -338,7 +345,7 @@ class _Check:
         if kind is None or role is None:
             self._refuse("has no classes")
             return None
-        scans = {split: scan.labels for split, scan in self.scans.items() if scan.labels is not None}
+        scans = self.label_scans
         lead = scans[self.lead]
         if kind != "float" and options.label_kind is None and not options.label_map:
             for scan in scans.values():
@@ -395,10 +402,7 @@ class _Check:
         if scan.kind == "multi":
             self.warnings.append(f"--drop_labels removes {names} from {rows}")
             return
-        self.dropped["drop_labels"] += int(is_dropped.sum())
-        self.kept[split] &= ~is_dropped
-        self.losses.setdefault(split, []).append(f"{rows} labelled {names} left out (--drop_labels)")
-        self.warnings.append(self.losses[split][-1])
+        self._leave_out(split, "drop_labels", is_dropped, f"{rows} labelled {names} left out (--drop_labels)")
 
     def _positions(self, role: Role) -> tuple[str, ...]:
         """Return 0, 1, ... for a label that is the position among the texts of its row."""
@@ -423,7 +427,7 @@ class _Check:
         if scan.kind == "class":
             numbers = {text: int((scan.codes == clean.index(text)).sum()) for text in first}
             first = {text: f"{counted(numbers[text], 'row')}, {place}" for text, place in first.items()}
-            counts = {name: each.labels.counts(labels) for name, each in self.scans.items() if each.labels is not None}
+            counts = {name: each.counts(labels) for name, each in self.label_scans.items()}
             saw = ["   ".join(f"{name}: {label_checks.shown_counts(found)}" for name, found in counts.items() if found)]
         if scan.role.kind == "position":
             fix = label_checks.fix_of_positions([text for text in clean if text], len(labels.names))
@@ -438,13 +442,10 @@ class _Check:
     def _count_labels(self, parts: Parts, labels: Labels | None) -> dict[str, dict[str, int]]:
         if labels is None or labels.kind == "float":
             return {}
-        counts = {}
+        counts, scans = {}, self.label_scans
         for name, pieces in parts.items():
-            total: Counter[str] = Counter()
-            for file, rows in pieces:
-                scan = self.scans[file].labels
-                if scan is not None:
-                    total += scan.counts(labels, rows)
+            found = (scans[file].counts(labels, rows) for file, rows in pieces if file in scans)
+            total = sum(found, Counter[str]())
             counts[name] = {label: total[label] for label in labels.names}
         return counts
 
@@ -464,9 +465,8 @@ class _Check:
         if is_new and role.kind != "position":
             totals = sum((Counter(each) for each in counts.values()), Counter[str]())
             self.warnings += label_checks.odd_classes(totals, column, has_typos=labels.kind != "tags")
-            self.warnings += (
-                label_checks.joined_classes(totals) if role.kind == "label" and labels.kind == "class" else ()
-            )
+            if role.kind == "label" and labels.kind == "class":
+                self.warnings += label_checks.joined_classes(totals)
 
     def _check_rows_left(self) -> None:
         for split, kept in self.kept.items():
@@ -478,7 +478,7 @@ class _Check:
     def _label_range(self, labels: Labels | None) -> tuple[float, float] | None:
         if labels is None or labels.kind != "float":
             return None
-        scans = [scan.labels for scan in self.scans.values() if scan.labels is not None]
+        scans = self.label_scans.values()
         numbers = [float(text) for scan in scans for text in scan.texts if text.strip()]
         return min([scan.smallest for scan in scans] + numbers), max([scan.largest for scan in scans] + numbers)
 
