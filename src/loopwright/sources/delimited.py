@@ -214,9 +214,8 @@ class DelimitedTable(IndexedTable):
     def __init__(self, source: FileBytes, kind: str, given: GivenDialect, say: Say | None) -> None:
         super().__init__(source, kind)
         delimiter, quoting, names = given
-        self.decimals: dict[
-            str, str
-        ] = {}  # of columns whose numbers are written with a "comma", a "point", or as "marks"
+        # Of columns whose numbers are written with a "comma", a "point", or as "marks".
+        self.decimals: dict[str, str] = {}
         head = source.read(source.start, HEAD_BYTES)
         stated = _SEPARATOR_LINE.match(head)
         if stated is not None:  # Spreadsheets write and read this line above the header.
@@ -241,9 +240,8 @@ class DelimitedTable(IndexedTable):
         self.index = index[1:]
         rows = [self._split_row(row) for row in range(min(len(self), _ROWS_COMPARED))]
         if rows and all(len(row) == len(fields) + 1 and not row[-1] for row in rows):
-            self.notes += (
-                f"a delimiter ends each row of {self.name}, but not its header: the field after it has no name",
-            )
+            note = f"a delimiter ends each row of {self.name}, but not its header: the field after it has no name"
+            self.notes += (note,)
             fields.append("")
         self.columns, self.has_header = header_names(fields, self.path, names)
         self._are_given = bool(names)
@@ -257,9 +255,8 @@ class DelimitedTable(IndexedTable):
     def _find_rows(self, finds_escapes: bool, say: Say | None) -> Offsets:
         """Return the index of the rows; a file with other quotes is converted first."""
         if self._quoting in _OTHER_QUOTES:
-            self.source.rewrite(
-                partial(as_standard, self.source.path, self.source.start, *self.dialect[:1], self._quoting)
-            )
+            source, delimiter = self.source, self.dialect.delimiter
+            source.rewrite(partial(as_standard, source.path, source.start, delimiter, self._quoting))
             self.notes += (f"the quotes of {self.name} are read as --quoting {self._quoting}",)
         splitter = DelimitedSplitter(self.dialect, self.source.keeps_blank, finds_escapes)
         try:

@@ -233,13 +233,8 @@ class LabelScan:
             if not is_number(value):
                 what = f"{self.name} holds numbers, but not in {self.table.place(row)}"
                 other = "--label_kind class" if self.role.kind != "float" else "write a number there"
-                fix = f"{BadRows.FIX}   or   {other}"
-                self._bad.add(
-                    row,
-                    error=InputError(
-                        "data.label_type", what, saw=[repr(value), f"{self.role.flag} names another column"], fix=fix
-                    ),
-                )
+                saw, fix = [repr(value), f"{self.role.flag} names another column"], f"{BadRows.FIX}   or   {other}"
+                self._bad.add(row, error=InputError("data.label_type", what, saw=saw, fix=fix))
                 continue
             self.smallest, self.largest = min(self.smallest, float(value)), max(self.largest, float(value))
 

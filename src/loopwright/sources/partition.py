@@ -97,10 +97,8 @@ class Partition:
             raise InputError("data.groups", what, saw=saw, fix=fix)
         if number:
             self.dropped["near_duplicates"] += number
-            what = (
-                f"{counted(number, 'row')} of held-out groups with a near-duplicate in training left out of validation"
-            )
-            self.warnings.append(f"{what} (--keep_duplicates leaves them)")
+            what = "of held-out groups with a near-duplicate in training left out of validation"
+            self.warnings.append(f"{counted(number, 'row')} {what} (--keep_duplicates leaves them)")
         return training, validation[~is_double]
 
     def _check_groups(self, split: str) -> None:

@@ -175,10 +175,8 @@ def _convert(
             converted.append("" if role.kind == "text" else [])
     if unusable:
         row, reason = unusable[0]
-        what, fix = (
-            f"{table.name}: the {role.name} in {table.place(row)} cannot be used",
-            f"{BadRows.FIX}   or   correct",
-        )
+        what = f"{table.name}: the {role.name} in {table.place(row)} cannot be used"
+        fix = f"{BadRows.FIX}   or   correct"
         problem = InputError("data.value", what, saw=[reason], fix=f"{fix} the {role.name} there")
         if role.kind == "answers":
             last = table.place(start + len(raw) - 1)
@@ -280,11 +278,8 @@ def _without_spelling(kind: str, values: list[Any]) -> list[Any]:
 
 
 def _label_key(value: Any, kind: str, options: DataOptions) -> str:
-    texts = (
-        [label_text(value)]
-        if kind in ("class", "float")
-        else label_list(value, kind, options.label_separator or SEPARATOR)
-    )
+    is_one = kind in ("class", "float")
+    texts = [label_text(value)] if is_one else label_list(value, kind, options.label_separator or SEPARATOR)
     names = [options.label_map.get(text, text) for text in texts]
     return "\x1e".join(sorted(names) if kind == "multi" else names)
 

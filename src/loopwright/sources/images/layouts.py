@@ -126,10 +126,8 @@ class Layout:
             raise no_images(folder)
         found, expected = "masks", "the images into images/ and their masks into masks/, with equal names"
         if self.wants == "objects":
-            found, expected = (
-                "objects",
-                "COCO's json into it, or the images into images/ and a text file for each into labels/",
-            )
+            found = "objects"
+            expected = "COCO's json into it, or the images into images/ and a text file for each into labels/"
         what, fix = f"{flag} {folder} holds images and no {found}", f"put {expected}"
         classes = [folder / name for name in _folders_in(folder)]
         if len(classes) > 1 and all(map(_holds_images, classes)):

@@ -310,11 +310,9 @@ class SceneScan:
             return ""
         names = self.table.id_names(column)
         what = f"an object of {self.table.place(row)} has the category {category!r}, which has no name"
-        saw = (
-            f"{counted(len(names), 'name', 'is')} given, for {min(names)} to {max(names)}"
-            if names
-            else "no names are given"
-        )
+        saw = "no names are given"
+        if names:
+            saw = f"{counted(len(names), 'name', 'is')} given, for {min(names)} to {max(names)}"
         fix = f"{DROP}   or   add a name for it to {self.table.names_file or 'id2label.json'}"
         if names and category == max(names) + 1 and names[min(names)] not in self.first_with:
             saw += f", and no object before it is of the first, {names[min(names)]!r}: are classes counted from 1?"

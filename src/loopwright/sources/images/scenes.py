@@ -105,10 +105,8 @@ class Scenes:
             if number:
                 is_doubtful = number > max(scan.num_objects.sum() // (4 if scan.are_corners else 2), FEW_CLIPPED)
                 doubt = ": boxes are x, y, width, height; are these corners?" if is_doubtful else ""
-                boxes = (
-                    f"1 box of {scan.table.name} is" if number == 1 else f"{number:,} boxes of {scan.table.name} are"
-                )
-                self.warnings.append(f"{boxes} clipped at the image's edge{doubt}")
+                boxes, are = ("1 box", "is") if number == 1 else (f"{number:,} boxes", "are")
+                self.warnings.append(f"{boxes} of {scan.table.name} {are} clipped at the image's edge{doubt}")
 
     def _mask_labels(self) -> Labels:
         lead, options = self._lead, self.options
@@ -253,9 +251,8 @@ class Scenes:
         never = [name for name, number in counts.get("train", {}).items() if not number]
         if never and self.options.label_names is None:
             what = "pixels" if self.role.kind == "mask" else "objects"
-            self.warnings.append(
-                f"{counted(len(never), 'class', 'has')} no {what} in training: {', '.join(never[:MOST_NAMED])}"
-            )
+            shown = ", ".join(never[:MOST_NAMED])
+            self.warnings.append(f"{counted(len(never), 'class', 'has')} no {what} in training: {shown}")
         return counts
 
     def class_ids(self) -> list[int | None]:
