@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,23 +98,31 @@ class _Crop:
     fill: Color = MIDDLE_GREY  # the colour of the padding
     ignore_index: int = IGNORED_CLASS  # its class
 
+    def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
+        height, width = height_and_width(self.size)
+        missing = max(0, height - scene.size[0]), max(0, width - scene.size[1])
+        top, left = missing[0] // 2, missing[1] // 2
+        scene = padded(scene, top, left, missing[0] - top, missing[1] - left, self.fill, self.ignore_index)
+        top, left = (self.place(free, rng) for free in (scene.size[0] - height, scene.size[1] - width))
+        return cropped(scene, top, left, height, width, self.min_visible)
+
+    def place(self, free: int, rng: np.random.Generator) -> int:
+        """Return the first pixel of the part along a side that is so much longer."""
+        raise NotImplementedError
+
 
 class CenterCrop(_Crop):
     """Crops the center; takes the size, min_visible, and the fill and ignore_index of the padding."""
 
-    def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
-        scene, free_height, free_width = _at_least(scene, self.size, self.fill, self.ignore_index)
-        height, width = height_and_width(self.size)
-        return cropped(scene, free_height // 2, free_width // 2, height, width, self.min_visible)
+    def place(self, free: int, rng: np.random.Generator) -> int:
+        return free // 2
 
 
 class RandomCrop(_Crop):
     """Crops a random part; takes the size, min_visible, and the fill and ignore_index of the padding."""
 
-    def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
-        scene, free_height, free_width = _at_least(scene, self.size, self.fill, self.ignore_index)
-        top, left = int(rng.integers(free_height + 1)), int(rng.integers(free_width + 1))
-        return cropped(scene, top, left, *height_and_width(self.size), self.min_visible)
+    def place(self, free: int, rng: np.random.Generator) -> int:
+        return int(rng.integers(free + 1))
 
 
 @dataclass(frozen=True)
@@ -146,29 +154,28 @@ class RandomResizedCrop:
 
 
 @dataclass(frozen=True)
-class HorizontalFlip:
+class _Flip:
+    probability: float = 0.5
+
+    is_vertical: ClassVar[bool]
+
+    def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
+        return flipped(scene, self.is_vertical) if self.draw(scene.size, rng) else scene
+
+    def draw(self, size: tuple[int, int], rng: np.random.Generator) -> bool:
+        return rng.random() < self.probability
+
+
+class HorizontalFlip(_Flip):
     """Flips left and right, with a probability."""
 
-    probability: float = 0.5
-
-    def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
-        return flipped(scene) if self.draw(scene.size, rng) else scene
-
-    def draw(self, size: tuple[int, int], rng: np.random.Generator) -> bool:
-        return rng.random() < self.probability
+    is_vertical = False
 
 
-@dataclass(frozen=True)
-class VerticalFlip:
+class VerticalFlip(_Flip):
     """Flips top and bottom, with a probability."""
 
-    probability: float = 0.5
-
-    def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
-        return flipped(scene, is_vertical=True) if self.draw(scene.size, rng) else scene
-
-    def draw(self, size: tuple[int, int], rng: np.random.Generator) -> bool:
-        return rng.random() < self.probability
+    is_vertical = True
 
 
 @dataclass(frozen=True)
@@ -302,15 +309,6 @@ def _turned_hue(image: Any, share: float) -> Any:
 def height_and_width(size: Size) -> tuple[int, int]:
     """Return a size as (height, width); a single number is a square."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
-
-
-def _at_least(scene: Scene, size: Size, fill: Color, ignore_index: int) -> tuple[Scene, int, int]:
-    """Return the scene, padded on all sides to at least a size, and by how much it exceeds that size."""
-    height, width = height_and_width(size)
-    missing = max(0, height - scene.size[0]), max(0, width - scene.size[1])
-    top, left = missing[0] // 2, missing[1] // 2
-    scene = padded(scene, top, left, missing[0] - top, missing[1] - left, fill, ignore_index)
-    return scene, scene.size[0] - height, scene.size[1] - width
 
 
 def _check_positive(what: str, value: int) -> None:
