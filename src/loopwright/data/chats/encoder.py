@@ -394,6 +394,3 @@ def trained_tokens(text: str, offsets: Any, spans: list[Span], segments: list[Sp
     for start, end in segments:
         found |= (first < end) & (last > start) & (start < end)
     return found
-
-
-__all__ = ["OVERLONG", "TRAIN_ON", "ChatEncoder", "EncodedChat", "trained_tokens"]

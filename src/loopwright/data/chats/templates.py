@@ -184,6 +184,3 @@ def resolve_template(tokenizer: Any, given: str | Path | None = None) -> ChatTem
 def _first_line(template: str) -> str:
     line = template.strip().partition("\n")[0]
     return repr(line if len(line) <= 60 else f"{line[:60]}...")
-
-
-__all__ = ["BUILT_IN", "ChatTemplate", "resolve_template"]

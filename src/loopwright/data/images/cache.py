@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from loopwright.engine.memory import free_bytes
 from loopwright.quantities import size
 
-CACHES = ("auto", "ram", "disk", "off")
-
 _logger = logging.getLogger("loopwright")
 _SHARE = {"auto": 0.5, "ram": 0.9, "disk": 0.9}  # of the free space that a cache may take
 _SPARE = 4  # times the estimate, since images may be larger than the typical one

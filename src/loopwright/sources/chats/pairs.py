@@ -26,14 +26,12 @@ _WITHOUT_BLANKS = "\u0e00"  # from here on, most scripts write words without bla
 _FIX = "correct this row in the data file   or   delete this row from the data file"
 _MOST_SHOWN = 160
 
-Turns = str | list[Message]
-
 
 @dataclass(frozen=True)
 class Pair:
     """A prompt and two answers: all of them texts, or all of them lists of messages."""
 
-    prompt: Any  # Turns
+    prompt: Any
     chosen: Any
     rejected: Any
     tools: list[dict[str, Any]] | None = None
