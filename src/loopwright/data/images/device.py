@@ -106,15 +106,9 @@ class DeviceAugmentation:
         """Return uint8 images (images, height, width, 3), on the device of the parts; a few at a time."""
         height, width = height_and_width(self.crop.size)
         number = max(1, _MOST_LEVELS // (3 * max(parts.shape[1], height) * max(parts.shape[2], width)))
-        found = [
-            self._finished(
-                parts[start : start + number],
-                numbers[start : start + number],
-                None if noise is None else noise[start : start + number],
-                num_taps,
-            )
-            for start in range(0, len(parts), number)
-        ]
+        each_noise = [None] * len(parts) if noise is None else noise.split(number)
+        pieces = zip(parts.split(number), numbers.split(number), each_noise, strict=False)
+        found = [self._finished(*piece, num_taps) for piece in pieces]
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _finished(self, parts: Tensor, numbers: Tensor, noise: Tensor | None, num_taps: tuple[int, int]) -> Tensor:
