@@ -481,15 +481,15 @@ def adopt(
         source = source.source
     if isinstance(getattr(source, "dl", None), Loader):
         share = Share(0, 1, share.accumulation)  # a slice of our loader already has this process's part only
+    options = LoaderOptions(seed, share, device, evaluation, limit, bad_samples)
     is_ordered = type(source) is DataLoader and not isinstance(source.dataset, IterableDataset)
     if is_ordered and source.batch_sampler is not None:
-        return OrderedLoader(source, LoaderOptions(seed, share, device, evaluation, limit, bad_samples))
+        return OrderedLoader(source, options)
     from loopwright.data.split_streams import SplitLoader, is_split  # imports this module
 
     kind = SplitLoader if is_split(source, share) else ReplayLoader
-    if evaluation:
-        bad_samples = "raise"  # only training needs to know which ones were skipped
-    return kind(source, LoaderOptions(seed, share, device, evaluation, limit, bad_samples))
+    # Only training needs to know which samples were skipped.
+    return kind(source, options._replace(bad_samples="raise") if evaluation else options)
 
 
 class _Fetched(NamedTuple):
