@@ -14,6 +14,7 @@ import numpy as np
 
 from loopwright.config.display_width import truncate
 from loopwright.errors import InputError, nearest
+from loopwright.quantities import counted
 from loopwright.sources.column_roles import is_number
 from loopwright.sources.delimited import THOUSANDS
 from loopwright.sources.labels import LabelScan, is_whole, label_text, ordered
@@ -161,8 +162,8 @@ def odd_separator(scan: LabelScan) -> Iterator[str]:
     if scan.most_labels < 2:
         yield f"no row of {scan.table.name} has two labels: {scan.separator!r} never separates any (--label_separator)"
     if scan.num_without:
-        rows, have = ("row", "has") if scan.num_without == 1 else ("rows", "have")
-        yield f"{scan.num_without:,} {rows} of {scan.table.name} {have} no label"
+        have = "has" if scan.num_without == 1 else "have"
+        yield f"{counted(scan.num_without, 'row')} of {scan.table.name} {have} no label"
 
 
 def rare_classes(counts: Mapping[str, Mapping[str, int]], kind: str) -> Iterator[str]:
@@ -170,19 +171,16 @@ def rare_classes(counts: Mapping[str, Mapping[str, int]], kind: str) -> Iterator
     training, validation = counts["train"], counts.get("validation", {})
     absent = [name for name, number in training.items() if not number]
     if absent:
-        yield f"{_classes(absent, 'never occurs', 'never occur')} in training: {listing(absent)}"
+        occur = "occurs" if len(absent) == 1 else "occur"
+        yield f"{counted(len(absent), 'class')} never {occur} in training: {listing(absent)}"
     if kind == "tags":
         return
     rare = [f"{name} ({number})" for name, number in training.items() if 0 < number < FEW_ROWS]
     if rare:
-        yield f"{_classes(rare, 'has', 'have')} fewer than {FEW_ROWS} training rows: {listing(rare)}"
+        yield f"{counted(len(rare), 'class', 'has')} fewer than {FEW_ROWS} training rows: {listing(rare)}"
     alone = [name for name, number in validation.items() if not number and training[name]]
     if alone and sum(map(bool, validation.values())) > 1:  # one class alone has a note of its own
-        yield f"{_classes(alone, 'has', 'have')} no validation rows: {listing(alone)}"
-
-
-def _classes(names: Sequence[str], one: str, several: str) -> str:
-    return f"1 class {one}" if len(names) == 1 else f"{len(names):,} classes {several}"
+        yield f"{counted(len(alone), 'class', 'has')} no validation rows: {listing(alone)}"
 
 
 def imbalance(counts: Mapping[str, int]) -> str | None:

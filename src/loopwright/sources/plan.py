@@ -189,11 +189,13 @@ class DataPlan:
             for name, split in content["splits"].items():
                 splits[name] = Split(name, tuple(Part.unpacked(part, files) for part in split["parts"]))
             labels = content["labels"]
+            if labels is not None:
+                labels = Labels(**labels | {name: tuple(labels.get(name, ())) for name in ("names", "dropped")})
             return cls(
                 files=files,
                 splits=splits,
                 columns={role: _column(column) for role, column in content["columns"].items()},
-                labels=None if labels is None else _labels(labels),
+                labels=labels,
                 label_range=None if content["label_range"] is None else tuple(content["label_range"]),
                 guessed=tuple(Guess(name, _column(value), why) for name, value, why in content.get("guessed", ())),
                 warnings=tuple(content["warnings"]),
@@ -203,11 +205,6 @@ class DataPlan:
             )
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError, zlib.error) as error:
             raise _no_plan(error) from error
-
-
-def _labels(content: Mapping[str, Any]) -> Labels:
-    lists: dict[str, Any] = {name: tuple(content.get(name, ())) for name in ("names", "dropped")}
-    return Labels(**{**content, **lists})
 
 
 def _column(value: Any) -> str | tuple[str, ...]:
