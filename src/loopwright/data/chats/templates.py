@@ -62,8 +62,8 @@ def _template(
     return written.replace("%}\n", "%}{{ '\\n' }}")  # a newline after a tag would be trimmed
 
 
-def _with_tools(header: str, end: str, after: str = "", *, tool: str, text: str = _TEXT, bos: str = "") -> str:
-    """Return a template of one header per role, `header` with {} for the role, that renders tools and their calls."""
+def _by_role(header: str, end: str, *, after: str = "", tool: str = "", text: str = _TEXT, bos: str = "") -> str:
+    """Return a template of one header per role, `header` with {} for the role; with `tool` it has tools and calls."""
 
     def turn(role: str, content: str = "{}") -> str:
         return header.replace("{}", role) + content + end + after
@@ -73,21 +73,20 @@ def _with_tools(header: str, end: str, after: str = "", *, tool: str, text: str 
         header.replace("{}", "assistant"),
         end,
         system=turn("system", _CONTENT),
-        start=bos + "{% if tools %}" + turn("system", _TOOLS) + "{% endif %}",
-        tool=turn(*tool.split(":")),
+        start=bos + "{% if tools %}" + turn("system", _TOOLS) + "{% endif %}" if tool else _NO_TOOLS,
+        tool=turn(*tool.split(":")) if tool else "",
         text=text,
-        answer=_CALLS,
+        answer=_CALLS if tool else "{{ text }}",
         after=after,
     )
 
 
 _CHATML = {"tool": f"user:<tool_response>\n{_CONTENT}\n</tool_response>", "after": "\n"}
-_DEEPSEEK = "<｜User｜>{}", "<｜Assistant｜>", "{{ eos_token }}"
 
 BUILT_IN = {
     "alpaca": _template("### Instruction:\n{}\n\n", "### Response:\n", "{{ eos_token }}", after="\n\n"),
-    "chatml": _with_tools("<|im_start|>{}\n", "<|im_end|>", **_CHATML),
-    "deepseek": _template(*_DEEPSEEK, system=_CONTENT, text=_LAST_THOUGHTS),
+    "chatml": _by_role("<|im_start|>{}\n", "<|im_end|>", **_CHATML),
+    "deepseek": _template("<｜User｜>{}", "<｜Assistant｜>", "{{ eos_token }}", system=_CONTENT, text=_LAST_THOUGHTS),
     "gemma": _template("<start_of_turn>user\n{}<end_of_turn>\n", "<start_of_turn>model\n", "<end_of_turn>", after="\n"),
     "llama-2": _template(
         "[INST] {} [/INST]",
@@ -97,29 +96,15 @@ BUILT_IN = {
         answer=" {{ text }}",
         after="{{ bos_token if not loop.last }}",
     ),
-    "llama-3": _with_tools(
+    "llama-3": _by_role(
         "<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>", tool=f"ipython:{_CONTENT}", bos="{{ bos_token }}"
     ),
     "mistral": _template("[INST] {} [/INST]", "", "{{ eos_token }}", answer=" {{ text }}"),
-    "phi-3": _template(
-        "<|user|>\n{}<|end|>\n",
-        "<|assistant|>\n",
-        "<|end|>",
-        system=f"<|system|>\n{_CONTENT}<|end|>\n",
-        start=_NO_TOOLS,
-        after="\n",
-    ),
+    "phi-3": _by_role("<|{}|>\n", "<|end|>", after="\n"),
     "plain": _template("User: {}\n\n", "Assistant:", "{{ eos_token }}", answer=" {{ text }}", after="\n\n"),
-    "qwen": _with_tools("<|im_start|>{}\n", "<|im_end|>", text=_LAST_THOUGHTS, **_CHATML),
+    "qwen": _by_role("<|im_start|>{}\n", "<|im_end|>", text=_LAST_THOUGHTS, **_CHATML),
     "vicuna": _template("USER: {} ", "ASSISTANT:", "{{ eos_token }}", answer=" {{ text }}", system=f"{_CONTENT} "),
-    "zephyr": _template(
-        "<|user|>\n{}{{ eos_token }}\n",
-        "<|assistant|>\n",
-        "{{ eos_token }}",
-        system=f"<|system|>\n{_CONTENT}{{{{ eos_token }}}}\n",
-        start=_NO_TOOLS,
-        after="\n",
-    ),
+    "zephyr": _by_role("<|{}|>\n", "{{ eos_token }}", after="\n"),
 }
 
 
