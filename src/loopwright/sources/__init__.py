@@ -25,22 +25,18 @@ from typing import TYPE_CHECKING, Any
 
 from loopwright.errors import InputError
 from loopwright.sources.codes import CODES
-from loopwright.sources.files import Progress, Say
-from loopwright.sources.formats import IMAGE_KINDS, KINDS, open_table
+from loopwright.sources.formats import open_table
 from loopwright.sources.labels import Labels
 from loopwright.sources.options import DataOptions
 from loopwright.sources.plan import DataFile, DataPlan, Part, Split, SplitRows, check_unchanged
 from loopwright.sources.preflight import preflight
 from loopwright.sources.schema import Role, Schema
-from loopwright.sources.tables import Table
 
 if TYPE_CHECKING:
     SCHEMAS: dict[str, Schema]
 
 __all__ = [
     "CODES",
-    "IMAGE_KINDS",
-    "KINDS",
     "SCHEMAS",
     "DataFile",
     "DataOptions",
@@ -48,13 +44,10 @@ __all__ = [
     "InputError",
     "Labels",
     "Part",
-    "Progress",
     "Role",
-    "Say",
     "Schema",
     "Split",
     "SplitRows",
-    "Table",
     "check_unchanged",
     "open_table",
     "preflight",

@@ -358,7 +358,7 @@ class ChatEncoder:
         asked = found.of_message(0)[0][1] if found.of_message(0) else common_prefix(text, without or "")
         between = text[asked : found.of_message(1)[0][0]].rstrip(" ")
         self._first_header = _OPEN_THOUGHT.sub("", prompt or "") if self._has_prompt else between
-        end = found.last_end()
+        end = max((end for each in found.segments for end in each.ends), default=0)  # the template wrote the rest
         if self.train_on != "all" and not (self._has_prompt or found.marks):
             self._check_end(text, text[end:], between)
         tokens = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)

@@ -98,17 +98,14 @@ def shown(text: str, most: int = 200) -> str:
     return cut.replace("\n", "\\n")
 
 
-def _as_json(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
 def _shaped(message: Mapping[str, Any], *, is_part: bool, is_json: bool, is_empty: bool) -> dict[str, Any]:
     content = "" if is_empty and message["content"] is None else message["content"]
     shaped = {name: value for name, value in message.items() if name != "weight"}
     shaped["content"] = [{"type": "text", "text": content}] if is_part and content is not None else content
     if is_json and message.get("tool_calls"):
-        shaped["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": _as_json(call["function"]["arguments"])}}
-            for call in message["tool_calls"]
-        ]
+        shaped["tool_calls"] = []
+        for call in message["tool_calls"]:
+            given = call["function"]["arguments"]
+            written = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+            shaped["tool_calls"].append({**call, "function": {**call["function"], "arguments": written}})
     return shaped

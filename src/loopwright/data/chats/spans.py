@@ -55,10 +55,6 @@ class Rendering:
         own = [each for each in self.segments if each.message == index and not each.is_dropped]
         return [(each.starts[0], each.ends[0]) for each in own]
 
-    def last_end(self) -> int:
-        """Return the end of the last segment: what follows was written by the template alone."""
-        return max((end for each in self.segments for end in each.ends), default=0)
-
 
 class Sentinels:
     """Puts private-use characters around the texts of messages, and finds them in a rendering.

@@ -7,7 +7,6 @@ from loopwright.data.images.cache import CacheChoice as CacheChoice
 from loopwright.data.images.cache import PixelCache as PixelCache
 from loopwright.data.images.cache import choose_cache as choose_cache
 from loopwright.data.images.dataset import ImageDataset as ImageDataset
-from loopwright.data.images.dataset import ImageOnly as ImageOnly
 from loopwright.data.images.dataset import UnreadableSampleError as UnreadableSampleError
 from loopwright.data.images.dataset import as_transform as as_transform
 from loopwright.data.images.dataset import fixed_part as fixed_part
@@ -23,13 +22,10 @@ from loopwright.data.images.presets import detection_train as detection_train
 from loopwright.data.images.presets import masked_image_train as masked_image_train
 from loopwright.data.images.presets import segmentation_eval as segmentation_eval
 from loopwright.data.images.presets import segmentation_train as segmentation_train
-from loopwright.data.images.scene import IGNORED_CLASS as IGNORED_CLASS
 from loopwright.data.images.scene import Scene as Scene
 from loopwright.data.images.scene import boxes_of_masks as boxes_of_masks
 from loopwright.data.images.scene import load_scene as load_scene
 from loopwright.data.images.scene import rasterize as rasterize
-from loopwright.data.images.tensors import IMAGENET_MEAN as IMAGENET_MEAN
-from loopwright.data.images.tensors import IMAGENET_STD as IMAGENET_STD
 from loopwright.data.images.tensors import SceneFeatures as SceneFeatures
 from loopwright.data.images.tensors import collate_images as collate_images
 from loopwright.data.images.tensors import denormalize as denormalize

@@ -12,8 +12,6 @@ result is always a new Pillow image in RGB. Boxes and sheets enlarge small image
 pixels can be seen; masks keep the size, so draw them first. Nothing here imports torch, and Pillow is imported lazily.
 """
 
-from loopwright.data.pictures.canvas import Color as Color
-from loopwright.data.pictures.canvas import ImageLike as ImageLike
 from loopwright.data.pictures.canvas import as_image as as_image
 from loopwright.data.pictures.canvas import encode as encode
 from loopwright.data.pictures.canvas import fit as fit
