@@ -170,8 +170,7 @@ def _load(name: str) -> Any:
     except Exception as error:  # dozens of types, from the network to the dataset's own files
         what = f"{name!r} is neither a local file or folder nor a dataset that can be loaded from the Hub"
         saw = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:160]}"
-        fix = "check the name and the network"
-        raise InputError("data.hub", what, saw=[saw], fix=fix) from error
+        raise InputError("data.hub", what, saw=[saw], fix="check the name and the network") from error
 
 
 class _Split:

@@ -402,8 +402,7 @@ def _refuse_json(head: bytes, path: Path) -> None:
     except (ValueError, RecursionError):
         return
     saw = [f"its first line is {line[:60].decode('utf-8', 'replace')!r}", f"an object with {len(row)} values"]
-    fix = "--file_kind jsonl"
-    raise InputError("data.ending", f"{path} holds JSON, despite its name", saw=saw, fix=fix)
+    raise InputError("data.ending", f"{path} holds JSON, despite its name", saw=saw, fix="--file_kind jsonl")
 
 
 def header_names(fields: list[str], path: str, given: Sequence[str] = ()) -> tuple[tuple[str, ...], bool]:

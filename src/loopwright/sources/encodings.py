@@ -150,8 +150,7 @@ def decode_chunks(chunks: Iterable[bytes], names: tuple[str, ...], what: str) ->
             num_lines += block.count(b"\n")
     except UnicodeError as error:
         if not isinstance(error, UnicodeDecodeError):  # UTF-16 without its mark
-            fix = "--encoding utf-8"
-            raise InputError("data.encoding", f"{what}: {error}", fix=fix, flag="--encoding") from error
+            raise InputError("data.encoding", f"{what}: {error}", fix="--encoding utf-8", flag="--encoding") from error
         line = num_lines + error.object[: error.start].decode(error.encoding, "ignore").count("\n") + 1
         seen = _shown(error.object[max(0, error.start - 40) : error.start + 20].decode(names[0], "replace"))
         raise InputError(

@@ -47,8 +47,7 @@ def mixed_types(scan: LabelScan, dropped: Sequence[str]) -> InputError | None:
     if "object" in types or ("list" in types and scan.kind == "class"):
         kind, article = ("object", "an") if "object" in types else ("list", "a")
         what = f"the label in {table.place(types[kind])} of {table.name} is {article} {kind}"
-        fix = "--label_kind multi"
-        return InputError("data.value", what, saw=[f"column {scan.column!r}"], fix=fix)
+        return InputError("data.value", what, saw=[f"column {scan.column!r}"], fix="--label_kind multi")
     as_classes = "--label_kind class"
     if len(types) > 1 and not set(types) <= {"whole number", "number"}:
         saw = [f"{name}: first in {table.place(row)}" for name, row in types.items()]

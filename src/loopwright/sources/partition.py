@@ -82,8 +82,7 @@ class Partition:
         if scan.labels is not None and len(rows) > MOST_FEW_ROWS:
             raise label_checks.unique_labels(scan.labels, len(rows))
         saw = [f"{len(rows)} rows, and no class would be left in training"]
-        fix = f"add rows to {name}"
-        raise InputError("data.split", f"{name} has too few rows to hold some out", saw=saw, fix=fix)
+        raise InputError("data.split", f"{name} has too few rows to hold some out", saw=saw, fix=f"add rows to {name}")
 
     def _without_near_duplicates(self, training: Rows, validation: Rows) -> tuple[Rows, Rows]:
         """Leave out the rows of held-out groups that have a near-duplicate in a training group."""
@@ -93,8 +92,7 @@ class Partition:
         if number == len(validation):
             what = f"no group of {self.tables['train'].name} can be held out for validation"
             saw = ["its classes would be missing in training, or training has all of its inputs"]
-            fix = f"leave out {GROUP.flag}"
-            raise InputError("data.groups", what, saw=saw, fix=fix)
+            raise InputError("data.groups", what, saw=saw, fix=f"leave out {GROUP.flag}")
         if number:
             self.dropped["near_duplicates"] += number
             what = "of held-out groups with a near-duplicate in training left out of validation"

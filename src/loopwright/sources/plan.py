@@ -307,8 +307,7 @@ def check_unchanged(plan: DataPlan, say: Say | None = None) -> None:
         name = Path(file.path).name
         if file.kind != "hub" and not Path(file.path).exists():
             what, saw = f"{name} is gone since the run started", [f"it was {file.path}, sha256 {file.sha256[:12]}..."]
-            fix = f"put {file.path} back"
-            raise InputError("resume.data", what, saw=saw, fix=fix)
+            raise InputError("resume.data", what, saw=saw, fix=f"put {file.path} back")
         now = _hash_now(plan, file, say)
         if now != file.sha256:
             what = f"{name} changed since the run started (sha256 {file.sha256[:12]}... -> {now[:12]}...)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -35,7 +35,7 @@ from loopwright.sources.locations import check_encoding, locate, open_places
 from loopwright.sources.options import DataOptions, table_settings
 from loopwright.sources.partition import Partition
 from loopwright.sources.plan import DataFile, DataPlan, Part, Split
-from loopwright.sources.scan import LengthHistogram, Lengths, Scan, scan_table
+from loopwright.sources.scan import Lengths, Scan, scan_table
 from loopwright.sources.schema import GROUP, Role, Schema
 from loopwright.sources.splits import Mask
 from loopwright.sources.tables import DamagedRow, Table
@@ -129,7 +129,7 @@ class _Check:
     columns: Columns = field(default_factory=dict)
     kept: dict[str, Mask] = field(default_factory=dict)
     scans: dict[str, Scan] = field(default_factory=dict)
-    lengths: Lengths = field(default_factory=lambda: defaultdict(lambda: defaultdict(LengthHistogram)))
+    lengths: Lengths = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.lead, self.lead_table = next(iter(self.tables.items()))

@@ -53,7 +53,7 @@ class LengthHistogram:
         return {name: min(place, self._longest) for name, place in places.items()} | {"max": self._longest}
 
 
-Lengths = defaultdict[str, defaultdict[str, LengthHistogram]]  # by role, of characters and of words
+Lengths = dict[str, defaultdict[str, LengthHistogram]]  # by role, of characters and of words
 
 
 @dataclass
@@ -110,7 +110,7 @@ def scan_table(
                 cells = [dict(zip(names[role.name], row, strict=True)) for row in zip(*given, strict=True)]
                 values[role.name] = _convert_chats(role, cells, table, block, bad)
                 chats += count_turns(cells, values[role.name])
-                _measure(role, values[role.name], lengths[role.name])
+                _measure(role, values[role.name], lengths.setdefault(role.name, defaultdict(LengthHistogram)))
                 continue
             raw = given[0] if len(given) == 1 else [without_empty_end(list(row)) for row in zip(*given, strict=True)]
             if role.is_label and labels is not None:
@@ -125,7 +125,7 @@ def scan_table(
             if role.name in missing and not (is_multi and options.label_separator is not None and len(given) == 1):
                 _find_missing(role, values[role.name], is_multi, missing[role.name][block.start :])
             if role.kind in ("text", "tokens") and role.name not in ("id", "image_id", GROUP.name):
-                _measure(role, values[role.name], lengths[role.name])
+                _measure(role, values[role.name], lengths.setdefault(role.name, defaultdict(LengthHistogram)))
             if role.is_label and labels is not None:
                 labels.add(block.start, raw)
                 if role.kind == "tags":

@@ -140,11 +140,8 @@ class IndexedTable(Table):
             return DamagedRow(error, self.salvage(data))
 
     def __iter__(self) -> Iterator[Row]:
-        if self.source.keeps_damaged:
-            yield from map(self.row, range(len(self)))
-            return
         for start, pieces in self.pieces(None):
-            yield from (self.parse(piece, start + k) for k, piece in enumerate(pieces))
+            yield from (self._row_of(piece, start + k) for k, piece in enumerate(pieces))
 
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
         for start, pieces in self.pieces(say):

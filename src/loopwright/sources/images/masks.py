@@ -60,8 +60,7 @@ def _parsed(words: tuple[str, ...]) -> MaskValues:
     are_numbers = all(re.fullmatch("[0-9]{1,5}", text) for text in texts)
     if not (are_colors or are_numbers) or min(len(set(texts)), len(set(names))) != len(texts) or len(texts) < 2:
         what = f"--mask_values {' '.join(words)}: two different values or more are needed, grey values or colours"
-        fix = "--mask_values auto"
-        raise InputError("args.value", what, saw=[f"values: {', '.join(texts[:8])}"], fix=fix)
+        raise InputError("args.value", what, saw=[f"values: {', '.join(texts[:8])}"], fix="--mask_values auto")
     return MaskValues(tuple(int(text, 16 if are_colors else 10) for text in texts), names, are_colors)
 
 

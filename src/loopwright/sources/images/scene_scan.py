@@ -168,8 +168,7 @@ class SceneScan:
                     taken.append(value)
                     continue
                 what = f"{self.table.name}: the {role.name} in {self.table.place(row)} cannot be used"
-                fix = f"correct the {role.name} there"
-                raise InputError("data.value", what, saw=[str(error)], fix=fix) from error
+                raise InputError("data.value", what, saw=[str(error)], fix=f"correct the {role.name} there") from error
             if self._say is not None and role.kind != "objects" and (row + 1) % SAY_EVERY == 0:
                 self._say(Progress(self.table.path, f"checking {role.kind}s", row + 1, len(self.table)))
         return taken
