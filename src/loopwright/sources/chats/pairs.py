@@ -120,14 +120,12 @@ def read_pair(cells: Mapping[str, Any], *, where: str = "") -> Pair:
         if not asked and more:
             raise _unusable(place, f"{' and '.join(more)} cannot be part of whole texts", parts)
         if not asked or not beside:
-            return _read_texts(prompt, chosen, rejected, place, parts)
-    return _read_messages(prompt, (chosen, rejected), more, place, parts)
+            return _read_texts(parts, place)
+    return _read_messages(parts, more, place)
 
 
-def _read_messages(
-    prompt: Any, answers: tuple[Any, Any], more: Mapping[str, Any], place: str, parts: Mapping[str, Any]
-) -> Pair:
-    chats = [_read_whole(prompt, each, more, place, parts) for each in answers]
+def _read_messages(parts: Mapping[str, Any], more: Mapping[str, Any], place: str) -> Pair:
+    chats = [_read_whole(parts, role, more, place) for role in ("chosen", "rejected")]
     one, other = ([_said(turn) for turn in chat.messages] for chat in chats)
     size = _num_common(one, other)
     if not size:
@@ -145,7 +143,8 @@ def _read_messages(
     return Pair(chats[0].messages[:size], both[0], both[1], chats[0].tools, name)
 
 
-def _read_texts(prompt: str, chosen: str, rejected: str, place: str, parts: Mapping[str, Any]) -> Pair:
+def _read_texts(parts: Mapping[str, str], place: str) -> Pair:
+    prompt, chosen, rejected = parts.values()
     if prompt:
         if len(prompt.split()) > 1 and all(each.strip().startswith(prompt.strip()) for each in (chosen, rejected)):
             raise _unusable(place, "both answers begin with the prompt, which would be there twice", parts)
@@ -165,8 +164,9 @@ def _is_of_word(character: str) -> bool:
     return character.isalnum() and character < _WITHOUT_BLANKS
 
 
-def _read_whole(prompt: Any, answer: Any, more: Mapping[str, Any], place: str, parts: Mapping[str, Any]) -> Chat:
+def _read_whole(parts: Mapping[str, Any], role: str, more: Mapping[str, Any], place: str) -> Chat:
     """Return an answer with its prompt as one conversation, whether or not the answer repeats the prompt."""
+    prompt, answer = parts["prompt"], parts[role]
     if not _is_said(prompt):
         return read_chat({"messages": answer, **more}, where=place)
     chat = read_chat({"prompt": prompt, "completion": answer, **more}, where=place)
