@@ -550,8 +550,5 @@ def _quotes_are_text(lines: list[str], delimiter: str) -> bool:
     rows = [line.rstrip("\r").split(delimiter) for line in lines]
     if any(len(row) != len(rows[0]) for row in rows):
         return False
-    return any(
-        field.startswith('"') and (len(field) < 2 or not field.endswith('"') or '"' in field[1:-1].replace('""', ""))
-        for row in rows
-        for field in row
-    )
+    quoted = (field for row in rows for field in row if field.startswith('"'))
+    return any(len(field) < 2 or field[-1] != '"' or '"' in field[1:-1].replace('""', "") for field in quoted)

@@ -234,9 +234,8 @@ def detect(chunks: Iterable[bytes], what: str) -> str:
         message = f"{what} is mixed: UTF-8 in {_places(good)}, not in {_places(bad)}"
         raise InputError("data.encoding", message, saw=shown, fix=f"--encoding utf-8,{best}", flag="--encoding")
     if not is_certain(found):
-        message = (
-            f"{what} is not UTF-8 ({_places(bad)}), and has too few different characters to be certain of its encoding"
-        )
+        why = "and has too few different characters to be certain of its encoding"
+        message = f"{what} is not UTF-8 ({_places(bad)}), {why}"
         fix = f"--encoding {found[0].encoding if found else 'utf-8,replace'}"
         raise InputError("data.encoding", message, saw=shown, fix=fix, flag="--encoding")
     return best

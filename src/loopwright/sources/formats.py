@@ -142,8 +142,7 @@ def _open_text(
     path: Path, encoding: str | None, kind: str, csv: GivenDialect, text_unit: str, say: Say | None, *keeps: bool
 ) -> Table:
     readers: dict[str, Callable[[FileBytes], Table]] = {
-        "csv": lambda source: DelimitedTable(source, kind, csv, say),
-        "tsv": lambda source: DelimitedTable(source, kind, csv, say),
+        **dict.fromkeys(("csv", "tsv"), lambda source: DelimitedTable(source, kind, csv, say)),
         "txt": lambda source: TextTable(source, text_unit, say),
         "json": lambda source: open_json(source, say),
         "jsonl": lambda source: JsonLinesTable(source, say),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from loopwright.sources.images.scene_scan import SceneScan, joined
 from loopwright.sources.images.scenes import Parts, Scenes, describe_images
 from loopwright.sources.images.tables import TableOfImages
 from loopwright.sources.labels import Labels, LabelScan, guess_kind, is_whole, label_text, ordered
-from loopwright.sources.locations import check_encoding, locate, open_places
+from loopwright.sources.locations import Given, check_encoding, locate, open_places
 from loopwright.sources.options import DataOptions, table_settings
 from loopwright.sources.partition import Partition
 from loopwright.sources.plan import DataFile, DataPlan, Part, Split
@@ -90,12 +90,7 @@ def plan_unchecked(
 
 
 def _open(
-    schema: Schema,
-    data: str | Path | None,
-    files: Mapping[str, str | Path | None],
-    options: DataOptions,
-    say: Say | None,
-    **more: Any,
+    schema: Schema, data: str | Path | None, files: Given, options: DataOptions, say: Say | None, **more: Any
 ) -> dict[str, Table]:
     settings = table_settings(options) | more
     try:

@@ -97,8 +97,5 @@ class ConllTable(IndexedTable):
         return {name: list(values) for name, values in zip(self.columns, zip(*rows, strict=True), strict=True)}
 
     def _lines(self, data: bytes) -> list[str]:
-        return [
-            line
-            for line in data.decode("utf-8").replace("\r\n", "\n").split("\n")
-            if line.strip() and not line.startswith(("# ", "-DOCSTART-"))
-        ]
+        lines = data.decode("utf-8").replace("\r\n", "\n").split("\n")
+        return [line for line in lines if line.strip() and not line.startswith(("# ", "-DOCSTART-"))]

@@ -124,20 +124,18 @@ class MaskFolderTable(ListedTable):
         self.files, image_bytes, _ = images_of(path, image_dir)
         masks, mask_bytes, _ = images_of(path, annotation_dir, "masks")
         self.num_bytes = image_bytes + mask_bytes
-        self._masks = self._pair(masks)
+        self._masks = self._pair(masks, image_dir, annotation_dir)
         self.names_file, self.names = names_of_folder(Path(self.root), names_file)
         self.sha256 = digest_of(self.kind, [*self.files, *masks, *(f"{k} {name}" for k, name in self.names.items())])
 
-    def _pair(self, masks: list[str]) -> list[str | None]:
-        assert self.image_dir is not None and self.annotation_dir is not None
+    def _pair(self, masks: list[str], image_dir: str, annotation_dir: str) -> list[str | None]:
         by_stem: dict[str, str] = {}
         for mask in masks:
-            first = by_stem.setdefault(stem_of(mask, self.annotation_dir), mask)
+            first = by_stem.setdefault(stem_of(mask, annotation_dir), mask)
             if first != mask:
                 what = f"{self.path}: two masks have the same name"
                 raise InputError("data.masks", what, saw=[first, mask], fix="keep one of them")
-        stems = [stem_of(image, self.image_dir) for image in self.files]
-        places = [os.path.split(stem) for stem in stems]
+        places = [os.path.split(stem_of(image, image_dir)) for image in self.files]
         names = [[os.path.join(head, form.format(tail)) for form in MASK_NAMES] for head, tail in places]
         pairs = [next((by_stem[name] for name in forms if name in by_stem), None) for forms in names]
         unused = sorted(set(masks) - set(filter(None, pairs)))

@@ -281,13 +281,9 @@ def _holds_images(folder: Path) -> bool:
 
 def _split_folders(folder: Path) -> dict[str, str]:
     """Return the folders train, validation and test in a folder, by split; train2017 and seg_train count too."""
-    names = sorted(_folders_in(folder), key=len)
-    splits = {name: _split_in(name) for name in names if not set(_words(name)) & set(MASK_FOLDERS)}
-    return {
-        split: next(name for name in splits if splits[name] == split)
-        for split in locations.SPLITS
-        if split in splits.values()
-    }
+    names = reversed(sorted(_folders_in(folder), key=len))  # of several for a split the shortest is kept
+    found = {_split_in(name): name for name in names if not set(_words(name)) & set(MASK_FOLDERS)}
+    return {split: found[split] for split in locations.SPLITS if split in found}
 
 
 def _split_in(name: str) -> str:
