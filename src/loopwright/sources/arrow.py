@@ -104,14 +104,13 @@ def open_arrow(path: Path, kind: str) -> ArrowTable:
     except ImportError as error:
         what, fix = f"{path.name}: reading {kind} files needs the package pyarrow", "pip install 'loopwright[arrow]'"
         raise InputError("install.extra", what, saw=[str(error)], fix=fix) from error
-    sha256 = sha256_of(path)
-    return ArrowTable(partial(_read_file, path, kind), str(path), kind, sha256, path.stat().st_size)
+    return ArrowTable(partial(_read_file, path, kind), str(path), kind, sha256_of(path), path.stat().st_size)
 
 
 def _read_file(path: Path, kind: str) -> Any:
     pa: Any = importlib.import_module("pyarrow")
     try:
-        schema, num_rows, batches = _open_parquet(path) if kind == "parquet" else _open_ipc(path)
+        schema, num_rows, batches = (_open_parquet if kind == "parquet" else _open_ipc)(pa, path)
         check_columns(str(path), len(schema.names))
         twice = sorted(name for name, number in Counter(schema.names).items() if number > 1)[:5]
         if twice:
@@ -131,16 +130,14 @@ def _read_file(path: Path, kind: str) -> Any:
         raise InputError("data.value", f"{path} cannot be read as a {kind} file", saw=saw, fix=fix) from error
 
 
-def _open_parquet(path: Path) -> tuple[Any, int, Iterator[Any]]:
+def _open_parquet(pa: Any, path: Path) -> tuple[Any, int, Iterator[Any]]:
     parquet: Any = importlib.import_module("pyarrow.parquet")
     file = parquet.ParquetFile(str(path))
-    pa: Any = importlib.import_module("pyarrow")
     batches = (pa.Table.from_batches([batch]) for batch in file.iter_batches(_ROWS_PER_BATCH))
     return file.schema_arrow, file.metadata.num_rows, batches
 
 
-def _open_ipc(path: Path) -> tuple[Any, int, Iterator[Any]]:
-    pa: Any = importlib.import_module("pyarrow")
+def _open_ipc(pa: Any, path: Path) -> tuple[Any, int, Iterator[Any]]:
     source = pa.memory_map(str(path))
     try:
         table = pa.ipc.open_file(source).read_all()
@@ -157,8 +154,7 @@ def open_hub(name: str, split: str | None = None) -> dict[str, ArrowTable]:
     for key, dataset in loaded.items():
         # datasets' hash of data and transforms
         sha256 = hashlib.sha256(str(dataset._fingerprint).encode()).hexdigest()
-        read = _Split(name, key, dataset)
-        tables[key] = ArrowTable(read, name, "hub", sha256, int(dataset.dataset_size or 0), key)
+        tables[key] = ArrowTable(_Split(name, key, dataset), name, "hub", sha256, int(dataset.dataset_size or 0), key)
     return tables if split is None else {split: tables[split]}
 
 
