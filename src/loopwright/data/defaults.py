@@ -53,16 +53,13 @@ def loader_kwargs(dataset: Any, defaults: dict[str, Any], given: dict[str, Any] 
     """Return the DataLoader arguments of a dataset; samplers and iterable datasets remove conflicting defaults."""
     if isinstance(dataset, DataLoader):
         return {name: getattr(dataset, name) for name in _OF_A_READY_LOADER}
-    given = dict(given or {})
-    kwargs = {**defaults, **given}
-    replaced: tuple[str, ...] = ()
-    if given.get("sampler") is not None or isinstance(dataset, IterableDataset):
-        replaced = ("shuffle",)
-    if given.get("batch_sampler") is not None:
-        replaced = ("shuffle", "batch_size")
-    for name in replaced:
-        if name not in given:
-            kwargs.pop(name, None)
+    given, kwargs = given or {}, dict(defaults)
+    has_batches = given.get("batch_sampler") is not None
+    if has_batches or given.get("sampler") is not None or isinstance(dataset, IterableDataset):
+        kwargs.pop("shuffle", None)
+    if has_batches:
+        kwargs.pop("batch_size", None)
+    kwargs |= given
     if not kwargs.get("num_workers"):
         # torch refuses both without workers.
         kwargs.pop("persistent_workers", None)
