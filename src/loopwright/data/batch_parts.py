@@ -59,12 +59,9 @@ def part_of(piece: MicroBatch, start: int, stop: int, cut: Cut) -> MicroBatch:
     """Return some rows of a micro-batch under their own key; raise a DataError if it cannot be cut."""
     if (start, stop) == (0, piece.rows):
         return piece
-    return MicroBatch(
-        cut(piece.batch, piece.rows, start, stop),
-        key(piece.key, "part", start, stop),
-        stop - start,
-        None if piece.moved is None else cut(piece.moved, piece.rows, start, stop),
-    )
+    batch = cut(piece.batch, piece.rows, start, stop)
+    moved = None if piece.moved is None else cut(piece.moved, piece.rows, start, stop)
+    return MicroBatch(batch, key(piece.key, "part", start, stop), stop - start, moved)
 
 
 def cut_window(window: Window, parts: int, cut: Cut) -> Window:

@@ -404,10 +404,8 @@ class ReplayLoader(Loader):
             samples = sum(rows for _, rows, _ in window)
             first = share.rank * share.accumulation
             keys = KeyStream(self.seed, epoch, purpose=self._purpose)
-            mine = [
-                MicroBatch(batch, keys.at(start), rows)
-                for start, rows, batch in window[first : first + share.accumulation]
-            ]
+            own = window[first : first + share.accumulation]
+            mine = [MicroBatch(batch, keys.at(start), rows) for start, rows, batch in own]
             start, _, batch = window[0]
             mine += [MicroBatch(batch, keys.at(start), 0)] * share.num_pads(len(mine), len(window))
             yield Window(mine, samples)

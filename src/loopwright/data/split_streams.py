@@ -48,10 +48,8 @@ class SplitLoader(ReplayLoader):
         batches = itertools.islice(self._batches(epoch), self.limit)
         spare: Any = None
         for number in itertools.count():
-            mine = [
-                MicroBatch(batch, keys.at(self._own_place(start)), rows)
-                for start, rows, batch in itertools.islice(batches, share.accumulation)
-            ]
+            own = itertools.islice(batches, share.accumulation)
+            mine = [MicroBatch(batch, keys.at(self._own_place(start)), rows) for start, rows, batch in own]
             samples = int(agreement.total(sum(piece.rows for piece in mine)))
             if samples == 0:
                 return
