@@ -70,7 +70,6 @@ class Bucketed:
     def _window_ids(self, epoch: int, first: int, window: int) -> Ids:
         ids = self.order.ids(epoch, first, window)
         num_batches = max(min(first + window, self.size - self.size % self.batch_size) - first, 0) // self.batch_size
-        is_very_first = epoch == 0 and first == 0
         if epoch == 0 and self.size >= self.batch_size:
             self._bring_longest(ids, first)
         if num_batches == 0:
@@ -79,7 +78,7 @@ class Bucketed:
         full, rest = ids[:num_sorted], ids[num_sorted:]
         batches = full[np.argsort(self.lengths[full], kind="stable")].reshape(num_batches, self.batch_size)
         order = Permutation(key(self.order.seed, "buckets", epoch, first), num_batches)(np.arange(num_batches))
-        if is_very_first:
+        if epoch == 0 and first == 0:
             place = int(np.flatnonzero(order == num_batches - 1)[0])
             order[0], order[place] = order[place], order[0]
         return np.concatenate([batches[order].ravel(), rest])

@@ -91,11 +91,9 @@ class Plan(Protocol):
     @property
     def size(self) -> int:
         """Samples of an epoch."""
-        ...
 
     def ids(self, epoch: int, start: int, count: int) -> Ids:
         """Return the ids at positions start .. start+count-1 of an epoch (fewer at its end)."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -107,9 +107,8 @@ class PixelCache:
         num_bytes = int(height) * int(width) * 3
         numbers, rest = np.divmod(places["end"], num_bytes)
         if rest.any():  # stored after images of other sizes
-            return np.stack([self._pixels[end - num_bytes : end] for end in places["end"]]).reshape(
-                -1, height, width, 3
-            )
+            parts = [self._pixels[end - num_bytes : end] for end in places["end"]]
+            return np.stack(parts).reshape(-1, height, width, 3)
         whole: NDArray[np.uint8] = self._pixels[: self._limit // num_bytes * num_bytes].reshape(-1, height, width, 3)
         return np.asarray(whole[numbers - 1])
 

@@ -65,15 +65,7 @@ def flipped(scene: Scene, is_vertical: bool = False) -> Scene:
     return _moved(scene, image, lambda layer, fill: np.flip(layer, axis), matrix)
 
 
-def padded(
-    scene: Scene,
-    top: int,
-    left: int,
-    bottom: int,
-    right: int,
-    fill: Color = MIDDLE_GREY,
-    ignore_index: int = IGNORED_CLASS,
-) -> Scene:
+def padded(scene: Scene, top: int, left: int, bottom: int, right: int, fill: Color, ignore_index: int) -> Scene:
     """Return a scene padded on each side; the new pixels have the class `ignore_index`."""
     if not (top or left or bottom or right):
         return scene

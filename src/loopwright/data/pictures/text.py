@@ -25,7 +25,6 @@ _ODD_FONTS = re.compile("bold|italic|oblique|mono|light|thin|black|condensed|ser
 _MOST_FONTS = 400
 _MISSING = "\U0010ffff"  # a character that no font has
 _CHECKED_SIZE = 32
-_NO_FONT = Path()
 
 
 @cache
@@ -39,8 +38,8 @@ def font(size: int, path: Path | None = None) -> Any:
 def font_for(text: str, size: int = SIZE) -> Any:
     """Return a font with all letters of a text; None if the system has none."""
     seen = {each for each in text if unicodedata.category(each)[0] not in "CMZ"}
-    path = next((path for path in (None, *font_files()) if all(_has(path, each) for each in seen)), _NO_FONT)
-    return None if path is _NO_FONT else font(size, path)
+    found = (path for path in (None, *font_files()) if all(_has(path, each) for each in seen))
+    return next((font(size, path) for path in found), None)
 
 
 @cache
