@@ -18,12 +18,12 @@ from loopwright.sources.column_roles import Columns, column_names
 from loopwright.sources.files import Say
 from loopwright.sources.images.scene_scan import SceneOptions, SceneScan
 from loopwright.sources.images.tables import ImageTable
+from loopwright.sources.label_checks import TagSchemes
 from loopwright.sources.labels import SEPARATOR, BadRows, LabelScan, has_value, label_list, label_text
 from loopwright.sources.options import DataOptions
 from loopwright.sources.schema import GROUP, PICTURE_KINDS, Role, Schema
 from loopwright.sources.splits import Hashes, Mask, hash_texts
 from loopwright.sources.tables import Block, Row, Table
-from loopwright.sources.tag_schemes import TagSchemes
 from loopwright.sources.values import UnusableValueError, as_role, without_empty_end
 
 LONGEST_COUNTED = 1 << 18  # Longer lengths share a bin; the maximum stays exact.
