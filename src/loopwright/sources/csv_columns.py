@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from loopwright.sources.files import Places
 
-_QUOTE = 34
+QUOTE = 34
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -30,9 +30,9 @@ def cut_columns(
     bytes_[stops] = ord(delimiter)
     is_special = bytes_ == ord(delimiter)
     if has_quotes and b'"' in data:
-        is_special |= bytes_ == _QUOTE
+        is_special |= bytes_ == QUOTE
     special = np.flatnonzero(is_special)
-    is_quote = bytes_[special] == _QUOTE
+    is_quote = bytes_[special] == QUOTE
     quotes = special[is_quote]
     ends = special[~is_quote & (np.cumsum(is_quote) % 2 == 0)]
     if len(ends) != len(starts) * num_columns or not np.array_equal(ends[num_columns - 1 :: num_columns], stops):
@@ -58,13 +58,13 @@ def _are_well_placed(bytes_: Bytes, quotes: Places, starts: Places, delimiter: i
     """Whether every quote opens or closes a field, or is doubled inside a quoted field."""
     opening, closing = quotes[::2], quotes[1::2]
     before, after = bytes_[np.maximum(opening - 1, 0)], bytes_[closing + 1]
-    is_opening = (before == delimiter) | (before == _QUOTE)
+    is_opening = (before == delimiter) | (before == QUOTE)
     if not is_opening.all():
         found = opening[~is_opening]
         places = np.minimum(np.searchsorted(starts, found), len(starts) - 1)
         if not np.array_equal(starts[places], found):
             return False
-    return bool(((after == delimiter) | (after == _QUOTE)).all())
+    return bool(((after == delimiter) | (after == QUOTE)).all())
 
 
 def _values(
@@ -78,7 +78,7 @@ def _values(
         first = ends[:, place - 1] + 1 if place else starts
         last = ends[:, place]
         if len(quotes):
-            is_quoted = bytes_[first] == _QUOTE
+            is_quoted = bytes_[first] == QUOTE
             first, last = first + is_quoted, last - is_quoted
         spans = zip(first.tolist(), last.tolist(), strict=True)
         if text is not None:

@@ -23,10 +23,9 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from loopwright.errors import InputError
-from loopwright.sources.csv_columns import cut_columns
+from loopwright.sources.csv_columns import QUOTE, Bytes, cut_columns
 from loopwright.sources.files import (
     BOM,
     MAX_ROW_BYTES,
@@ -45,7 +44,6 @@ HEAD_BYTES = 256 << 10
 HEAD_ROWS = 200
 MOST_ROWS_NAMED = 5
 MOST_HEADER_BYTES = 16 << 20
-_QUOTE = 34
 _BACKSLASH = 92
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+)(,\d+)?")
 _DECIMAL_POINT = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?")
@@ -60,7 +58,6 @@ _BACKSLASHES = re.compile(r'\\(["\\])?')
 _SEPARATOR_LINE = re.compile(rb'"?sep=([^"\r\n])"?\r?\n')
 
 GivenDialect = tuple[str | None, str | None, Sequence[str]]  # delimiter, quoting, names of columns
-Bytes = npt.NDArray[np.uint8]
 
 
 class Dialect(NamedTuple):
@@ -99,10 +96,10 @@ class DelimitedSplitter(RowSplitter):
         return starts if self._keeps_blank else starts[~blank_lines(bytes_, starts, ends)], int(ends[-1])
 
     def _ends_among_quotes(self, buffer: bytes, bytes_: Bytes, line_ends: Places, is_last: bool) -> Places:
-        quotes = np.flatnonzero(bytes_ == _QUOTE)
+        quotes = np.flatnonzero(bytes_ == QUOTE)
         opening = quotes[::2]
         before = bytes_[np.maximum(opening - 1, 0)]
-        expected = (before == self._delimiter[0]) | (before == self._row_end[0]) | (before == _QUOTE) | (opening == 0)
+        expected = (before == self._delimiter[0]) | (before == self._row_end[0]) | (before == QUOTE) | (opening == 0)
         is_outside = np.searchsorted(quotes, line_ends) % 2 == 0
         ends: Places = line_ends[is_outside]
         if not expected.all():

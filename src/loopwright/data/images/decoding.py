@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 from loopwright.data.vision_extra import pillow
 from loopwright.errors import DataError
 from loopwright.sources.files import open_data
-from loopwright.sources.images.image_file import FORMATS, BadImageError, inspect_image
+from loopwright.sources.images.image_file import FORMATS, ORIENTATION, BadImageError, inspect_image
 from loopwright.sources.images.masks import classes_of, mask_numbers, read_values
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes"
 PillowImage: TypeAlias = Any  # a PIL.Image.Image: Pillow is an extra, so its types are not imported
 
-_ORIENTATION_TAG = 0x0112
 _TRANSPOSITIONS = {
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
@@ -113,7 +112,7 @@ def _read(source: Source | PillowImage) -> PillowImage:
 
 def _upright(image: PillowImage) -> PillowImage:
     image.load()
-    orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+    orientation = image.getexif().get(ORIENTATION, 1)
     name = _TRANSPOSITIONS.get(orientation)
     if name is None:
         return image

@@ -29,7 +29,7 @@ SHRINK = (
     '[(i := Image.open(p)).thumbnail((4096, 4096)) or i.save(p, exif=i.getexif()) for p in sys.argv[1:]]" '
 )
 _URL = re.compile(r"(https?|ftp|s3|gs)://")
-_ORIENTATION = 274  # the EXIF tag
+ORIENTATION = 274  # the EXIF tag
 _TURNED = (5, 6, 7, 8)  # orientations with width and height swapped
 _PNG_ORIENTATION_MARKS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 
@@ -137,7 +137,7 @@ def _is_turned(image: Any, data: bytes) -> bool:
     """Whether EXIF rotates the image by 90 degrees. Pillow decodes a PNG for that, so its bytes are checked first."""
     if image.format == "PNG" and not any(mark in data for mark in _PNG_ORIENTATION_MARKS):
         return False
-    return image.getexif().get(_ORIENTATION) in _TURNED
+    return image.getexif().get(ORIENTATION) in _TURNED
 
 
 def _has_end(kind: str | None, data: bytes) -> bool:
