@@ -39,16 +39,15 @@ class Copier(Protocol):
 
 
 class CudaCopier:
-    """Copies from pinned memory on its own stream; windows of up to `small` bytes are not prefetched."""
+    """Copies from pinned memory on its own stream; small windows are not prefetched."""
 
-    def __init__(self, device: torch.device, small: int = _SMALL_BYTES) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._small = small
         self._stream = torch.cuda.Stream(device)
 
     def start(self, batches: list[Any]) -> tuple[list[Any], Any]:
         """Pin unpinned tensors, and copy them on the stream; batches that are not finished are finished there."""
-        is_small = sum([tensor.nbytes for tensor in iter_tensors(batches)]) <= self._small
+        is_small = sum([tensor.nbytes for tensor in iter_tensors(batches)]) <= _SMALL_BYTES
         if is_small and not any(isinstance(batch, UnfinishedBatch) for batch in batches):
             return [None] * len(batches), None
         with torch.cuda.stream(self._stream):
