@@ -268,7 +268,7 @@ class _Choice:
             if unknown:
                 absent[role.name] = unknown[0]
             else:
-                names = with_beside(role.kind, names, self.table.columns) if role.kind in CHAT_KINDS else names
+                names = with_beside(role.kind, names, self.table.columns)
                 self.columns[role.name] = names[0] if len(names) == 1 else tuple(names)
         if absent:
             raise self._no_such_columns(absent)
@@ -288,9 +288,8 @@ class _Choice:
             fitting = self._fitting(role)
             if len(fitting) != 1:
                 raise self._ambiguous(role, fitting)
-            found = with_beside(role.kind, fitting, self.table.columns) if role.kind in CHAT_KINDS else fitting
-            column = found[0] if len(found) == 1 else tuple(found)
-            self._add(role, column, "guessed: no other column is left that fits")
+            found = with_beside(role.kind, fitting, self.table.columns)
+            self._add(role, found[0] if len(found) == 1 else tuple(found), "guessed: no other column is left that fits")
 
     def _add(self, role: Role, column: Column, reason: str) -> None:
         self.columns[role.name] = column

@@ -36,8 +36,8 @@ def is_usual(column: str | Sequence[str]) -> bool:
 
 
 def with_beside(kind: str, column: Sequence[str], columns: Iterable[str]) -> list[str]:
-    """Return the columns of conversations with those that belong to any format, if the file has them."""
-    beside = (*BESIDE, *_WEIGHT) if kind == "chat" else BESIDE
+    """Return the columns of a role; of conversations with those that belong to any format, if the file has them."""
+    beside = {"chat": (*BESIDE, *_WEIGHT), "prompt": BESIDE, "pair": BESIDE}.get(kind, ())
     return [*column, *(name for name in beside if name in columns and name not in column)]
 
 
