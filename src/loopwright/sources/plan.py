@@ -220,8 +220,7 @@ class SplitRows:
     """The rows of a split: `rows[i]` is a dict by role, in the task's format.
 
     Texts are str, tokens and texts lists of str, answers {"text": [...], "answer_start": [...]}, conversations
-    `Chat`s; labels are ids, lists
-    of ids, or numbers. A role that a file lacks (labels of a test file) is left out.
+    `Chat`s; labels are ids, lists of ids, or numbers. A role that a file lacks (labels of a test file) is left out.
 
     Images and masks are absolute paths, or bytes. Objects are {"boxes": [[x0, y0, x1, y1], ...] in pixels of the
     upright image, "classes": [id, ...], "segments": [None, polygons or run lengths, ...], "crowd": [False, ...]}.

@@ -15,15 +15,7 @@ from loopwright.errors import InputError
 from loopwright.quantities import counted
 from loopwright.sources import column_roles, label_checks
 from loopwright.sources.chats.roles import describe_chats
-from loopwright.sources.column_roles import (
-    Columns,
-    GivenColumns,
-    Guess,
-    choose_columns,
-    column_names,
-    is_number,
-    sample_values,
-)
+from loopwright.sources.column_roles import Columns, GivenColumns, Guess, column_names, is_number, sample_values
 from loopwright.sources.delimited import DelimitedTable, decimal_sign
 from loopwright.sources.files import Say, unreadable
 from loopwright.sources.images.layouts import Layout
@@ -185,7 +177,7 @@ class _Check:
         """Return the columns of the deciding file; a folder of images has fixed ones."""
         table = self.lead_table
         if not table.has_fixed_columns:
-            columns, self.guesses = choose_columns(self.schema, table, self.given)
+            columns, self.guesses = column_roles.choose_columns(self.schema, table, self.given)
             return columns
         groups = {role: str(column) for role, column in self.given.items() if role == GROUP.name}
         for column in set(groups.values()) - set(table.columns):
@@ -193,7 +185,7 @@ class _Check:
             fix = f"give a csv file with the paths of the images, their labels and a column {column!r}"
             raise InputError("data.column", what, saw=saw, fix=fix)
         try:
-            return choose_columns(self.schema, table, groups)[0]
+            return column_roles.choose_columns(self.schema, table, groups)[0]
         except InputError as error:
             if error.code != "data.column":
                 raise

@@ -39,8 +39,7 @@ def confusion_picture(matrix: npt.ArrayLike, names: Sequence[str]) -> Image:
     """Return the matrix with a square per pair of classes: truth top to bottom, predictions left to right.
 
     Squares show their counts if there is room. With many classes only some names are shown, and #number for a name that
-    no font can draw. A row of the matrix is a
-    true class, a column a predicted one.
+    no font can draw. A row of the matrix is a true class, a column a predicted one.
     """
     counts = np.asarray(matrix)
     num = len(names)
