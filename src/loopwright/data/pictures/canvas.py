@@ -42,14 +42,14 @@ def as_image(image: ImageLike) -> Image:
     return images.fromarray(np.ascontiguousarray(array)).convert("RGB")
 
 
-def blank(width: int, height: int, color: Color = WHITE) -> Image:
-    """Return an image of one color."""
-    return pillow().new("RGB", (width, height), color)
+def blank(width: int, height: int) -> Image:
+    """Return a white image."""
+    return pillow().new("RGB", (width, height), WHITE)
 
 
-def scale_for(width: int, height: int, least_side: int = LEAST_SIDE) -> int:
-    """Return the whole factor that enlarges the longer side to about `least_side`."""
-    return max(1, round(least_side / max(width, height)))
+def scale_for(width: int, height: int) -> int:
+    """Return the whole factor that enlarges the longer side to about `LEAST_SIDE`."""
+    return max(1, round(LEAST_SIDE / max(width, height)))
 
 
 def enlarge(image: Image, factor: int) -> Image:

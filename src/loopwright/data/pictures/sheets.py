@@ -50,9 +50,9 @@ def sheet(
     return page
 
 
-def side_by_side(truth: ImageLike, prediction: ImageLike, captions: tuple[str, str] = ("truth", "prediction")) -> Image:
+def side_by_side(truth: ImageLike, prediction: ImageLike) -> Image:
     """Return two pictures of one image side by side, in the size of the larger one, enlarged if tiny."""
-    pair = [as_image(truth), as_image(prediction)]
+    pair, captions = [as_image(truth), as_image(prediction)], ("truth", "prediction")
     return sheet(pair, captions, columns=2, size=max(LEAST_SIDE, *(max(picture.size) for picture in pair)))
 
 

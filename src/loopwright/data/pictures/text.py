@@ -111,10 +111,10 @@ def write(image: Image, x: int, y: int, text: str, color: Color = BLACK, size: i
     pen.text((x, y + line_height(size) // 2), text, fill=color, font=chosen, anchor="lm")
 
 
-def write_upwards(image: Image, x: int, y: int, text: str, color: Color = BLACK, size: int = SIZE) -> None:
+def write_upwards(image: Image, x: int, y: int, text: str) -> None:
     """Write one line of vertical text upwards, in place, on white, ending at y."""
-    line = blank(max(1, text_width(text, size)), line_height(size))
-    write(line, 0, 0, text, color, size)
+    line = blank(max(1, text_width(text)), line_height())
+    write(line, 0, 0, text)
     image.paste(line.transpose(pillow().Transpose.ROTATE_90), (x, y))
 
 
