@@ -13,6 +13,7 @@ Example:
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
@@ -90,7 +91,7 @@ class PadTo:
 
 
 @dataclass(frozen=True)
-class _Crop:
+class _Crop(ABC):
     """Crops a part of a size; a smaller image is padded on all sides first."""
 
     size: Size  # of the crop
@@ -106,9 +107,9 @@ class _Crop:
         top, left = (self.place(free, rng) for free in (scene.size[0] - height, scene.size[1] - width))
         return cropped(scene, top, left, height, width, self.min_visible)
 
+    @abstractmethod
     def place(self, free: int, rng: np.random.Generator) -> int:
         """Return the first pixel of the part along a side that is so much longer."""
-        raise NotImplementedError
 
 
 class CenterCrop(_Crop):
