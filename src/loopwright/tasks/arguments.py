@@ -24,29 +24,12 @@ T = TypeVar("T")
 # Settings that decide how a model is built: changed on a resume, they explain why it differs from the saved one.
 MODEL_FLAGS: Final = frozenset(
     (
-        "dropout",
-        "freeze",
-        "load_in",
-        "lora",
-        "lora_alpha",
-        "lora_dropout",
-        "lora_rank",
-        "lora_target",
-        "loss",
-        "label_smoothing",
+        *("dropout", "freeze", "load_in", "lora", "lora_alpha", "lora_dropout", "lora_rank", "lora_target"),
+        *("loss", "label_smoothing", "class_weights", "ignore_index", "mask_values", "image_size", "mask_ratio"),
+        *("mask_patch_size", "patch_size", "max_length", "block_size", "temperature", "objective"),
+        *("gradient_checkpointing", "gradient_checkpointing_kwargs", "max_target_length", "generation_max_length"),
+        *("num_beams", "source_lang", "target_lang"),
     )
-    + (
-        "class_weights",
-        "ignore_index",
-        "mask_values",
-        "image_size",
-        "mask_ratio",
-        "mask_patch_size",
-        "patch_size",
-        "max_length",
-    )
-    + ("gradient_checkpointing", "gradient_checkpointing_kwargs", "block_size", "temperature", "objective")
-    + ("max_target_length", "generation_max_length", "num_beams", "source_lang", "target_lang")
 )
 
 # TrainingArguments that tasks do not support: any other value is refused, not ignored.
