@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from loopwright.baselines import Constant, MostFrequent, Predictor
 from loopwright.errors import ConfigError
-from loopwright.metrics import Combined, Intervals, Metric
+from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
-from loopwright.metrics.paired import RowKeeper
 from loopwright.run_folder import RunFolder
 from loopwright.run_folder.files import read_json_lines
 from loopwright.sources import Role
@@ -111,7 +111,8 @@ class ImageClassification(VisionTask):
         number = len(job.label_names)
         parts: list[scoring.Scorer] = [scoring.MetricScorer(lambda: _metric(number), {"accuracy": True, "f1": True})]
         if number > _NUM_SHOWN:
-            parts.append(TopScorer())
+            accuracy = scoring.MetricScorer(partial(load_metric, "accuracy"), {"accuracy": True})
+            parts.append(scoring.PartScorer(accuracy, "top_5_accuracy", _as_hit))
         return scoring.JointScorer(
             [*parts, scoring.CalibrationScorer(), scoring.LossInterval("loss" if _is_plain(job.args) else "image_loss")]
         )
@@ -192,25 +193,9 @@ class ImageClassification(VisionTask):
         return [*written, *write_confusion(run, names, matrix)]
 
 
-class TopScorer(scoring.MetricScorer):
-    """Top-5 accuracy, by the "rank" of samples: the number of classes before the right one."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: load_metric("accuracy"), {"top_5_accuracy": True})
-
-    def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        hits = [{**sample, "prediction": int(sample["rank"] < _NUM_SHOWN), "reference": 1} for sample in samples]
-        super().add(hits)
-        return samples
-
-    def compute(self) -> dict[str, float]:
-        return {"top_5_accuracy": super().compute()["accuracy"]}
-
-    def intervals(self) -> Intervals:
-        return Intervals({"top_5_accuracy": super().intervals().entries["accuracy"]})
-
-    def keep_rows(self) -> list[RowKeeper]:
-        return []  # they would be called "accuracy"
+def _as_hit(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Count a sample as right if few classes come before the right one."""
+    return {**sample, "prediction": int(sample["rank"] < _NUM_SHOWN), "reference": 1}
 
 
 def confusion(predictions: Path, names: Sequence[str]) -> list[list[int]]:
