@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -100,15 +100,12 @@ class Reference:
 
 def digest_of_rows(dataset: Any) -> str:
     digest = hashlib.sha256()
-    for sample in _samples(dataset):
+    for position in range(len(dataset)):
+        sample = dataset.features(position)
         sizes = [sample["start"], *map(len, sample["input_ids"])]
         for part in (sizes, *sample["input_ids"]):
             digest.update(np.asarray(part, "<i8").tobytes())
     return digest.hexdigest()
-
-
-def _samples(dataset: Any) -> Iterator[Any]:
-    return (dataset.features(position) for position in range(len(dataset)))
 
 
 def digest_of_weights(model: Any) -> str:
