@@ -115,6 +115,7 @@ class Task(ABC):
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({"transformers": "text"})
     not_inputs: ClassVar[tuple[str, ...]] = ("position", "num_items")  # keys of a batch that the model does not take
     predicted: ClassVar[tuple[str, ...]] = ()  # the fields of a prediction, for inputs that are all unusable
+    keeps_generation: ClassVar[bool] = False  # a resumed run generates with the settings that its model has now
     dialogue: ClassVar[Callable[..., Any] | None] = None  # for `lw chat`: a class, called with a job and a system turn
     logs_samples: ClassVar[bool] = False  # the samples of each evaluation are also printed
     repeated: ClassVar[tuple[str, ...]] = ()  # the fields of a prediction that repeat its input
@@ -394,6 +395,8 @@ class Task(ABC):
         if job.args.load_in:
             del config.quantization_config  # a resumed run quantizes its base again
         config.save_pretrained(folder)
+        if self.keeps_generation:
+            inner.generation_config.save_pretrained(folder)
         save_processor(job.processor, folder)
 
 

@@ -119,9 +119,6 @@ class CausalLanguageModel(language.LanguageTask):
         stream = language.read_stream(rows, _encoder(tokenizer), _start(tokenizer))
         return BlockDataset(tokenizer, stream, size)
 
-    def inputs_of(self, job: Job, batch: Mapping[str, Any]) -> dict[str, Any]:
-        return language.packed_inputs(job, batch)
-
     def create_scorer(self, job: Job) -> Scorer:
         return MetricScorer(lambda: load_metric("bits_per_byte"), {"bits_per_byte": False, "perplexity": False})
 

@@ -102,6 +102,7 @@ class ChatTuning(Task):
     adapter_kind = "CAUSAL_LM"
     predicted = ("answer",)
     prediction_flags = ("max_new_tokens", "temperature")
+    keeps_generation = True
     logs_samples = True
     dialogue = chats.Dialogue
     demo = {
@@ -123,7 +124,7 @@ class ChatTuning(Task):
             loaded, notes = text.load_model(origin, causal_lm.AUTO_CLASS), []
             loaded.tokenizer = text.load_tokenizer(origin.path, needs_pad=False)
             if origin.is_run:
-                decoders.open_generation(loaded.model, Path(origin.path))
+                text.open_generation(loaded.model, Path(origin.path))
             else:
                 notes = _fit(args, loaded, origin.path, data)
         if not origin.is_run:
@@ -145,8 +146,7 @@ class ChatTuning(Task):
         return causal_lm.PackedLines(found, args.max_length) if is_training and args.packing else found
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        inputs = language.packed_inputs(job, batch)
-        return language.token_loss(job, model, inputs, batch["labels"], _score_tokens, _FORWARD)
+        return language.token_loss(job, model, batch, language.LanguageTask.score_tokens, _FORWARD)
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
         return text.num_targets(batch)
@@ -206,7 +206,8 @@ class ChatTuning(Task):
             is_real = batch["attention_mask"][index].bool()
             ids, labels = ids[is_real], labels[is_real]
         pieces = chats.marked_tokens(job.processor, ids.tolist(), labels.tolist())
-        return [("trained in brackets", chats.with_brackets(pieces)), *fields]
+        shown = "".join(f"⟦{piece}⟧" if is_on else piece for piece, is_on in pieces)
+        return [("trained in brackets", shown), *fields]
 
     def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         asked = []
@@ -221,11 +222,6 @@ class ChatTuning(Task):
     def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
         add_samples(run.evaluation / SAMPLES, None, self.written_samples(job, []))
         return super().illustrate(job, run, worst)
-
-    def save_skeleton(self, job: Job, folder: Path) -> None:
-        """Write the generation settings too: a resumed run answers in the same way."""
-        super().save_skeleton(job, folder)
-        decoders.save_generation(job, folder)
 
     def finish_adapters(self, job: Job) -> None:
         decoders.train_tokens(job)
@@ -252,10 +248,6 @@ def _perplexity() -> MetricScorer:
 def _as_one_token(sample: Mapping[str, Any]) -> dict[str, Any]:
     """Count a conversation once, with its mean loss."""
     return {**sample, "sum": sample["loss"] or 0.0, "count": min(sample["count"], 1)}
-
-
-def _score_tokens(logits: Any, labels: Any) -> dict[str, Any]:
-    return {"losses": text.token_losses(logits, labels)}
 
 
 def _encoder(args: Any, tokenizer: Any) -> Any:

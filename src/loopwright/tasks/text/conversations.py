@@ -22,7 +22,6 @@ from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import models as text
 
 Ids = npt.NDArray[np.int32]
-_BRACKETS = ("⟦", "⟧")
 
 
 class Conversations(RowDataset):
@@ -306,7 +305,3 @@ def marked_tokens(tokenizer: Any, ids: Sequence[int], labels: Sequence[int]) -> 
             pieces.append(([], is_on))
         pieces[-1][0].append(int(token))
     return [(str(tokenizer.decode(part, skip_special_tokens=False)), is_on) for part, is_on in pieces]
-
-
-def with_brackets(pieces: Iterable[tuple[str, bool]]) -> str:
-    return "".join(piece.join(_BRACKETS) if is_on else piece for piece, is_on in pieces)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import Any
 
 from loopwright.errors import InputError, near_names
 from loopwright.tasks.arguments import flag_list
 from loopwright.tasks.base import Job
-from loopwright.tasks.pretrained import open_pretrained
 from loopwright.tasks.text import causal_lm, models
-
-_GENERATION = "generation_config.json"
 
 
 def check_decoder(path: str, loaded: models.Loaded) -> None:
@@ -109,16 +105,3 @@ def end_generation(model: Any, tokenizer: Any, end_of_turn: int | None) -> None:
     known = settings.eos_token_id if settings.eos_token_id is not None else tokenizer.eos_token_id
     ends = [end_of_turn, *(known if isinstance(known, list) else [known])]
     settings.eos_token_id = list(dict.fromkeys(end for end in ends if end is not None)) or None
-
-
-def open_generation(model: Any, folder: Path) -> None:
-    """Take over the settings of `save_generation`: a resumed run answers in the same way."""
-    from transformers import GenerationConfig
-
-    if (folder / _GENERATION).is_file():
-        model.generation_config = open_pretrained(GenerationConfig, str(folder), _GENERATION)
-
-
-def save_generation(job: Job, folder: Path) -> None:
-    inner = job.model.get_base_model() if job.args.lora else job.model
-    inner.generation_config.save_pretrained(folder)

@@ -89,25 +89,21 @@ class LanguageTask(Task):
         """Return the tokens, and the mask if rows are padded: the loss is computed here, not by the model."""
         return {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
 
-    def inputs_of(self, job: Job, batch: Mapping[str, Any]) -> dict[str, Any]:
-        return self.model_inputs(batch)
-
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
         return text.num_targets(batch)
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        inputs = self.inputs_of(job, batch)
-        return token_loss(job, model, inputs, batch["labels"], self.score_tokens, self.forward_options)
+        return token_loss(job, model, batch, self.score_tokens, self.forward_options)
 
-    def score_tokens(self, logits: Any, labels: Any) -> dict[str, Any]:
+    @staticmethod
+    def score_tokens(logits: Any, labels: Any) -> dict[str, Any]:
         return {"losses": text.token_losses(logits, labels)}
 
 
 def token_loss(
     job: Job,
     model: Any,
-    inputs: Mapping[str, Any],
-    labels: Any,
+    batch: Mapping[str, Any],
     score: Callable[[Any, Any], dict[str, Any]],
     options: Mapping[str, Any],
 ) -> tuple[Any, Any]:
@@ -117,6 +113,7 @@ def token_loss(
     """
     import torch
 
+    inputs, labels = packed_inputs(job, batch), batch["labels"]
     num_targets = (labels != text.IGNORED).sum().clamp(min=1)
     if torch.is_grad_enabled():
         return training_loss(job, model, inputs, labels, **options) / num_targets, None

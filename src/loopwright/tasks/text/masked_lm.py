@@ -99,8 +99,9 @@ class MaskedLanguageModel(language.LanguageTask):
         stream = language.read_stream(rows, _encoder(tokenizer))
         return MaskedDataset(BlockDataset(tokenizer, stream, size), masking)
 
-    def score_tokens(self, logits: Any, labels: Any) -> dict[str, Any]:
-        return {**super().score_tokens(logits, labels), "predictions": logits.argmax(-1)}
+    @staticmethod
+    def score_tokens(logits: Any, labels: Any) -> dict[str, Any]:
+        return {**language.LanguageTask.score_tokens(logits, labels), "predictions": logits.argmax(-1)}
 
     def create_scorer(self, job: Job) -> Scorer:
         return JointScorer(

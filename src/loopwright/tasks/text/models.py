@@ -41,6 +41,7 @@ _FITTING = {
     "AutoModelForObjectDetection": "a detector, such as a DETR",
     "AutoModelForUniversalSegmentation": "a model of masks, such as a Mask2Former",
 }
+_GENERATION = "generation_config.json"
 _NO_LIMIT = 100_000  # tokenizers without a limit report a larger number
 _LENGTH_ROWS = 2_000
 TOKENIZER_ROWS = 50_000
@@ -262,6 +263,14 @@ def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
         module.support_avx512bf16_for_cpu = False  # or bitsandbytes rounds and repacks its weights in evaluations
     mismatched = [entry[0] if isinstance(entry, tuple) else entry for entry in info.get("mismatched_keys", ())]
     return Loaded(model, sorted({*info["missing_keys"], *mismatched}))
+
+
+def open_generation(model: Any, folder: Path) -> None:
+    """Take over the generation settings of a run: it generates in the same way when it is resumed."""
+    from transformers import GenerationConfig
+
+    if (folder / _GENERATION).is_file():
+        model.generation_config = pretrained.open_pretrained(GenerationConfig, str(folder), _GENERATION)
 
 
 def load_tokenizer(path: str, *, needs_pad: bool = True, **options: Any) -> Any:

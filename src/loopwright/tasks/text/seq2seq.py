@@ -19,8 +19,6 @@ from loopwright.baselines import Predictor, UsualTarget
 from loopwright.config.start_clock import lap
 from loopwright.errors import InputError
 from loopwright.metrics import Metric
-from loopwright.sources import DataPlan
-from loopwright.tasks import pretrained
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
@@ -29,7 +27,6 @@ from loopwright.tasks.text import models as text
 
 AUTO_CLASS = "AutoModelForSeq2SeqLM"
 _BASELINE_ROWS = 5_000
-_GENERATION = "generation_config.json"
 # Sampling settings, which transformers refuses to save with do_sample=False.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 # T5's tokens: the first also starts the decoder.
@@ -67,7 +64,7 @@ class SequenceToSequence(Task):
     """Fine-tunes an encoder-decoder; a subclass defines the comparison."""
 
     scratch_updates = 1_000
-    output: ClassVar[str]  # the name of the generated text in a prediction
+    keeps_generation = True
     directions: ClassVar[Mapping[str, bool]]  # of the metric's results, the decisive one first
     adapter_kind = "SEQ_2_SEQ_LM"
     not_inputs = ("position", "reference")
@@ -95,8 +92,6 @@ class SequenceToSequence(Task):
         return score_baselines(job.data, rivals, "source", "target", create, most)
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        from transformers import GenerationConfig
-
         if origin.path is None:
             texts = (row[side] for row in data.each_row("train") for side in ("source", "target"))
             tokenizer = train_tokenizer(texts, args.tokenizer_unit, args.vocabulary_size)
@@ -104,9 +99,8 @@ class SequenceToSequence(Task):
         else:
             tokenizer = text.load_tokenizer(origin.path)
             loaded = text.load_model(origin, AUTO_CLASS)
-            if origin.is_run and (Path(origin.path) / _GENERATION).is_file():
-                own = pretrained.open_pretrained(GenerationConfig, origin.path, _GENERATION)
-                loaded.model.generation_config = own
+            if origin.is_run:
+                text.open_generation(loaded.model, Path(origin.path))
         model, notes = loaded.model, []
         text.match_pad_token(model, tokenizer)
         if not origin.is_run:
@@ -135,12 +129,6 @@ class SequenceToSequence(Task):
         target_length = args.max_target_length if is_labelled else None
         encoder = PairEncoder(job.processor, args.source_prefix, args.max_source_length, target_length)
         return RowDataset(rows, encoder)
-
-    def save_skeleton(self, job: Job, folder: Path) -> None:
-        """Write config, tokenizer and generation settings, so that a resumed run generates in the same way."""
-        super().save_skeleton(job, folder)
-        inner = job.model.get_base_model() if job.args.lora else job.model
-        inner.generation_config.save_pretrained(folder)
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         outputs = model(**self.model_inputs(batch), use_cache=False)
@@ -179,11 +167,9 @@ class SequenceToSequence(Task):
         written = job.processor.batch_decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return [each.strip() for each in written]
 
-    def predicted_for(self, plan: DataPlan) -> tuple[str, ...]:
-        return (self.output,)
-
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        return [{self.output: each} for each in self.generate(job, model, batch)]
+        (name,) = self.predicted
+        return [{name: each} for each in self.generate(job, model, batch)]
 
 
 @dataclass(frozen=True)

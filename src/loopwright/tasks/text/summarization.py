@@ -41,7 +41,7 @@ class Summarization(SequenceToSequence):
     pretrained, pretrained_megabytes = "google-t5/t5-small", 242
     arguments = SummarizationArguments
     defaults = {**COMMON_DEFAULTS, "learning_rate": 1e-4, "per_device_train_batch_size": 8}
-    output = "summary"
+    predicted = ("summary",)
     directions = {"rougeL": True, "rouge1": True, "rouge2": True, "rougeLsum": True}
     demo = {"vocabulary_size": 600, "epochs": 2, "batch": 32, "lr": 3e-3, "warmup_steps": 0.1, "threads": 1}
     demo_rows = ("text_rows", "summary_rows", "jsonl")

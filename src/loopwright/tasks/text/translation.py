@@ -50,7 +50,7 @@ class Translation(SequenceToSequence):
     pretrained, pretrained_megabytes = "google-t5/t5-small", 242
     arguments = TranslationArguments
     defaults = {**COMMON_DEFAULTS, "learning_rate": 1e-4, "per_device_train_batch_size": 16}
-    output = "translation"
+    predicted = ("translation",)
     directions = {"bleu": True, "chrf": True, "exact_match": True}
     demo = {
         **{"tokenizer_unit": "characters", "metric_for_best_model": "exact_match"},

@@ -116,6 +116,7 @@ class PreferenceTuning(Task):
     pretrained, pretrained_megabytes = "HuggingFaceTB/SmolLM2-135M-Instruct", 269
     adapter_kind = "CAUSAL_LM"
     prediction_flags = ("max_new_tokens", "temperature")
+    keeps_generation = True
     logs_samples = True
     dialogue = chats.Dialogue
     predicted = ("preferred", "margin", "chosen_reward", "rejected_reward")
@@ -155,7 +156,7 @@ class PreferenceTuning(Task):
         end = None if origin.is_run else _settle_template(args, tokenizer, data, origin)
         if origin.is_run:
             loaded = text.load_model(origin, causal_lm.AUTO_CLASS)
-            decoders.open_generation(loaded.model, Path(str(origin.path)))
+            text.open_generation(loaded.model, Path(str(origin.path)))
         elif origin.path is None:
             notes.append(_choose_length(args, tokenizer, data, None))
             loaded = _create_model(args, training, tokenizer, origin)
@@ -295,10 +296,6 @@ class PreferenceTuning(Task):
 
     def parameter_groups(self, job: Job) -> list[dict[str, Any]]:
         return decoders.without_decay(job, super().parameter_groups(job))
-
-    def save_skeleton(self, job: Job, folder: Path) -> None:
-        super().save_skeleton(job, folder)
-        decoders.save_generation(job, folder)
 
 
 def _log_probs_of_rows(job: Job, model: Any, dataset: Any) -> Any:
