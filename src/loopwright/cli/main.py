@@ -1,13 +1,12 @@
 """Find the verb of a command line, and run it.
 
 `main` returns the exit code: 0 done, 1 a bug, 2 your input, 3 out of memory, 4 diverged, 65 no valid checkpoint,
-74 cannot write, 75 stopped early and resumable, 130 Ctrl-C and saved. Each verb is a sub-parser; its module is imported
-when the verb is run, and parses what follows the verb.
+74 cannot write, 75 stopped early and resumable, 130 Ctrl-C and saved. The module of a verb is imported when it is run,
+and parses what follows the verb: its flags may depend on a run.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib
 import os
@@ -17,7 +16,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from types import MappingProxyType
-from typing import Any
 
 from loopwright.cli.exit_codes import INTERRUPTED, guarded
 from loopwright.cli.help_text import hanging
@@ -52,13 +50,6 @@ VERBS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
 ALIASES = {"eval": "evaluate"}
 
 
-class _Verb(argparse.ArgumentParser):
-    """The sub-parser of a verb. The verb's module parses the rest: its flags may depend on a run."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        return argparse.Namespace(rest=list(args)), []
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, by default the process's own, and return its exit code."""
     if argv is None:
@@ -80,23 +71,11 @@ def _find(argv: list[str]) -> tuple[Callable[[list[str]], int], list[str]]:
         return _help, argv[1:]
     if first in ("--version", "version"):
         return _version, argv[1:]
-    try:
-        asked, unknown = _parser().parse_known_args(argv)
-    except argparse.ArgumentError:
-        unknown = [first]
-    if unknown:
+    verb = ALIASES.get(first, first)
+    if verb not in VERBS:
         return functools.partial(no_verb, first), argv[1:]
-    verb = ALIASES.get(asked.verb, asked.verb)
     module = importlib.import_module(f"loopwright.cli.{VERBS[verb][0]}")
-    return getattr(module, verb.replace("-", "_")), asked.rest
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("lw", add_help=False, allow_abbrev=False, exit_on_error=False)
-    verbs = parser.add_subparsers(dest="verb", parser_class=_Verb)
-    for verb in (*VERBS, *ALIASES):
-        verbs.add_parser(verb, add_help=False)
-    return parser
+    return getattr(module, verb.replace("-", "_")), argv[1:]
 
 
 def _replace_closed_streams() -> None:
