@@ -124,9 +124,9 @@ def test_training_has_the_left_halves_of_the_photos_and_other_digits():
     for photo, left, right in zip(photos, *parts().backgrounds.values(), strict=True):
         assert left.shape == right.shape == (427, 320, 3)
         assert np.array_equal(np.concatenate([left, right], axis=1), photo)
-    assert [len(parts().digits[split]) for split in ("train", "validation")] == [1437, 360]
-    train, validation = ({image.tobytes() for image in parts().digits[split]} for split in ("train", "validation"))
-    assert not train & validation
+    sides = [parts().digits.images[parts().digits.positions(split)] for split in ("train", "validation")]
+    train, validation = ({image.tobytes() for image in side} for side in sides)
+    assert [*map(len, sides)] == [1437, 360] and not train & validation
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.data.vision_extra import pillow
-from loopwright.demos.images.digits import has_scikit_learn, load_digits
+from loopwright.demos.images.digits import LabelledImages, has_scikit_learn, load_digits
 from loopwright.keys import key
 
 SIDE = 64
@@ -71,8 +71,7 @@ class DigitScene:
 class SceneParts:
     """The components of scenes, and their sources."""
 
-    digits: dict[str, Pixels]  # by split: (n, 8, 8)
-    labels: dict[str, npt.NDArray[np.int64]]
+    digits: LabelledImages
     backgrounds: dict[str, list[Pixels]]  # by split: photos, or their halves
     source: str
     licence: str
@@ -81,19 +80,16 @@ class SceneParts:
 def load_parts() -> SceneParts:
     """Return the digits and the backgrounds: scikit-learn's photos, or gradients without scikit-learn."""
     found = load_digits()
-    positions = {split: np.array(found.positions(split)) for split in ("train", "validation")}
-    digits = {split: found.images[where] for split, where in positions.items()}
-    labels = {split: found.labels[where] for split, where in positions.items()}
     if not has_scikit_learn():
-        gradients = {split: _gradients(split) for split in positions}
-        return SceneParts(digits, labels, gradients, f"{found.source} on color gradients", found.licence)
+        gradients = {split: _gradients(split) for split in ("train", "validation")}
+        return SceneParts(found, gradients, f"{found.source} on color gradients", found.licence)
     photos = import_module("sklearn.datasets").load_sample_images().images
     halves = {
         "train": [photo[:, : photo.shape[1] // 2] for photo in photos],
         "validation": [photo[:, photo.shape[1] // 2 :] for photo in photos],
     }
     source = f"{found.source} on crops of scikit-learn's sample photos china.jpg and flower.jpg"
-    return SceneParts(digits, labels, halves, source, f"digits: {found.licence}; {PHOTO_LICENCE}")
+    return SceneParts(found, halves, source, f"digits: {found.licence}; {PHOTO_LICENCE}")
 
 
 def digit_scenes(parts: SceneParts, split: str, num_scenes: int) -> Iterator[DigitScene]:
@@ -103,14 +99,14 @@ def digit_scenes(parts: SceneParts, split: str, num_scenes: int) -> Iterator[Dig
 
 def make_scene(parts: SceneParts, split: str, rng: np.random.Generator) -> DigitScene:
     """Return one scene. A digit without room is left out, except the first one."""
-    image = _crop(parts.backgrounds[split], rng)
+    image, digits, positions = _crop(parts.backgrounds[split], rng), parts.digits, parts.digits.positions(split)
     taken: list[Rectangle] = []
     masks: list[npt.NDArray[np.bool_]] = []
     classes: list[int] = []
     for _ in range(int(rng.integers(1, _MOST_DIGITS + 1))):
-        position = int(rng.integers(len(parts.digits[split])))
+        position = positions[int(rng.integers(len(positions)))]
         size, degrees = int(rng.integers(_SIZES[0], _SIZES[1] + 1)), float(rng.uniform(-_MOST_DEGREES, _MOST_DEGREES))
-        ink = _ink(parts.digits[split][position], size, degrees)
+        ink = _ink(digits.images[position], size, degrees)
         place = _free_place(ink.shape, taken, rng)
         if place is None:
             continue
@@ -121,7 +117,7 @@ def make_scene(parts: SceneParts, split: str, rng: np.random.Generator) -> Digit
         mask[top:bottom, left:right] = ink >= 0.5
         taken.append(place)
         masks.append(mask)
-        classes.append(int(parts.labels[split][position]))
+        classes.append(int(digits.labels[position]))
     return DigitScene(np.rint(image).astype(np.uint8), np.stack(masks), tuple(classes))
 
 
