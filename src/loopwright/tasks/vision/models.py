@@ -149,10 +149,13 @@ def load_vision_model(
     if origin.module is not None or (path is not None and (is_object_name(path) or _holds(path, MODULE_KEY))):
         found = _load_module(origin, args, plan, labels, criterion)
     elif path is None:
-        found = _load_small(origin, args, plan, small, small_config, labels)
+        side = args.image_size or min(_MOST_SIDE, image_side(plan))
+        made = models.create(small, labels, **small_config(side))
+        side = made.config.get("image_size", side)
+        found = VisionModel(made, processor=ImageForm(side, side))
     elif _holds(path, NAME_KEY):
         with pretrained.opening(path, CONFIG_FILE):
-            found = _load_small(origin, args, plan, small, small_config, labels)
+            found = _load_small(path, origin.is_run, args.image_size, small, labels)
     else:
         if labels is not None:
             changes = {**label_config(labels), **changes}
@@ -185,33 +188,21 @@ def _holds(path: str, key: str) -> bool:
         return False
 
 
-def _load_small(
-    origin: Origin,
-    args: Any,
-    plan: DataPlan,
-    small: str,
-    small_config: Callable[[int], Mapping[str, Any]],
-    labels: Sequence[str] | None,
-) -> VisionModel:
-    if origin.path is None:
-        side = args.image_size or min(_MOST_SIDE, image_side(plan))
-        made = models.create(small, labels, **small_config(side))
-        side = made.config.get("image_size", side)
-        return VisionModel(made, processor=ImageForm(side, side))
-    folder = Path(origin.path)
+def _load_small(path: str, is_run: bool, side: int | None, small: str, labels: Sequence[str] | None) -> VisionModel:
+    folder = Path(path)
     values = read_json(folder / CONFIG_FILE, {})
     name, known = values.pop(NAME_KEY), values.pop("labels", None)
     if name != small:
         fix = "leave out --model"
         raise InputError("model.task", f"{folder} contains a {name}, but this task needs a {small}", fix=fix)
-    form = ImageForm.load(folder).with_side(args.image_size)
+    form = ImageForm.load(folder).with_side(side)
     if "image_size" in values:
         values["image_size"] = form.height
     if labels is not None:
         values["num_labels"] = len(labels)
-    pretrained.check_size(origin.path, lambda: models.create(name, labels, **values))
+    pretrained.check_size(path, lambda: models.create(name, labels, **values))
     made = models.create(name, labels, **values)
-    if origin.is_run and not (folder / WEIGHTS_FILE).is_file():
+    if is_run and not (folder / WEIGHTS_FILE).is_file():
         return VisionModel(made, processor=form)
     # Different classes need a new head.
     new = _load_fitting(made, folder, keeps_head=labels is None or list(labels) == known)
