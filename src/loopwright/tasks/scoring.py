@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from loopwright.baselines import Constant, Predictor
-from loopwright.metrics import Bootstrap, ExpectedCalibrationError, Intervals, MeanLoss, Metric
+from loopwright.metrics import Bootstrap, Combined, ExpectedCalibrationError, Intervals, MeanLoss, Metric
+from loopwright.metrics import load as load_metric
 from loopwright.metrics.intervals import UNDEFINED
 from loopwright.metrics.paired import RowKeeper, RowScores
 from loopwright.run_folder import write_atomically
@@ -406,6 +407,12 @@ def mark_suspects(samples: list[dict[str, Any]], least: float = 0.9) -> list[dic
         if sample["prediction"] != sample["reference"] and sample["confidence"] >= least:
             sample["sure"] = sample["confidence"]
     return samples
+
+
+def class_metric(num_labels: int) -> Metric:
+    """Return accuracy and F1, which is macro-averaged for more than two classes."""
+    f1 = load_metric("f1") if num_labels == 2 else load_metric("f1", average="macro")
+    return Combined([load_metric("accuracy"), f1])
 
 
 class BaselineScores(dict[str, float]):

@@ -231,8 +231,7 @@ def _create_metric(kind: str, num_labels: int, glue: str | None) -> Metric:
         return Combined([load_metric("pearsonr"), load_metric("spearmanr"), load_metric("mse")])
     if kind == "multi":
         return load_metric("multilabel")
-    f1 = load_metric("f1") if num_labels == 2 else load_metric("f1", average="macro")
-    return Combined([load_metric("accuracy"), f1])
+    return scoring.class_metric(num_labels)
 
 
 def _result_names(kind: str, glue: str | None) -> list[str]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from loopwright.baselines import Constant, MostFrequent, Predictor
 from loopwright.errors import ConfigError
-from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
 from loopwright.run_folder import RunFolder
 from loopwright.run_folder.files import read_json_lines
@@ -79,7 +78,7 @@ class ImageClassification(VisionTask):
         rivals: dict[str, Predictor] = {"majority": MostFrequent()}
         if len(names) == 2:  # the constant with the best F1
             rivals[f"always {names[1]}"] = Constant(1)
-        return scoring.score_baselines(job.data, rivals, "label", "label", lambda: _metric(len(names)))
+        return scoring.score_baselines(job.data, rivals, "label", "label", partial(scoring.class_metric, len(names)))
 
     def train_transform(self, job: Job) -> Transform:
         from loopwright.data.images import classification_train
@@ -109,7 +108,8 @@ class ImageClassification(VisionTask):
 
     def create_scorer(self, job: Job) -> scoring.Scorer:
         number = len(job.label_names)
-        parts: list[scoring.Scorer] = [scoring.MetricScorer(lambda: _metric(number), {"accuracy": True, "f1": True})]
+        create = partial(scoring.class_metric, number)
+        parts: list[scoring.Scorer] = [scoring.MetricScorer(create, {"accuracy": True, "f1": True})]
         if number > _NUM_SHOWN:
             accuracy = scoring.MetricScorer(partial(load_metric, "accuracy"), {"accuracy": True})
             parts.append(scoring.PartScorer(accuracy, "top_5_accuracy", _as_hit))
@@ -214,11 +214,6 @@ def _ranks(logits: Any, labels: Any) -> Any:
     own = logits.gather(1, labels[:, None])
     numbers = torch.arange(logits.shape[1], device=logits.device)
     return (~(logits <= own) | ((logits == own) & (numbers < labels[:, None]))).sum(1)
-
-
-def _metric(num_labels: int) -> Metric:
-    f1 = load_metric("f1") if num_labels == 2 else load_metric("f1", average="macro")
-    return Combined([load_metric("accuracy"), f1])
 
 
 def _is_plain(args: Any) -> bool:
