@@ -10,6 +10,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -270,9 +271,11 @@ class Task(ABC):
 
     def callbacks(self, job: Job, run: RunFolder) -> list[Any]:
         """Return the callbacks that a run of this task needs; called when it begins and when it resumes."""
-        from loopwright.tasks.text.callbacks import FirstBatchText, SamplesAtEvaluations
+        from loopwright.tasks.text.callbacks import FirstBatch, SamplesAtEvaluations
+        from loopwright.tasks.text.samples import FIRST_BATCH, write_batch
 
-        return [FirstBatchText(job, run), SamplesAtEvaluations(job, run)]
+        first = FirstBatch(job, run.path / "samples" / FIRST_BATCH, partial(write_batch, job))
+        return [first, SamplesAtEvaluations(job, run)]
 
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
         """Return (name, text) pairs that describe a sample of a training batch; called for a few of the first batch.

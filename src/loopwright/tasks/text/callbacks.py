@@ -1,39 +1,35 @@
-"""Callbacks that write texts into the run folder: the first training batch, and samples of the model's output."""
+"""Callbacks that write into the run folder: the first training batch, and samples of the model's output."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from loopwright.callbacks import TrainerCallback
 from loopwright.engine.memory import forget_frames, is_out_of_memory, release_memory
 from loopwright.protocols import TrainerLike
-from loopwright.run_folder import RunFolder, write_atomically
+from loopwright.run_folder import RunFolder
 from loopwright.tasks.base import Job
 from loopwright.tasks.scoring import write_lines
-from loopwright.tasks.text.samples import FIRST_BATCH, SAMPLES, add_samples, cut, describe_batch, read
+from loopwright.tasks.text.samples import SAMPLES, add_samples, cut, read
 
 _MOST_LOGGED = 100  # characters
 
 
-class FirstBatchText(TrainerCallback):
-    """Writes the first training batch of a run, decoded, unless the file exists."""
+class FirstBatch(TrainerCallback):
+    """Writes the first training batch of a run, as a text or a picture, unless the file exists."""
 
-    def __init__(self, job: Job, run: RunFolder) -> None:
+    def __init__(self, job: Job, path: Path, write: Callable[[Path, Mapping[str, Any]], None]) -> None:
         self._job = job
-        self._path: Path = run.path / "samples" / FIRST_BATCH
+        self._path = path
+        self._write = write
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         if trainer.progress.update == 0 and not self._path.exists() and self._job.training.process_index == 0:
             # Listening to every step would keep the outputs of all of them.
-            trainer.look_at_first_batch = self.write  # type: ignore[attr-defined] # a TaskTrainer
-
-    def write(self, batch: Mapping[str, Any]) -> None:
-        described = describe_batch(self._job, batch)
-        if described:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, described)
+            trainer.look_at_first_batch = partial(self._write, self._path)  # type: ignore[attr-defined] # a TaskTrainer
 
 
 class SamplesAtEvaluations(TrainerCallback):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from loopwright.run_folder import write_atomically
 from loopwright.run_folder.files import read_json_lines
 from loopwright.tasks.base import Job
 from loopwright.tasks.scoring import write_lines
@@ -27,6 +28,12 @@ def add_samples(path: Path, update: int | None, samples: Sequence[Mapping[str, A
 def read(path: Path) -> list[dict[str, Any]]:
     """Return the samples of each evaluation, skipping lines that cannot be parsed."""
     return [line for line in read_json_lines(path) if "update" in line]
+
+
+def write_batch(job: Job, path: Path, batch: Mapping[str, Any]) -> None:
+    if described := describe_batch(job, batch):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, described)
 
 
 def describe_batch(job: Job, batch: Mapping[str, Any]) -> str:

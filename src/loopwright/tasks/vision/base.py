@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -289,11 +290,12 @@ class VisionTask(Task):
         return groups if factor == 1 else backbone_groups(job.model, groups, job.training.learning_rate, factor)
 
     def callbacks(self, job: Job, run: RunFolder) -> list[Any]:
-        from loopwright.tasks.vision.pictures import FirstBatchPicture
+        from loopwright.tasks.text.callbacks import FirstBatch
+        from loopwright.tasks.vision.pictures import write_batch
         from loopwright.tasks.weight_average import AverageWeights
 
         averages = [] if job.args.ema is None else [AverageWeights(job.args.ema)]
-        return [*averages, FirstBatchPicture(self, job, run.path / "samples" / "train_batch0.png")]
+        return [*averages, FirstBatch(job, run.path / "samples" / "train_batch0.png", partial(write_batch, self, job))]
 
     def save(self, job: Job, folder: Path) -> None:
         from loopwright.tasks.vision.models import save_model

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopwright.callbacks import TrainerCallback
 from loopwright.data.pictures import confusion_picture, drawable_names, encode, sheet
 from loopwright.engine.nested import to_device
-from loopwright.protocols import TrainerLike
 from loopwright.run_folder import RunFolder, write_atomically, write_json
 from loopwright.tasks.base import Job
 
@@ -23,24 +21,9 @@ _NUM_ROWS = 6
 _MOST_CLASSES_DRAWN = 200
 
 
-class FirstBatchPicture(TrainerCallback):
-    """Draws the first training batch of a run, unless the file exists."""
-
-    graph_safe = True  # the first update is never a graph, and it ignores the others
-
-    def __init__(self, task: VisionTask, job: Job, path: Path) -> None:
-        self._task = task
-        self._job = job
-        self._path = path
-        self._is_done = False
-
-    def on_train_step_end(self, trainer: TrainerLike, batch: Any = None, *args: Any, **kwargs: Any) -> None:
-        if self._is_done:
-            return
-        self._is_done = True
-        if trainer.progress.update == 0 and not self._path.exists() and self._job.training.process_index == 0:
-            number = min(_NUM_SHOWN, len(batch["position"]))
-            write_sheet(self._path, [self._task.draw_sample(self._job, batch, index) for index in range(number)], 8)
+def write_batch(task: VisionTask, job: Job, path: Path, batch: Mapping[str, Any]) -> None:
+    number = min(_NUM_SHOWN, len(batch["position"]))
+    write_sheet(path, [task.draw_sample(job, batch, index) for index in range(number)], 8)
 
 
 def write_prediction_sheets(
