@@ -58,9 +58,10 @@ def written_dates(seed: int, is_validation: bool) -> Iterator[Row]:
             yield {"source": FORMS[(key >> 40) % len(FORMS)](day), "target": day.isoformat()}
 
 
-def date_demo(task: str) -> DemoData:
+def date_demo() -> DemoData:
     train, validation = (
         list(islice(written_dates(0, is_validation), num_rows))
         for num_rows, is_validation in zip(_NUM_ROWS, (False, True), strict=True)
     )
-    return DemoData(task, train, validation, "generated dates from 1900 to 2099", "none needed: generated", "csv")
+    source, licence = "generated dates from 1900 to 2099", "none needed: generated"
+    return DemoData("translation", train, validation, source, licence, "csv")

@@ -125,7 +125,8 @@ class Task(ABC):
     takes_modules: ClassVar[bool] = False  # a model may be an `nn.Module`, passed in or "package.module:function"
     demo: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # the flags of its demo
     demo_variants: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})  # other flags for other data
-    demo_rows: ClassVar[tuple[str, str, str] | None] = None  # of `loopwright.demos`: module, function, kind of file
+    # Of `loopwright.demos`: a module, its function, and the kind of file for rows made of docs; None for its own data.
+    demo_rows: ClassVar[tuple[str, str, str | None] | None] = None
     demo_model: ClassVar[str] = ""  # "minilm", a task whose model is trained first, or a model from scratch
     demo_first: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # the flags of that task; data within the demo's
     demo_note: ClassVar[str] = ""  # what the demo shows, and how long it takes
@@ -207,7 +208,9 @@ class Task(ABC):
         if self.demo_rows is None:
             raise DataError(f"{self.name} has no demo data")
         module, function, kind = self.demo_rows
-        return stdlib_docs.demo(self.name, getattr(import_module(f"loopwright.demos.{module}"), function), kind)
+        make = getattr(import_module(f"loopwright.demos.{module}"), function)
+        found: DemoData = make() if kind is None else stdlib_docs.demo(self.name, make, kind)
+        return found
 
     def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> DemoFiles:
         """Return the files of the demo, made from its rows. Override it for data that is not rows or has variants."""

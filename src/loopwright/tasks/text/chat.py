@@ -109,12 +109,8 @@ class ChatTuning(Task):
         **dict(max_length=256, packing=True, vocab_size=400, max_new_tokens=16, exact_match_rows=100),
         **dict(epochs=2, batch=4, lr=3e-3, warmup_steps=0.1, threads=1),
     }
+    demo_rows = ("dialogue_rows", "dialogue_rows", None)
     demo_note = "a small Llama learns to keep a running total: perplexity 1.04 (bigram 2.02), 89 % right answers, 90 s"
-
-    def demo_data(self) -> Any:
-        from loopwright.demos.dialogue_rows import dialogue_rows
-
-        return dialogue_rows()
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         is_asked = bool(args.packing)

@@ -126,14 +126,10 @@ class PreferenceTuning(Task):
         **{"data": "dialogues", "max_length": 64, "vocab_size": 400, "packing": False, "num_samples": 0},
         **{"max_steps": 200, "batch": 16, "lr": 3e-3, "threads": 1, "rehearsal": False},
     }
+    demo_rows = ("preference_rows", "preference_rows", None)
     demo_note = (
         "a small model that learnt dialogues learns when to answer briefly: reward accuracy 1.0 (chance 0.5), 26 s"
     )
-
-    def demo_data(self) -> Any:
-        from loopwright.demos.preference_rows import preference_rows
-
-        return preference_rows()
 
     def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> Any:
         from loopwright.demos.preference_rows import preference_files
