@@ -148,18 +148,15 @@ class CausalLanguageModel(language.LanguageTask):
     def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         from loopwright.engine.nested import to_device
 
-        rows, number = job.data.rows("validation"), job.args.num_samples
-        if not number or job.training.fsdp:  # with a sharded model, all processes would have to take part
-            return []
-        places = sorted({index * len(rows) // number for index in range(number)})
+        rows = job.data.rows("validation")
+        places = language.sample_places(job, len(rows))
         starts = [first_words(rows[place]["text"], _WORDS_GIVEN) for place in places]
         starts = [start for start in dict.fromkeys(starts) if start]
         if not starts:
             return []
         dataset = self.create_dataset(job, [{"text": start} for start in starts], is_labelled=False)
         batch = job.collate_fn([dataset[index] for index in range(len(starts))])
-        device = next(job.model.parameters()).device
-        with generating(job, device):
+        with generating(job) as device:
             most = min(_TOKENS_SHOWN, job.args.max_new_tokens)
             added = continued(job, job.model, to_device(batch, device), most, _SHOWN_TEMPERATURE)
         return [{"start": start, "written": each} for start, each in zip(starts, added, strict=True)]
@@ -171,16 +168,17 @@ class CausalLanguageModel(language.LanguageTask):
 
 
 @contextmanager
-def generating(job: Job, device: Any) -> Iterator[None]:
-    """Put the model into evaluation mode with keyed sampling, and restore modes and generators afterwards."""
+def generating(job: Job) -> Iterator[Any]:
+    """Put the model into evaluation mode with keyed sampling, and restore modes and generators; yields its device."""
     import torch
 
     from loopwright.engine.modes import evaluating
     from loopwright.engine.seeding import preserved_generators, seed_torch
 
+    device = next(job.model.parameters()).device
     with evaluating(job.model), preserved_generators(device), torch.no_grad():
         seed_torch(job.training.seed, device)
-        yield
+        yield device
 
 
 def continued(

@@ -207,7 +207,7 @@ class ChatTuning(Task):
 
     def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         asked = []
-        for place in chats.sample_places(job):
+        for place in language.sample_places(job, len(job.eval_dataset)):
             chat = chats.until_answer(job.eval_dataset.rows[place]["chat"])
             prompt = chats.before_answer(chat)
             with suppress(InputError):  # one without room for an answer

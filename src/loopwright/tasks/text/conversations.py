@@ -205,19 +205,11 @@ def prompts(job: Job, rows: Rows) -> RowDataset:
     return RowDataset(rows, PromptEncoder(job.processor, most - min(job.args.max_new_tokens, most // 2)))
 
 
-def sample_places(job: Job) -> list[int]:
-    """Return the validation rows whose prompts are answered at each evaluation."""
-    number, size = job.args.num_samples, len(job.eval_dataset)
-    if job.training.fsdp:  # with a sharded model, all processes would have to take part
-        return []
-    return sorted({index * size // number for index in range(number)})
-
-
 def answered(job: Job, asked: Sequence[tuple[Any, str, str]]) -> list[dict[str, Any]]:
     """Return the model's answers to prompts, each given as tokens, its last turn and the true answer."""
     if not asked:
         return []
-    with causal_lm.generating(job, next(job.model.parameters()).device):
+    with causal_lm.generating(job):
         written = answers(job, [ids for ids, _, _ in asked], job.args.temperature)
     return [{"source": source, "written": w, "true": true} for (_, source, true), w in zip(asked, written, strict=True)]
 

@@ -387,6 +387,12 @@ def small_largest(args: Any) -> int:
     return int(args.block_size or (_LONGEST_SMALL_LINE if args.line_by_line else _SMALL_BLOCK))
 
 
+def sample_places(job: Job, num_rows: int) -> list[int]:
+    """Return the validation rows that the model continues or answers at each evaluation."""
+    number = 0 if job.training.fsdp else job.args.num_samples  # with a sharded model, all processes would take part
+    return sorted({index * num_rows // number for index in range(number)})
+
+
 def num_embeddings(model: Any) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
 

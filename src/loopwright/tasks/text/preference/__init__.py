@@ -274,7 +274,7 @@ class PreferenceTuning(Task):
 
     def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         asked = []
-        for place in chats.sample_places(job):
+        for place in language.sample_places(job, len(job.eval_dataset)):
             found, pair = job.eval_dataset.features(place), job.eval_dataset.rows[place]["pair"]
             prompt = found["input_ids"][0][: found["start"]]
             asked.append((prompt, answers.last(pair.prompt), answers.last(pair.chosen)))
