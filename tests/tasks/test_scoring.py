@@ -11,7 +11,7 @@ from hypothesis import given
 from loopwright import api
 from loopwright.metrics import Bootstrap, load
 from loopwright.report.panels import read_findings
-from loopwright.tasks.scoring import Examples, LossInterval, MetricScorer, PredictionFile, write_lines, write_table
+from loopwright.tasks.scoring import Examples, LossInterval, MetricScorer, prediction_file, write_lines, write_table
 from tasks.conftest import FLAGS
 from tasks.reviews import read_lines, write_csv
 
@@ -81,15 +81,15 @@ def test_samples_without_a_finite_loss_come_first_in_any_order_and_their_lines_a
 
 def test_a_prediction_file_is_renamed_into_place_when_complete(tmp_path):
     path = tmp_path / "eval" / "predictions.jsonl"
-    with pytest.raises(KeyError), PredictionFile(path) as file:
-        file.add(samples(3))
+    with pytest.raises(KeyError), prediction_file(path) as add:
+        add(samples(3))
         raise KeyError
     assert list(path.parent.iterdir()) == []
-    with PredictionFile(path) as file:
-        file.add(samples(3))
+    with prediction_file(path) as add:
+        add(samples(3))
     assert [json.loads(line)["position"] for line in path.read_text().splitlines()] == [0, 1, 2]
-    with PredictionFile(None) as file:
-        file.add(samples(3))
+    with prediction_file(None) as add:
+        add(samples(3))
 
 
 def test_a_table_has_the_union_of_all_columns(tmp_path):

@@ -29,7 +29,7 @@ from loopwright.runs.kept_config import kept_config
 from loopwright.runs.ownership import Ownership
 from loopwright.stepping.eager import MicroBatchStep
 from loopwright.tasks.base import Job
-from loopwright.tasks.scoring import Examples, PredictionFile, Scorer
+from loopwright.tasks.scoring import Examples, Scorer, prediction_file
 from loopwright.trainer import Trainer
 from loopwright.training.boundary import Boundary
 from loopwright.training.checkpoints import RunCheckpoints
@@ -89,7 +89,7 @@ class TaskTrainer(Trainer):
         self._report = report
         self._prefix = "eval_"
         self._scorer: Scorer = job.task.create_scorer(job)
-        self._file: PredictionFile | None = None
+        self._add_predictions: Callable[[list[dict[str, Any]]], None] = lambda samples: None
         self._is_full = False
         super().__init__(job.model, None, optimizer, callbacks)
 
@@ -142,8 +142,7 @@ class TaskTrainer(Trainer):
             group = {"group": row["group"]} if row is not None and "group" in row else {}
             readable.append(shown if row is None else {**shown, **group, **task.describe_row(row)})
         self.examples.add(readable)
-        if self._file is not None:
-            self._file.add(readable)
+        self._add_predictions(readable)
 
     def eval_epoch_start(self) -> None:
         super().eval_epoch_start()
@@ -198,7 +197,7 @@ class TaskTrainer(Trainer):
         self.examples = Examples()
         self._is_full = True
         try:
-            with PredictionFile(predictions if self.is_first else None) as self._file:
+            with prediction_file(predictions if self.is_first else None) as self._add_predictions:
                 return self.evaluate(
                     dataset,
                     per_device_batch_size=training.eval_batch_size,
@@ -206,7 +205,7 @@ class TaskTrainer(Trainer):
                     collate_fn=self.job.collate_fn,
                 )
         finally:
-            self._is_full, self._file = False, None
+            self._is_full = False
 
     @property
     def num_graphs(self) -> int:

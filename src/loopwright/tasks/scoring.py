@@ -14,6 +14,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -351,34 +352,21 @@ class Top:
         return [entry[3] for entry in sorted(self._heap, key=lambda entry: entry[:3], reverse=True)]
 
 
-class PredictionFile:
-    """Streams predictions as JSON lines to a file, renamed into place when it is complete; None writes nothing."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._file: Any = None
-
-    def add(self, samples: Iterable[Mapping[str, Any]]) -> None:
-        if self._file is not None:
-            self._file.writelines(_line(sample) for sample in samples)
-
-    def __enter__(self) -> PredictionFile:
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            aside = self._path.with_name(f".{self._path.name}.part")
-            aside.unlink(missing_ok=True)
-            self._file = aside.open("x", encoding="utf-8")
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if self._file is None or self._path is None:
-            return
-        self._file.close()
-        aside = Path(self._file.name)
-        if kind is None:
-            aside.replace(self._path)
-        else:
-            aside.unlink(missing_ok=True)
+@contextmanager
+def prediction_file(path: Path | None) -> Iterator[Callable[[Iterable[Mapping[str, Any]]], None]]:
+    """Yield a function that adds samples to a file of JSON lines, renamed into place when complete, if there is one."""
+    if path is None:
+        yield lambda samples: None
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.part")
+    aside.unlink(missing_ok=True)
+    try:
+        with aside.open("x", encoding="utf-8") as file:
+            yield lambda samples: file.writelines(map(_line, samples))
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _resampled(metric: Metric) -> Any:
