@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,9 @@ class CausalLanguageModel(language.LanguageTask):
         if not is_labelled:
             most = text.longest_allowed(tokenizer, job.model.config) or size
             room = most - min(job.args.max_new_tokens, most // 2)
-            return RowDataset(rows, PromptEncoder(tokenizer, _start(tokenizer), room))
+            return RowDataset(rows, partial(_encode_prompt, tokenizer, _start(tokenizer), room))
         if job.args.line_by_line:
-            lines = RowDataset(rows, LineEncoder(_encoder(tokenizer), _start(tokenizer), size))
+            lines = RowDataset(rows, partial(_encode_line, _encoder(tokenizer), _start(tokenizer), size))
             return PackedLines(lines, size) if is_training and job.args.packing else lines
         stream = language.read_stream(rows, _encoder(tokenizer), _start(tokenizer))
         return BlockDataset(tokenizer, stream, size)
@@ -265,39 +266,25 @@ class PackedRows:
         return {"text": "\n".join(row["text"] for row in rows)} if "text" in rows[0] else rows[0]
 
 
-@dataclass(frozen=True)
-class LineEncoder:
-    """Encodes a row in loader workers, with a `start` token, cut to `size` tokens."""
-
-    encode: language.RowEncoder
-    start: int | None
-    size: int
-
-    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        ((ids, sizes),) = self.encode([row["text"]])
-        if self.start is not None:
-            ids, sizes = np.append(self.start, ids), np.append(0, sizes)
-        if len(ids) < 2:  # a single token without a predecessor: nothing to predict
-            return {"input_ids": ids, "labels": np.full(len(ids), text.IGNORED), "num_bytes": 0}
-        ids, sizes = ids[: self.size + 1], sizes[: self.size + 1]
-        return {"input_ids": ids[:-1], "labels": ids[1:], "num_bytes": int(sizes[1:].sum())}
+def _encode_line(encode: language.RowEncoder, start: int | None, size: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the features of a row with a `start` token, cut to `size` tokens; called in loader workers."""
+    ((ids, sizes),) = encode([row["text"]])
+    if start is not None:
+        ids, sizes = np.append(start, ids), np.append(0, sizes)
+    if len(ids) < 2:  # a single token without a predecessor: nothing to predict
+        return {"input_ids": ids, "labels": np.full(len(ids), text.IGNORED), "num_bytes": 0}
+    ids, sizes = ids[: size + 1], sizes[: size + 1]
+    return {"input_ids": ids[:-1], "labels": ids[1:], "num_bytes": int(sizes[1:].sum())}
 
 
-@dataclass(frozen=True)
-class PromptEncoder:
-    """Encodes a prompt with a `start` token; a long one keeps only its last `room` tokens."""
-
-    tokenizer: Any
-    start: int | None
-    room: int
-
-    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        ids = self.tokenizer(row["text"], add_special_tokens=False, verbose=False)["input_ids"]
-        ids = [*([] if self.start is None else [self.start]), *ids][-self.room :]
-        if not ids:
-            what = "there is no text to continue, and the tokenizer has no start token"
-            raise InputError("args.value", what, fix="give a text of at least one word")
-        return {"input_ids": ids, "text": row["text"]}
+def _encode_prompt(tokenizer: Any, start: int | None, room: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the features of a prompt with a `start` token; a long one keeps only its last `room` tokens."""
+    ids = tokenizer(row["text"], add_special_tokens=False, verbose=False)["input_ids"]
+    ids = [*([] if start is None else [start]), *ids][-room:]
+    if not ids:
+        what = "there is no text to continue, and the tokenizer has no start token"
+        raise InputError("args.value", what, fix="give a text of at least one word")
+    return {"input_ids": ids, "text": row["text"]}
 
 
 def train_tokenizer(texts: Any, vocabulary: int) -> Any:

@@ -150,7 +150,7 @@ class TextClassification(Task):
 
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         target = partial(_target, _labels(job.plan)) if is_labelled else None
-        encode = text.Encoder(job.processor, job.args.max_length, _pair, target)
+        encode = partial(text.encode, job.processor, job.args.max_length, _pair, target)
         return RowDataset(rows, weighed(job, encode, is_training))
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:

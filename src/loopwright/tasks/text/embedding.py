@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -143,7 +144,7 @@ class SentenceEmbedding(Task):
             return found
         model = job.model.to(job.training.device)
         with evaluating(model):
-            untrained = Embedder(model, job.processor, args.max_length)
+            untrained = partial(_embed, model, job.processor, args.max_length)
             return {**found, "untrained": _score_rows(data, args, untrained)}
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
@@ -195,7 +196,7 @@ class SentenceEmbedding(Task):
 
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         has_score = is_labelled and job.args.objective == "scores"
-        return RowDataset(rows, Encoder(job.processor, job.args.max_length, is_labelled, has_score))
+        return RowDataset(rows, partial(_encode, job.processor, job.args.max_length, is_labelled, has_score))
 
     def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value.flatten(0, 1) for name, value in super().model_inputs(batch).items()}
@@ -278,39 +279,24 @@ class SentenceEmbedding(Task):
                 yield {**best[0], "next": best[1:]}
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """Encodes a row in loader workers: a pair, with or without a score, or a single text."""
-
-    tokenizer: Any
-    max_length: int
-    is_pair: bool
-    has_score: bool
-
-    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        texts = list(_pair(row)) if self.is_pair else [row["text"]]
-        features = dict(self.tokenizer(texts, truncation=True, max_length=self.max_length, return_attention_mask=True))
-        if self.has_score:
-            features["labels"] = float(row["score"])
-        return features
+def _encode(tokenizer: Any, max_length: int, is_pair: bool, has_score: bool, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the features of a pair, with or without a score, or of a single text; called in loader workers."""
+    texts = list(_pair(row)) if is_pair else [row["text"]]
+    features = dict(tokenizer(texts, truncation=True, max_length=max_length, return_attention_mask=True))
+    if has_score:
+        features["labels"] = float(row["score"])
+    return features
 
 
-@dataclass(frozen=True)
-class Embedder:
-    """A model in evaluation mode that embeds texts outside a run."""
+def _embed(model: Any, tokenizer: Any, max_length: int, texts: Sequence[str]) -> NDArray[Any]:
+    """Return the vectors of texts outside a run, by a model in evaluation mode."""
+    import torch
 
-    model: Any
-    tokenizer: Any
-    max_length: int
-
-    def __call__(self, texts: Sequence[str]) -> NDArray[Any]:
-        import torch
-
-        options = {"truncation": True, "max_length": self.max_length, "padding": True, "return_tensors": "pt"}
-        inputs = self.tokenizer(list(texts), **options)
-        with torch.inference_mode():
-            found = _pooled(self.model, {name: value.to(self.model.device) for name, value in inputs.items()})
-        return np.asarray(found.cpu().numpy())
+    options = {"truncation": True, "max_length": max_length, "padding": True, "return_tensors": "pt"}
+    inputs = tokenizer(list(texts), **options)
+    with torch.inference_mode():
+        found = _pooled(model, {name: value.to(model.device) for name, value in inputs.items()})
+    return np.asarray(found.cpu().numpy())
 
 
 class WordVectors:

@@ -438,18 +438,16 @@ def num_targets(batch: Mapping[str, Any]) -> float:
     return float((batch["labels"] != IGNORED).sum())
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """Encodes the texts of a row in loader workers; `target` is None for rows without labels."""
-
-    tokenizer: Any
-    max_length: int
-    texts: Callable[[Mapping[str, Any]], tuple[Any, ...]]
-    target: Callable[[Mapping[str, Any]], Any] | None
-
-    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        features = dict(self.tokenizer(*self.texts(row), truncation=True, max_length=self.max_length))
-        return features if self.target is None else {**features, "labels": self.target(row)}
+def encode(
+    tokenizer: Any,
+    max_length: int,
+    texts: Callable[[Mapping[str, Any]], tuple[Any, ...]],
+    target: Callable[[Mapping[str, Any]], Any] | None,  # None for rows without labels
+    row: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the features of the texts of a row; called in loader workers."""
+    features = dict(tokenizer(*texts(row), truncation=True, max_length=max_length))
+    return features if target is None else {**features, "labels": target(row)}
 
 
 class PadsToBuckets:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -112,7 +113,7 @@ class MultipleChoice(Task):
 
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         target = itemgetter("label") if is_labelled else None
-        return RowDataset(rows, text.Encoder(job.processor, job.args.max_length, _checked_pairs, target))
+        return RowDataset(rows, partial(text.encode, job.processor, job.args.max_length, _checked_pairs, target))
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         from torch.nn import functional

@@ -184,8 +184,8 @@ class QuestionAnswering(Task):
         args = job.args
         _check_rows(rows, is_labelled=is_labelled, is_unanswered_allowed=args.version_2_with_negative)
         if args.answer_by == "generation":
-            encoder = features.TextEncoder(job.processor, args.max_length, args.max_answer_length, is_labelled)
-            return RowDataset(rows, encoder)
+            lengths = (args.max_length, args.max_answer_length)
+            return RowDataset(rows, partial(features.encode_text, job.processor, *lengths, is_labelled))
         windows = features.WindowEncoder(job.processor, args.max_length, args.stride, is_labelled)
         return features.WindowDataset(rows, windows)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -154,22 +153,18 @@ class SpanCollator(text.PadsToBuckets):
         return batch
 
 
-@dataclass(frozen=True)
-class TextEncoder:
-    """Makes the features of a row whose answer is generated; used in loader workers."""
+def encode_text(
+    tokenizer: Any, max_length: int, max_answer_length: int, is_labelled: bool, row: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the features of a row whose answer is generated; called in loader workers.
 
-    tokenizer: Any
-    max_length: int
-    max_answer_length: int
-    is_labelled: bool
-
-    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tokens of question and context, and of the first answer: only an end token if there is none."""
-        prompt = f"question: {row['question'].strip()} context: {row['context'].strip()}"
-        features = dict(self.tokenizer(prompt, truncation=True, max_length=self.max_length))
-        if self.is_labelled:
-            answer = next(iter(answers_of(row)), "")
-            target = self.tokenizer(text_target=answer, truncation=True, max_length=self.max_answer_length)
-            features["labels"] = target["input_ids"] or [self.tokenizer.eos_token_id]
-            features["reference"] = list(row["answers"]["text"])
-        return features
+    They are the tokens of question and context, and of the first answer: only an end token if there is none.
+    """
+    prompt = f"question: {row['question'].strip()} context: {row['context'].strip()}"
+    features = dict(tokenizer(prompt, truncation=True, max_length=max_length))
+    if is_labelled:
+        answer = next(iter(answers_of(row)), "")
+        target = tokenizer(text_target=answer, truncation=True, max_length=max_answer_length)
+        features["labels"] = target["input_ids"] or [tokenizer.eos_token_id]
+        features["reference"] = list(row["answers"]["text"])
+    return features

@@ -127,8 +127,8 @@ class SequenceToSequence(Task):
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         args = job.args
         target_length = args.max_target_length if is_labelled else None
-        encoder = PairEncoder(job.processor, args.source_prefix, args.max_source_length, target_length)
-        return RowDataset(rows, encoder)
+        encode = partial(_encode, job.processor, args.source_prefix, args.max_source_length, target_length)
+        return RowDataset(rows, encode)
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         outputs = model(**self.model_inputs(batch), use_cache=False)
@@ -172,23 +172,17 @@ class SequenceToSequence(Task):
         return [{name: each} for each in self.generate(job, model, batch)]
 
 
-@dataclass(frozen=True)
-class PairEncoder:
-    """Encodes a row in loader workers; `target_length` is None for rows without targets."""
-
-    tokenizer: Any
-    prefix: str
-    source_length: int
-    target_length: int | None
-
-    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        read = self.tokenizer(self.prefix + row["source"], truncation=True, max_length=self.source_length)
-        features = {name: read[name] for name in ("input_ids", "attention_mask")}
-        if self.target_length is not None:
-            target = row["target"]
-            written = self.tokenizer(text_target=target, truncation=True, max_length=self.target_length)
-            features |= {"labels": written["input_ids"], "reference": target.strip()}
-        return features
+def _encode(
+    tokenizer: Any, prefix: str, source_length: int, target_length: int | None, row: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the features of a row; called in loader workers. `target_length` is None for rows without targets."""
+    read = tokenizer(prefix + row["source"], truncation=True, max_length=source_length)
+    features = {name: read[name] for name in ("input_ids", "attention_mask")}
+    if target_length is not None:
+        target = row["target"]
+        written = tokenizer(text_target=target, truncation=True, max_length=target_length)
+        features |= {"labels": written["input_ids"], "reference": target.strip()}
+    return features
 
 
 def train_tokenizer(texts: Iterable[str], unit: str, vocabulary: int) -> Any:

@@ -211,7 +211,7 @@ class VisionTask(Task):
             features = weighed(job, features, is_training)
         keep = None if is_training else self.kept_at_full_size()
         if keep is not None:
-            features, transform = FullSizeFeatures(transform, features, keep), as_transform(None)
+            features, transform = partial(_full_size_features, transform, features, keep), as_transform(None)
         dataset = ImageDataset(rows, self.load_scene(job, is_labelled), transform, features)
         if is_training and job.args.augment_on == "device" and self._augments(job):
             with_objects = "boxes and masks move with their images there"
@@ -363,17 +363,16 @@ class ImageFeatures:
         return self.features(scene, {})
 
 
-@dataclass(frozen=True)
-class FullSizeFeatures:
-    """Makes features of a scene at the model's input size, and keeps its original size and annotations."""
-
-    transform: Transform
-    features: Features
-    keep: Callable[[Scene], dict[str, Any]]
-
-    def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
-        features = self.features(self.transform(scene, np.random.default_rng(0)), row)
-        return {**features, "full_size": scene.size, **self.keep(scene)}
+def _full_size_features(
+    transform: Transform,
+    features: Features,
+    keep: Callable[[Scene], dict[str, Any]],
+    scene: Scene,
+    row: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return features of a scene at the model's input size, and its original size and annotations."""
+    found = features(transform(scene, np.random.default_rng(0)), row)
+    return {**found, "full_size": scene.size, **keep(scene)}
 
 
 def load_image(row: Mapping[str, Any]) -> Scene:

@@ -103,7 +103,7 @@ class DetectionTask(VisionTask):
 
     def to_features(self, job: Job, is_labelled: bool) -> Features:
         form = self.form(job)
-        return ObjectFeatures(form.mean, form.std, is_labelled, self.has_masks)
+        return partial(_object_features, form.mean, form.std, is_labelled, self.has_masks)
 
     def kept_at_full_size(self) -> Callable[[Scene], dict[str, Any]]:
         return results.reference_of
@@ -280,40 +280,41 @@ class DetectionScorer(MetricScorer):
         return {name: value for name, value in super().compute().items() if name in shown}
 
 
-@dataclass(frozen=True)
-class ObjectFeatures:
-    """Makes the tensors of a scene and, with labels, its targets in DETR's format; used in workers."""
+def _object_features(
+    mean: tuple[float, float, float],
+    std: tuple[float, float, float],
+    is_labelled: bool,
+    has_masks: bool,
+    scene: Scene,
+    row: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return "pixel_values", "matrix" (from the file to the square), and "labels" in DETR's format; called in workers.
 
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    is_labelled: bool
-    has_masks: bool
+    Crowds are not targets.
+    """
+    import torch
 
-    def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return "pixel_values", "matrix" (from the file to the square), and "labels"; crowds are not targets."""
-        import torch
+    from loopwright.data.images import normalize, to_tensor
 
-        from loopwright.data.images import normalize, to_tensor
-
-        features: dict[str, Any] = {
-            "pixel_values": normalize(to_tensor(scene.image), self.mean, self.std),
-            "matrix": torch.from_numpy(scene.matrix.copy()),
-        }
-        if not self.is_labelled:
-            return features
-        assert scene.boxes is not None and scene.classes is not None, "the row has objects"
-        kept = scene.with_objects(~scene.crowd) if scene.crowd is not None else scene
-        height, width = kept.size
-        boxes = np.asarray(kept.boxes, dtype=np.float32).reshape(-1, 4)
-        shares = np.concatenate([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], axis=1)
-        shares = shares / np.array([width, height, width, height], dtype=np.float32)
-        labels = {
-            "class_labels": torch.from_numpy(np.array(kept.classes, dtype=np.int64)),
-            "boxes": torch.from_numpy(shares.astype(np.float32)),
-        }
-        if self.has_masks:
-            labels["masks"] = torch.from_numpy(np.array(kept.masks, dtype=np.float32).reshape(-1, height, width))
-        return {**features, "labels": labels}
+    features: dict[str, Any] = {
+        "pixel_values": normalize(to_tensor(scene.image), mean, std),
+        "matrix": torch.from_numpy(scene.matrix.copy()),
+    }
+    if not is_labelled:
+        return features
+    assert scene.boxes is not None and scene.classes is not None, "the row has objects"
+    kept = scene.with_objects(~scene.crowd) if scene.crowd is not None else scene
+    height, width = kept.size
+    boxes = np.asarray(kept.boxes, dtype=np.float32).reshape(-1, 4)
+    shares = np.concatenate([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], axis=1)
+    shares = shares / np.array([width, height, width, height], dtype=np.float32)
+    labels = {
+        "class_labels": torch.from_numpy(np.array(kept.classes, dtype=np.int64)),
+        "boxes": torch.from_numpy(shares.astype(np.float32)),
+    }
+    if has_masks:
+        labels["masks"] = torch.from_numpy(np.array(kept.masks, dtype=np.float32).reshape(-1, height, width))
+    return {**features, "labels": labels}
 
 
 def forward_parameters(model: Any) -> Mapping[str, inspect.Parameter]:

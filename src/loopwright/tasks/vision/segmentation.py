@@ -149,8 +149,8 @@ class SemanticSegmentation(VisionTask):
         features = super().to_features(job, is_labelled)
         if not is_labelled:
             return features
-        is_of_images = "dice" in job.args.loss
-        return MaskFeatures(features, job.args.ignore_index, is_of_images, numbers_of(job.args.class_weights))
+        args = job.args
+        return partial(_mask_features, features, args.ignore_index, "dice" in args.loss, numbers_of(args.class_weights))
 
     def kept_at_full_size(self) -> Callable[[Scene], dict[str, Any]]:
         return _full_mask
@@ -165,8 +165,9 @@ class SemanticSegmentation(VisionTask):
         small_loss = _SMALL_LOSS if args.loss in (None, MODEL_LOSS) else args.loss
         ignored = args.ignore_index
         small = {"loss": small_loss, "ignore_index": ignored, "class_weights": weights}
-        own = {"criterion": CrossEntropy(ignored), "semantic_loss_ignore_index": ignored, "loss_ignore_index": ignored}
-        job = self.load_job(data, args, training, origin, small="u_net", small_config=lambda side: small, **own)
+        own: dict[str, Any] = dict.fromkeys(("semantic_loss_ignore_index", "loss_ignore_index"), ignored)
+        own |= {"small_config": lambda side: small, "criterion": partial(_cross_entropy, ignored)}
+        job = self.load_job(data, args, training, origin, small="u_net", **own)
         if isinstance(job.model, SmallModel):
             args.loss = small_loss
         elif args.loss is None:
@@ -282,50 +283,45 @@ class SemanticSegmentation(VisionTask):
         return [*written, *write_confusion(run, names, matrix.tolist())]
 
 
-@dataclass(frozen=True)
-class MaskReader:
-    """Makes a scene of a row with an image and a mask; used in loader workers."""
+def read_scene(
+    num_classes: int,
+    reduce_labels: bool,  # 0 in masks is not a class, other numbers are one too high
+    ignore_index: int,
+    mask_values: tuple[str, ...],
+    row: Mapping[str, Any],
+) -> Scene:
+    """Return the scene of a row with an image and a mask; called in loader workers."""
+    from loopwright.data.images import load_scene
 
-    num_classes: int
-    reduce_labels: bool  # 0 in masks is not a class, other numbers are one too high
-    ignore_index: int
-    mask_values: tuple[str, ...] = ()
-
-    def __call__(self, row: Mapping[str, Any]) -> Scene:
-        from loopwright.data.images import load_scene
-
-        values = self.mask_values
-        scene = load_scene(row, reduce_labels=self.reduce_labels, ignore_index=self.ignore_index, mask_values=values)
-        assert scene.semantic is not None, "the row has a mask"
-        is_wrong = ((scene.semantic < 0) | (scene.semantic >= self.num_classes)) & (scene.semantic != self.ignore_index)
-        if is_wrong.any():
-            named = row["mask"] if isinstance(row["mask"], str) else "of an image"
-            number = int(scene.semantic[is_wrong][0]) + int(self.reduce_labels)
-            raise DataError(
-                f"the mask {named} has the class {number}, but only {self.num_classes} classes are known, and "
-                f"{self.ignore_index} is ignored. Fix the mask, or name the class in id2label.json."
-            )
-        return scene
+    scene = load_scene(row, reduce_labels=reduce_labels, ignore_index=ignore_index, mask_values=mask_values)
+    assert scene.semantic is not None, "the row has a mask"
+    is_wrong = ((scene.semantic < 0) | (scene.semantic >= num_classes)) & (scene.semantic != ignore_index)
+    if is_wrong.any():
+        named = row["mask"] if isinstance(row["mask"], str) else "of an image"
+        number = int(scene.semantic[is_wrong][0]) + int(reduce_labels)
+        raise DataError(
+            f"the mask {named} has the class {number}, but only {num_classes} classes are known, and "
+            f"{ignore_index} is ignored. Fix the mask, or name the class in id2label.json."
+        )
+    return scene
 
 
-@dataclass(frozen=True)
-class MaskFeatures:
-    """Makes features of a scene with a class for each pixel; used in loader workers."""
-
-    features: Features
-    ignore_index: int
-    is_of_images: bool  # the loss is a mean over images, not over pixels
-    weights: tuple[float, ...] | None  # of the pixels, by class
-
-    def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tensors, with the sample's weight in the mean loss as "num_items"."""
-        assert scene.semantic is not None, "the row has a mask"
-        classes = scene.semantic[scene.semantic != self.ignore_index]
-        if self.is_of_images:
-            num_items = float(classes.size > 0)
-        else:
-            num_items = float(classes.size if self.weights is None else np.take(self.weights, classes).sum())
-        return {**self.features(scene, row), "num_items": num_items}
+def _mask_features(
+    features: Features,
+    ignore_index: int,
+    is_of_images: bool,  # the loss is a mean over images, not over pixels
+    weights: tuple[float, ...] | None,  # of the pixels, by class
+    scene: Scene,
+    row: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the tensors of a scene, with its weight in the mean loss as "num_items"; called in loader workers."""
+    assert scene.semantic is not None, "the row has a mask"
+    classes = scene.semantic[scene.semantic != ignore_index]
+    if is_of_images:
+        num_items = float(classes.size > 0)
+    else:
+        num_items = float(classes.size if weights is None else np.take(weights, classes).sum())
+    return {**features(scene, row), "num_items": num_items}
 
 
 def _full_mask(scene: Scene) -> dict[str, ClassMap]:
@@ -337,16 +333,11 @@ def _full_mask(scene: Scene) -> dict[str, ClassMap]:
     return {"full_mask": classes.astype(np.uint8) if are_bytes else classes}
 
 
-@dataclass(frozen=True)
-class CrossEntropy:
-    """The loss of a module that has none of its own."""
+def _cross_entropy(ignore_index: int, logits: Any, labels: Any) -> Any:
+    """Return the loss for a module that has none of its own."""
+    from loopwright.models import create_loss
 
-    ignore_index: int
-
-    def __call__(self, logits: Any, labels: Any) -> Any:
-        from loopwright.models import create_loss
-
-        return create_loss("ce", self.ignore_index)(enlarged(logits, labels.shape[-2:]), labels).loss
+    return create_loss("ce", ignore_index)(enlarged(logits, labels.shape[-2:]), labels).loss
 
 
 def _image_losses(job: Job, batch: Mapping[str, Any], outputs: Any) -> Any:
@@ -450,9 +441,9 @@ def mask_file(classes: ClassMap, are_colors: bool = False) -> bytes:
     return content.getvalue()
 
 
-def _reader(job: Job) -> MaskReader:
+def _reader(job: Job) -> Callable[[Mapping[str, Any]], Scene]:
     args = job.args
-    return MaskReader(len(job.label_names), args.reduce_labels, args.ignore_index, tuple(args.mask_values))
+    return partial(read_scene, len(job.label_names), args.reduce_labels, args.ignore_index, tuple(args.mask_values))
 
 
 def _mask_beside(overlay: Path) -> Path:
