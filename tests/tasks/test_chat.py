@@ -499,7 +499,7 @@ def test_padding_is_no_end_of_a_generation(llama):
         tokenizer = text_models.load_tokenizer(str(llama))
         model = AutoModelForCausalLM.from_pretrained(llama)
         tokenizer.pad_token, model.generation_config.eos_token_id = tokenizer.convert_ids_to_tokens(5), ends
-        chat._set_generation(text_models.Loaded(model, tokenizer=tokenizer), 7)
+        chat._set_generation(text_models.Loaded(model, processor=tokenizer), 7)
         settings = model.generation_config
         assert settings.eos_token_id == [7, *ends] and settings.pad_token_id == tokenizer.pad_token_id
         assert settings.pad_token_id not in settings.eos_token_id and (tokenizer.pad_token == PAD_TOKEN) == is_new

@@ -118,7 +118,7 @@ class ChatTuning(Task):
             loaded, notes = _from_scratch(args, data)
         else:
             loaded, notes = text.load_model(origin, causal_lm.AUTO_CLASS), []
-            loaded.tokenizer = text.load_tokenizer(origin.path, needs_pad=False)
+            loaded.processor = text.load_tokenizer(origin.path, needs_pad=False)
             if origin.is_run:
                 text.open_generation(loaded.model, Path(origin.path))
             else:
@@ -128,8 +128,8 @@ class ChatTuning(Task):
         if args.packing:
             notes += language.separate_rows(loaded.model, training, args.max_length)
         row_width = language.packed_width(training, args.max_length, is_packing=args.packing, model=loaded.model)
-        collator = language.PaddingCollator("left", pad_id=loaded.tokenizer.pad_token_id, row_width=row_width)
-        return Job(self, data, args, training, loaded.model, loaded.tokenizer, collator, notes, loaded.new)
+        collator = language.PaddingCollator("left", pad_id=loaded.processor.pad_token_id, row_width=row_width)
+        return Job(self, data, args, training, loaded.model, loaded.processor, collator, notes, loaded.new)
 
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         args = job.args
@@ -279,14 +279,14 @@ def _from_scratch(args: Any, data: RunData) -> tuple[text.Loaded, list[str]]:
         tie_word_embeddings=True,
         **{f"{name}_id": getattr(tokenizer, f"{name}_id") for name in ends},
     )
-    loaded = text.Loaded(LlamaForCausalLM(config), tokenizer=tokenizer)
+    loaded = text.Loaded(LlamaForCausalLM(config), processor=tokenizer)
     _set_generation(loaded, encoder.end_of_turn)
     return loaded, notes
 
 
 def _fit(args: Any, loaded: text.Loaded, path: str, data: RunData) -> list[str]:
     """Prepare a pretrained model for its template: added tokens, padding, the end of a turn, the length."""
-    model, tokenizer = loaded.model, loaded.tokenizer
+    model, tokenizer = loaded.model, loaded.processor
     decoders.check_decoder(path, loaded)
     added = decoders.set_template(tokenizer, args.chat_template)
     encoder = _encoder(args, tokenizer)
@@ -301,7 +301,7 @@ def _fit(args: Any, loaded: text.Loaded, path: str, data: RunData) -> list[str]:
 
 def _set_generation(loaded: text.Loaded, end_of_turn: int | None) -> None:
     """Set what ends a generation; padding never does."""
-    tokenizer, settings = loaded.tokenizer, loaded.model.generation_config
+    tokenizer, settings = loaded.processor, loaded.model.generation_config
     decoders.end_generation(loaded.model, tokenizer, end_of_turn)
     if tokenizer.pad_token_id in (None, tokenizer.eos_token_id, *(settings.eos_token_id or ())):
         tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})

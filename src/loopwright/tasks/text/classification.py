@@ -141,7 +141,7 @@ class TextClassification(Task):
         changes = text.label_config(labels.names or ["value"])
         texts = (each for row in data.each_row("train") for each in _pair(row))
         loaded = text.load_or_build(origin, AUTO_CLASS, texts, problem_type=_PROBLEM_TYPES[labels.kind], **changes)
-        tokenizer, notes = loaded.tokenizer, []
+        tokenizer, notes = loaded.processor, []
         if not origin.is_run:
             rows = data.rows("train")
             notes.append(text.settle_length(args, loaded, rows, lambda row: len(tokenizer(*_pair(row))["input_ids"])))

@@ -157,7 +157,7 @@ class SentenceEmbedding(Task):
             raise InputError("model.task", what, fix="leave out --model")
         texts = (each for row in data.each_row("train") for each in _pair(row))
         loaded = text.load_or_build(origin, AUTO_CLASS, texts)
-        tokenizer = loaded.tokenizer
+        tokenizer = loaded.processor
         if origin.path is not None:  # the mean does not use the pooler, and a part without gradients must not train
             for name, parameter in loaded.model.named_parameters():
                 if name.startswith("pooler."):

@@ -189,11 +189,11 @@ def quiet() -> Iterator[None]:
 
 @dataclass
 class Loaded:
-    """A loaded or newly built model, its tokenizer, and the names of weights that are in no file."""
+    """A loaded or newly built model, the names of weights that are in no file, and its tokenizer or image processor."""
 
     model: Any
     new: list[str] = field(default_factory=list)
-    tokenizer: Any = None
+    processor: Any = None
 
 
 def load_or_build(
@@ -213,7 +213,7 @@ def load_or_build(
             saw = [f"it has {num_rows:,} tokens, and the {unknown[0]} is number {ids[unknown[0]]:,}"]
             raise InputError("model.tokenizer", what, saw=saw, fix=fix)
     match_pad_token(loaded.model, tokenizer)
-    loaded.tokenizer = tokenizer
+    loaded.processor = tokenizer
     return loaded
 
 
@@ -421,7 +421,7 @@ def choose_length(
 
 
 def settle_length(args: Any, loaded: Loaded, rows: Any, count_tokens: Callable[[Mapping[str, Any]], int]) -> str:
-    limit = longest_allowed(loaded.tokenizer, loaded.model.config)
+    limit = longest_allowed(loaded.processor, loaded.model.config)
     lengths = choose_length(args.max_length, count_tokens, rows, limit)
     args.max_length = lengths.max_length
     return lengths.note

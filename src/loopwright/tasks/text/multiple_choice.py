@@ -101,7 +101,7 @@ class MultipleChoice(Task):
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         texts = (each for row in data.each_row("train") for each in (row["context"], *_pairs(row)[1]))
         loaded = text.load_or_build(origin, AUTO_CLASS, texts)
-        tokenizer, notes = loaded.tokenizer, []
+        tokenizer, notes = loaded.processor, []
 
         def count(row: Mapping[str, Any]) -> int:
             return max(map(len, tokenizer(*_pairs(row))["input_ids"]))

@@ -131,7 +131,7 @@ class QuestionAnswering(Task):
             raise InputError("args.value", what, fix="--answer_by span")
         auto_class = SPAN_CLASS if args.answer_by == "span" else GENERATION_CLASS
         loaded = text.load_or_build(origin, auto_class, _flat_texts(data))
-        tokenizer = loaded.tokenizer
+        tokenizer = loaded.processor
         text.check_fast(tokenizer, origin.path)
         notes = [] if origin.is_run else self._look_at_data(data, args, tokenizer, loaded.model.config)
         create = features.SpanCollator if args.answer_by == "span" else text.ReferenceCollator

@@ -119,7 +119,7 @@ class TokenClassification(Task):
         text.match_pad_token(loaded.model, tokenizer)
         if not origin.is_run:
             encode = Encoder(tokenizer, None, None)
-            loaded.tokenizer = tokenizer
+            loaded.processor = tokenizer
             with text.quiet():
                 rows = data.rows("train")
                 notes.append(text.settle_length(args, loaded, rows, lambda row: len(encode(row)["input_ids"])))

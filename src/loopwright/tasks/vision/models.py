@@ -10,7 +10,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,11 +123,6 @@ def load_processor(path: str, config: Any, side: int | None = None) -> Any:
     return type(processor).from_dict(values)
 
 
-@dataclass
-class VisionModel(Loaded):
-    processor: Any = field(default=None, kw_only=True)
-
-
 def load_vision_model(
     origin: Origin,
     args: Any,
@@ -140,7 +135,7 @@ def load_vision_model(
     labels: Sequence[str] | None = None,  # the names of the classes; None for a task without
     criterion: Criterion | None = None,  # the loss of a module that has none: from logits and labels to a mean
     **changes: Any,  # of the config of a transformers model, besides the labels
-) -> VisionModel:
+) -> Loaded:
     """Return the model of an origin; called once, by a task's `build`.
 
     It writes `image_size`, `workers` and `channels_last` into the settings, if unset.
@@ -152,18 +147,17 @@ def load_vision_model(
         side = args.image_size or min(_MOST_SIDE, image_side(plan))
         made = models.create(small, labels, **small_config(side))
         side = made.config.get("image_size", side)
-        found = VisionModel(made, processor=ImageForm(side, side))
+        found = Loaded(made, processor=ImageForm(side, side))
     elif _holds(path, NAME_KEY):
         with pretrained.opening(path, CONFIG_FILE):
             found = _load_small(path, origin.is_run, args.image_size, small, labels)
     else:
         if labels is not None:
             changes = {**label_config(labels), **changes}
-        loaded = load_model(origin, auto_class, **changes)
+        found = load_model(origin, auto_class, **changes)
         with pretrained.opening(path, _PROCESSOR_FILE):
-            processor = load_processor(path, loaded.model.config, args.image_size)
-            form_of(processor)
-        found = VisionModel(loaded.model, loaded.new, processor=processor)
+            found.processor = load_processor(path, found.model.config, args.image_size)
+            form_of(found.processor)
     if not origin.is_run:
         args.image_size = form_of(found.processor).height
         choose_workers(args, training, plan)
@@ -188,7 +182,7 @@ def _holds(path: str, key: str) -> bool:
         return False
 
 
-def _load_small(path: str, is_run: bool, side: int | None, small: str, labels: Sequence[str] | None) -> VisionModel:
+def _load_small(path: str, is_run: bool, side: int | None, small: str, labels: Sequence[str] | None) -> Loaded:
     folder = Path(path)
     values = read_json(folder / CONFIG_FILE, {})
     name, known = values.pop(NAME_KEY), values.pop("labels", None)
@@ -203,10 +197,10 @@ def _load_small(path: str, is_run: bool, side: int | None, small: str, labels: S
     pretrained.check_size(path, lambda: models.create(name, labels, **values))
     made = models.create(name, labels, **values)
     if is_run and not (folder / WEIGHTS_FILE).is_file():
-        return VisionModel(made, processor=form)
+        return Loaded(made, processor=form)
     # Different classes need a new head.
     new = _load_fitting(made, folder, keeps_head=labels is None or list(labels) == known)
-    return VisionModel(made, new, processor=form)
+    return Loaded(made, new, processor=form)
 
 
 def _load_fitting(model: nn.Module, folder: Path, keeps_head: bool = True) -> list[str]:
@@ -267,7 +261,7 @@ class ModuleAdapter(nn.Module):
 
 def _load_module(
     origin: Origin, args: Any, plan: DataPlan, labels: Sequence[str] | None, criterion: Criterion | None
-) -> VisionModel:
+) -> Loaded:
     folder = Path(origin.path) if origin.path is not None and not is_object_name(origin.path) else None
     name = origin.path if folder is None else read_json(folder / CONFIG_FILE, {})[MODULE_KEY]
     module = origin.module
@@ -288,9 +282,9 @@ def _load_module(
     adapter = ModuleAdapter(module, criterion, name, labels)
     if folder is None:
         side = args.image_size or min(_USUAL_SIDE, image_side(plan))
-        return VisionModel(adapter, processor=ImageForm(side, side))
+        return Loaded(adapter, processor=ImageForm(side, side))
     new = _load_fitting(module, folder) if (folder / WEIGHTS_FILE).is_file() else []
-    return VisionModel(adapter, new, processor=ImageForm.load(folder).with_side(args.image_size))
+    return Loaded(adapter, new, processor=ImageForm.load(folder).with_side(args.image_size))
 
 
 def forward_options(model: Any, form: ImageForm) -> dict[str, Any]:
