@@ -59,8 +59,7 @@ class SeedRun:
     def score(self) -> str | None:
         result = self.result
         value = self.metrics.get(result.get("metric", ""))
-        bounds = result.get("intervals", {}).get(result.get("metric"))
-        return None if value is None else metric_text(value, None if bounds is None else tuple(bounds))
+        return None if value is None else metric_text(value, result.get("intervals", {}).get(result["metric"]))
 
 
 def with_seed(settings: Settings, seed: int) -> Settings:

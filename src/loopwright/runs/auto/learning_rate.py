@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean, stdev
-from typing import Any
 
 from loopwright.lr_finder import create_curve
 from loopwright.results import LearningRateCurve
@@ -68,9 +68,10 @@ def choose_rate(run: RunJob) -> None:
     origin = "the default" if chosen == default else "found"
     run.screen.block("lr", f"{chosen:g}, {origin}: {first}", *others, f"loss after short trials: {tried}")
     if run.folder is not None and run.trainer.is_first:
-        values = {name: _plain(value) for name, value in asdict(curve).items()}
-        ends = {f"{rate:g}": _plain(_mean_end(losses)) for rate, losses in trials.items()}
-        write_json(run.folder.path / RATES_FILE, {"chosen": chosen, "default": default, "trials": ends, **values})
+        ends = {f"{rate:g}": _mean_end(losses) for rate, losses in trials.items()}
+        values = json.dumps({"chosen": chosen, "default": default, "trials": ends, **asdict(curve)})
+        # A number that is not finite is null.
+        write_json(run.folder.path / RATES_FILE, json.loads(values, parse_constant=lambda word: None))
         settings.write(run.folder)
 
 
@@ -157,10 +158,3 @@ def plot_lines(curve: LearningRateCurve) -> list[str]:
             axis[place : place + len(text)] = text
     lines.append(f"{'lr':>8}  {''.join(axis).rstrip()}")
     return lines
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON; None if it is not finite."""
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -39,17 +39,15 @@ def print_summary(
     trained = lasted(result["seconds"])
     screen.block("done in", f"{trained} of training; this command took {clock(total)} ({spent.text(total)})")
     metric = result["metric"]
-    intervals = {name: tuple(bounds) for name, bounds in result["intervals"].items()}
     baselines = [f"{name} {values[metric]:.4f}" for name, values in result["baselines"].items() if metric in values]
     beside = f"   ({', '.join(baselines)})" if baselines else ""
-    shown = metrics_text(in_order(result["metrics"], metric), intervals, result.get("tokens"))
+    shown = metrics_text(in_order(result["metrics"], metric), result["intervals"], result.get("tokens"))
     screen.block("best", f"step {result['update']}  {shown}{beside}", colour="green")
     screen.block("", summary_of(folder.path), *missing_intervals(result.get("no_intervals", {})))
     if "test_metrics" in result:
-        spread = {name: tuple(bounds) for name, bounds in result["test_intervals"].items()}
         missing = missing_intervals(result.get("test_no_intervals", {}))
-        shown = metrics_text(in_order(result["test_metrics"], metric), spread, result.get("test_tokens"))
-        screen.block("test", shown, *missing)
+        tested = in_order(result["test_metrics"], metric)
+        screen.block("test", metrics_text(tested, result["test_intervals"], result.get("test_tokens")), *missing)
     if examples.worst:
         more = f"   {len(examples.worst)} in report.html" if len(examples.worst) > 1 else ""
         screen.block("worst", f"{mistake_text(examples.worst[0])}{more}")
