@@ -265,18 +265,15 @@ class SentenceEmbedding(Task):
             yield from (_answer(row, vectors) for row in some)
 
     def _nearest(self, job: Job, rows: Rows, texts: list[str]) -> Iterator[dict[str, Any]]:
-        size = job.training.eval_batch_size
         embedded = super().predict_rows(job, [{"text": each} for each in texts])
         known = np.asarray([each["embedding"] for each in embedded], dtype=np.float32)
-        for start in range(0, len(rows), size):
-            some = [{"text": rows[index]["text"]} for index in range(start, min(start + size, len(rows)))]
-            for found in super().predict_rows(job, some):
-                cosines = known @ np.asarray(found["embedding"], dtype=np.float32)
-                best = [
-                    {"nearest": texts[place], "place": int(place), "similarity": round(float(cosines[place]), 6)}
-                    for place in np.argsort(-cosines, kind="stable")[:_NUM_NEAREST]
-                ]
-                yield {**best[0], "next": best[1:]}
+        for found in super().predict_rows(job, rows):
+            cosines = known @ np.asarray(found["embedding"], dtype=np.float32)
+            best = [
+                {"nearest": texts[place], "place": int(place), "similarity": round(float(cosines[place]), 6)}
+                for place in np.argsort(-cosines, kind="stable")[:_NUM_NEAREST]
+            ]
+            yield {**best[0], "next": best[1:]}
 
 
 def _encode(tokenizer: Any, max_length: int, is_pair: bool, has_score: bool, row: Mapping[str, Any]) -> dict[str, Any]:
