@@ -121,6 +121,7 @@ class Task(ABC):
     logs_samples: ClassVar[bool] = False  # the samples of each evaluation are also printed
     repeated: ClassVar[tuple[str, ...]] = ()  # the fields of a prediction that repeat its input
     prediction_flags: ClassVar[tuple[str, ...]] = ()  # its own flags that `predict` and `evaluate` accept
+    counts_labels: ClassVar[bool] = False  # the batch loss averages over the labels that are not ignored
     weighs_classes: ClassVar[bool] = False  # it has the flag class_weights, by class of a row or a token
     takes_modules: ClassVar[bool] = False  # a model may be an `nn.Module`, passed in or "package.module:function"
     demo: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # the flags of its demo
@@ -317,7 +318,11 @@ class Task(ABC):
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
         """Return the number of items that the batch loss averages over; None if these are its samples."""
-        return float(batch["num_items"].sum()) if "num_items" in batch else None
+        if "num_items" in batch:
+            return float(batch["num_items"].sum())
+        from loopwright.tasks.text.models import IGNORED
+
+        return float((batch["labels"] != IGNORED).sum()) if self.counts_labels and "labels" in batch else None
 
     def why_not_cut(self, job: Job) -> str | None:
         """Return why a batch must not be split to fit into memory; None unless its loss compares its samples."""

@@ -103,6 +103,7 @@ class ChatTuning(Task):
     predicted = ("answer",)
     prediction_flags = ("max_new_tokens", "temperature")
     keeps_generation = True
+    counts_labels = True
     logs_samples = True
     dialogue = chats.Dialogue
     demo = {
@@ -143,9 +144,6 @@ class ChatTuning(Task):
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         return language.token_loss(job, model, batch, language.LanguageTask.score_tokens, _FORWARD)
-
-    def count_items(self, batch: Mapping[str, Any]) -> float | None:
-        return text.num_targets(batch)
 
     def create_scorer(self, job: Job) -> Scorer:
         parts: list[Scorer] = [_perplexity(), PartScorer(_perplexity(), "conversation_perplexity", _as_one_token)]

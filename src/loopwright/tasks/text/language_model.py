@@ -83,14 +83,12 @@ class LanguageTask(Task):
     roles = (Role("text", names=(*text.TEXT_NAMES, "article", "story", "docstring", "code"), may_be_empty=True),)
     arguments = LanguageArguments
     demo_rows = ("text_rows", "language_rows", "jsonl")
+    counts_labels = True
     forward_options: ClassVar[Mapping[str, Any]] = {}
 
     def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tokens, and the mask if rows are padded: the loss is computed here, not by the model."""
         return {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
-
-    def count_items(self, batch: Mapping[str, Any]) -> float | None:
-        return text.num_targets(batch)
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         return token_loss(job, model, batch, self.score_tokens, self.forward_options)

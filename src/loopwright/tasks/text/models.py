@@ -434,10 +434,6 @@ def token_losses(logits: Any, labels: Any) -> Any:
     return functional.cross_entropy(logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
 
 
-def num_targets(batch: Mapping[str, Any]) -> float:
-    return float((batch["labels"] != IGNORED).sum())
-
-
 def encode(
     tokenizer: Any,
     max_length: int,

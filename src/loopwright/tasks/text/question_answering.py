@@ -92,6 +92,7 @@ class QuestionAnswering(Task):
     arguments = QuestionAnsweringArguments
     defaults = {**COMMON_DEFAULTS, "learning_rate": 3e-5, "per_device_train_batch_size": 12}
     adapter_kind = "QUESTION_ANS"
+    counts_labels = True  # of a generated answer
     not_inputs = ("position", "window", "num_windows", "offsets", "null_index", "context", "reference")
     prediction_flags = ("n_best", "max_answer_length", "max_new_tokens", "null_score_diff_threshold", "num_beams")
     demo = {"freeze": "3", "epochs": 1, "batch": 8, "lr": 1e-3, "warmup_steps": 0.1, "threads": 1}
@@ -188,9 +189,6 @@ class QuestionAnswering(Task):
             return RowDataset(rows, partial(features.encode_text, job.processor, *lengths, is_labelled))
         windows = features.WindowEncoder(job.processor, args.max_length, args.stride, is_labelled)
         return features.WindowDataset(rows, windows)
-
-    def count_items(self, batch: Mapping[str, Any]) -> float | None:
-        return text.num_targets(batch) if "labels" in batch else None
 
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
         if features.TARGETS[0] not in batch:

@@ -65,6 +65,7 @@ class SequenceToSequence(Task):
 
     scratch_updates = 1_000
     keeps_generation = True
+    counts_labels = True
     directions: ClassVar[Mapping[str, bool]]  # of the metric's results, the decisive one first
     adapter_kind = "SEQ_2_SEQ_LM"
     not_inputs = ("position", "reference")
@@ -133,9 +134,6 @@ class SequenceToSequence(Task):
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         outputs = model(**self.model_inputs(batch), use_cache=False)
         return outputs.loss, outputs
-
-    def count_items(self, batch: Mapping[str, Any]) -> float | None:
-        return text.num_targets(batch)
 
     def create_scorer(self, job: Job) -> Scorer:
         scorer = MetricScorer(lambda: self.create_metric(job.args), self.directions)

@@ -75,6 +75,7 @@ class TokenClassification(Task):
     defaults = {**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 16}
     adapter_kind = "TOKEN_CLS"
     weighs_classes = True
+    counts_labels = True
     not_inputs = ("position", "num_items", "words", "tags", "labels")
     demo = {"freeze": "3", "epochs": 2, "batch": 4, "lr": 4e-4, "warmup_steps": 0.1, "threads": 1}
     demo_model = "minilm"
@@ -143,9 +144,6 @@ class TokenClassification(Task):
             return weighted, outputs
         is_counted = batch["labels"] != text.IGNORED
         return text.token_losses(outputs.logits, batch["labels"]).sum() / is_counted.sum().clamp(min=1), outputs
-
-    def count_items(self, batch: Mapping[str, Any]) -> float | None:
-        return super().count_items(batch) if "num_items" in batch else text.num_targets(batch)
 
     def create_scorer(self, job: Job) -> scoring.Scorer:
         names = job.label_names
