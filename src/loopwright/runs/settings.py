@@ -224,11 +224,8 @@ class TaskParser(HfArgumentParser):
     def unexpected(self, word: str) -> LoopwrightError:
         what = f"unexpected value {word!r}"
         if Path(word).exists():
-            return InputError(
-                "args.value",
-                f"{what}: data is given by a flag",
-                fix=f"--data {shlex.quote(word)} instead of {shlex.quote(word)}",
-            )
+            fix = f"--data {shlex.quote(word)} instead of {shlex.quote(word)}"
+            return InputError("args.value", f"{what}: data is given by a flag", fix=fix)
         return InputError("args.value", what, fix=f"leave out {shlex.quote(word)}")
 
     @property

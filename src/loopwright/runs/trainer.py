@@ -229,19 +229,14 @@ class TaskTrainer(Trainer):
 
     def remedies_of_batch(self, rows: int, length: int | None, savings: list[MemorySaving]) -> str:
         training, args = self.job.training, self.job.args
-        accumulation = training.gradient_accumulation_steps
-        changes = {
-            "half_batch": f"--batch {rows // 2} --gradient_accumulation_steps {2 * accumulation}",
-            "bf16": "--bf16",
-            "checkpointing": "--gradient_checkpointing",
-        }
+        halved = f"--batch {rows // 2} --gradient_accumulation_steps {2 * training.gradient_accumulation_steps}"
+        changes = {"half_batch": halved, "bf16": "--bf16", "checkpointing": "--gradient_checkpointing"}
         flag = next((name for name in LENGTH_FLAGS if getattr(args, name, None)), None)
         if flag is not None and length is not None:
             changes["half_length"] = f"--{flag} {length // 2}"
         known = [saving for saving in savings if saving.name in changes]
-        return (
-            list_savings(changes, known) or f"--batch {max(rows // 2, 1)}   or   --bf16   or   --gradient_checkpointing"
-        )
+        others = f"--batch {max(rows // 2, 1)}   or   --bf16   or   --gradient_checkpointing"
+        return list_savings(changes, known) or others
 
     def remedies_of_evaluation(self) -> str:
         smaller = max(self.job.training.eval_batch_size // 2, 1)

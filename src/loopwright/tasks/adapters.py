@@ -431,12 +431,8 @@ def made_up_inputs(model: Any, num_rows: int, num_tokens: int) -> dict[str, Any]
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     ids = (torch.arange(num_rows * num_tokens, device=device) * 7919 % vocabulary).reshape(num_rows, num_tokens)
     ids = ids[:, None] if type(model).__name__.endswith("MultipleChoice") else ids
-    is_double = getattr(config, "is_encoder_decoder", False)
-    return {
-        "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
-        **({"decoder_input_ids": ids} if is_double else {}),
-    }
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return inputs | ({"decoder_input_ids": ids} if getattr(config, "is_encoder_decoder", False) else {})
 
 
 def _dequantized(model: Any) -> Any:

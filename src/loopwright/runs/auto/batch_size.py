@@ -145,16 +145,13 @@ def _tried(run: RunJob, rows: int, num_micro_batches: int) -> _Need | None:
     device = trainer.device
     if is_on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
+    sizes = {"per_device_batch_size": rows, "gradient_accumulation_steps": num_micro_batches}
     with put_back(job, device):
         try:
             with stack:
                 trainer.train(
                     Subset(job.train_dataset, longest_rows(job.train_dataset, rows) * num_micro_batches * _UPDATES),
-                    **{
-                        **run.update_arguments(),
-                        "per_device_batch_size": rows,
-                        "gradient_accumulation_steps": num_micro_batches,
-                    },
+                    **{**run.update_arguments(), **sizes},
                     num_epochs=1,
                     max_num_train_steps=_UPDATES,
                     train_dataloader_kwargs=loader_options(run.training, has_workers=False),

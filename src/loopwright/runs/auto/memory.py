@@ -73,15 +73,12 @@ def _remedies(run: RunJob, found: MemoryEstimate, free: int) -> str:
     args, training, rows = run.args, run.training, run.training.train_batch_size
     halved = f"--batch {rows // 2} --gradient_accumulation_steps {2 * training.gradient_accumulation_steps}"
     in_4_bits = "--load_in 4bit" if args.lora else "--lora --load_in 4bit"
+    can_quantize = not args.load_in and find_spec("bitsandbytes") is not None
     possible: list[tuple[str, bool, dict[str, Any]]] = [
         (halved, rows > 1, {_BATCH: rows // 2}),
         ("--gradient_checkpointing", not training.gradient_checkpointing, {"gradient_checkpointing": True}),
         ("--lora", not args.lora, {"lora": True}),
-        (
-            in_4_bits,
-            not args.load_in and find_spec("bitsandbytes") is not None,
-            {"lora": args.lora or True, "load_in": "4bit"},
-        ),
+        (in_4_bits, can_quantize, {"lora": args.lora or True, "load_in": "4bit"}),
     ]
     changes = {text: values for text, is_open, values in possible if is_open}
     needs = {text: each for text, values in changes.items() if (each := estimate(run, values)) is not None}

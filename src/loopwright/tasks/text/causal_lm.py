@@ -85,9 +85,8 @@ class CausalLanguageModel(language.LanguageTask):
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         notes: list[str] = []
         if origin.path is None:
-            tokenizer = train_tokenizer(
-                language.training_texts(data), language.choose_vocabulary(args, language.training_texts(data))
-            )
+            texts = partial(language.training_texts, data)
+            tokenizer = train_tokenizer(texts(), language.choose_vocabulary(args, texts()))
             notes += language.choose_block(args, data, _counter(tokenizer), None, language.small_largest(args))
             tokenizer.model_max_length = args.block_size
             loaded = small_decoder(tokenizer, args.block_size)
@@ -197,10 +196,8 @@ def continued(
     tokenizer, ids = job.processor, batch["input_ids"]
     limit = text.longest_allowed(tokenizer, job.model.config)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
-    ends = {
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0,
-    }
+    end = tokenizer.eos_token_id
+    ends = {"eos_token_id": end, "pad_token_id": 0 if end is None else end}
     room = most if limit is None else min(most, limit - ids.shape[1])
     config = GenerationConfig(**{"max_new_tokens": room, **ends, **sampling, **options})
     mask = batch.get("attention_mask", ids.new_ones(ids.shape))

@@ -226,10 +226,8 @@ class ChatTuning(Task):
     def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
         """Score the frequencies of trained tokens, and of them after the token before; and the usual answer."""
         train = getattr(job.train_dataset, "lines", job.train_dataset)
-        found = {
-            "unigram": _scored(job, _unigram(train, len(job.processor))),
-            "bigram": _scored(job, _bigram(train, len(job.processor))),
-        }
+        makers = {"unigram": _unigram, "bigram": _bigram}
+        found = {name: _scored(job, make(train, len(job.processor))) for name, make in makers.items()}
         if job.args.exact_match_rows:
             found["usual answer"] = _usual_answer(job)
         return found

@@ -21,9 +21,8 @@ from loopwright.engine.modes import evaluating
 from loopwright.engine.seeding import preserved_generators
 
 _MOST_LOGITS = 2**26  # of a micro-batch, or of the tokens computed at a time
-_MOST_LOGITS_ON_CUDA = (
-    2**28
-)  # of the tokens computed at a time: each time the gradient of all weights is read and written
+# Of the tokens computed at a time there: each time the gradient of all weights is read and written.
+_MOST_LOGITS_ON_CUDA = 2**28
 _PROBED = 8  # tokens of the comparison
 _reasons: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # by model: why its loss cannot be chunked
 _warned: WeakSet[Any] = WeakSet()
@@ -182,13 +181,12 @@ def _single(
 def _why_not(model: Any, options: Mapping[str, Any]) -> str | None:
     """Return why the loss of a model is not that of its output layer; found out once, with a few tokens."""
     if model not in _reasons:
-        head = _head_of(model)
+        head, reason = _head_of(model), None
         if type(head) is not nn.Linear:
-            _reasons[model] = f"the output layer is a {type(head).__name__}"
-        else:
-            _reasons[model] = (
-                None if _is_linear(model, head, options) else "the model changes its logits after the layer"
-            )
+            reason = f"the output layer is a {type(head).__name__}"
+        elif not _is_linear(model, head, options):
+            reason = "the model changes its logits after the layer"
+        _reasons[model] = reason
     return _reasons[model]
 
 

@@ -72,9 +72,8 @@ class MaskedLanguageModel(language.LanguageTask):
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         notes: list[str] = []
         if origin.path is None:
-            tokenizer = train_tokenizer(
-                language.training_texts(data), language.choose_vocabulary(args, language.training_texts(data))
-            )
+            texts = partial(language.training_texts, data)
+            tokenizer = train_tokenizer(texts(), language.choose_vocabulary(args, texts()))
             notes += language.choose_block(args, data, _counter(tokenizer), None, language.small_largest(args))
             tokenizer.model_max_length = args.block_size
             loaded = text.small_encoder(AUTO_CLASS, tokenizer)
@@ -105,12 +104,8 @@ class MaskedLanguageModel(language.LanguageTask):
         return {**language.LanguageTask.score_tokens(logits, labels), "predictions": logits.argmax(-1)}
 
     def create_scorer(self, job: Job) -> Scorer:
-        return JointScorer(
-            [
-                MetricScorer(lambda: load_metric("token_accuracy"), {"token_accuracy": True}),
-                MetricScorer(lambda: load_metric("perplexity"), {"perplexity": False}),
-            ]
-        )
+        accuracy = MetricScorer(partial(load_metric, "token_accuracy"), {"token_accuracy": True})
+        return JointScorer([accuracy, MetricScorer(partial(load_metric, "perplexity"), {"perplexity": False})])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         samples = language.sample_sums(batch, outputs)

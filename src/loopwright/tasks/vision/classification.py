@@ -113,9 +113,8 @@ class ImageClassification(VisionTask):
         if number > _NUM_SHOWN:
             accuracy = scoring.MetricScorer(partial(load_metric, "accuracy"), {"accuracy": True})
             parts.append(scoring.PartScorer(accuracy, "top_5_accuracy", _as_hit))
-        return scoring.JointScorer(
-            [*parts, scoring.CalibrationScorer(), scoring.LossInterval("loss" if _is_plain(job.args) else "image_loss")]
-        )
+        parts += [scoring.CalibrationScorer(), scoring.LossInterval("loss" if _is_plain(job.args) else "image_loss")]
+        return scoring.JointScorer(parts)
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         """The "loss" is the plain cross-entropy; if another loss is trained on, that is "image_loss"."""
@@ -124,22 +123,20 @@ class ImageClassification(VisionTask):
         from loopwright.models import sample_losses
 
         args, logits, labels = job.args, outputs.logits.float(), batch["labels"]
+        losses = partial(functional.cross_entropy, logits, labels, reduction="none")
         confidence, predicted = logits.softmax(-1).max(-1)
         columns = {
             "position": batch["position"],
             "prediction": predicted,
             "reference": labels,
-            "loss": functional.cross_entropy(logits, labels, reduction="none"),
+            "loss": losses(),
             "confidence": confidence,
             "rank": _ranks(logits, labels),
         }
         if args.loss == "focal":
             columns["image_loss"] = sample_losses("focal", logits, labels).loss
         elif not _is_plain(args):
-            smoothing = args.label_smoothing
-            columns["image_loss"] = functional.cross_entropy(
-                logits, labels, reduction="none", label_smoothing=smoothing
-            )
+            columns["image_loss"] = losses(label_smoothing=args.label_smoothing)
         return scoring.mark_suspects(scoring.samples_of(**columns))
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -229,21 +229,16 @@ class PreferenceTuning(Task):
         dataset = job.eval_dataset
         size = min(len(dataset), _MOST_BASELINE)
         pairs = [dataset.rows[place]["pair"] for place in range(size)]
-        lengths = np.array(
-            [[len(answers.shown(pair.chosen)), len(answers.shown(pair.rejected))] for pair in pairs], np.float64
-        )
+        sides = [[len(answers.shown(side)) for side in (pair.chosen, pair.rejected)] for pair in pairs]
+        lengths = np.array(sides, np.float64)
         scores = {"longer answer": lengths, "shorter answer": -lengths}
         if dataset.reference is not None:
             scores["reference model"] = dataset.reference[:size].astype(np.float64)
-        chance = scoring.BaselineScores({"reward_accuracy": 0.5}, {"reward_accuracy": rows_of([0.5] * size)})
+        found = {"chance": scoring.BaselineScores({"reward_accuracy": 0.5}, {"reward_accuracy": rows_of([0.5] * size)})}
         columns = ("chosen_rewards", "rejected_rewards")
-        return {
-            "chance": chance,
-            **{
-                name: scoring.score_rows(RewardAccuracy, [dict(zip(columns, values.T, strict=True))])
-                for name, values in scores.items()
-            },
-        }
+        for name, values in scores.items():
+            found[name] = scoring.score_rows(RewardAccuracy, [dict(zip(columns, values.T, strict=True))])
+        return found
 
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
         groups = [each.split("\t") for each in texts] if any("\t" in each for each in texts) else [list(texts)]
@@ -266,11 +261,8 @@ class PreferenceTuning(Task):
                 job.reference.read(job.folder)
             reference, _ = answers.answer_log_probs(job.reference.model.to(log_probs.device), batch)
         rewards = _loss(job.args)(log_probs, num_tokens, reference).rewards.tolist()
-        names = ("preferred", "margin", "chosen_reward", "rejected_reward")
-        return [
-            dict(zip(names, (_preferred(a, b), round(a - b, 6), round(a, 6), round(b, 6)), strict=True))
-            for a, b in rewards
-        ]
+        rows = ((_preferred(a, b), round(a - b, 6), round(a, 6), round(b, 6)) for a, b in rewards)
+        return [dict(zip(self.predicted, row, strict=True)) for row in rows]
 
     def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         asked = []
