@@ -103,10 +103,10 @@ def _check(settings: api.Settings, asked: Namespace, events: api.EventLines | No
     screen = screen_of(asked, events)
     if asked.files:
         plan = api.check_files(api.get_task(settings.args.task), settings, screen)
-        screen.emit("check", task=settings.args.task, data=api.data_facts(plan))
+        screen.events.emit("check", task=settings.args.task, data=api.data_facts(plan))
     else:
         api.check_settings(settings, screen)
-    screen.emit("end", state="checked", exit_code=DONE)
+    screen.events.emit("end", state="checked", exit_code=DONE)
     return DONE
 
 

@@ -111,7 +111,7 @@ def check_files(task: Task, settings: Settings, screen: Screen, known: DataPlan 
     print_data(plan, settings.args, screen)
     screen.clock.lap("read and check data")
     for warning in plan.warnings:
-        screen.emit("warning", message=warning)
+        screen.events.emit("warning", message=warning)
     return plan
 
 

@@ -55,7 +55,7 @@ def train(run: RunJob, create_folder: Callable[[], RunFolder] | None = None) -> 
         run.trainer.on_begun = partial(run.settings.write, folder)
     watch, trainer, screen = TerminateOnNaNCallback(), run.trainer, run.screen
     live = LiveReport(folder.path) if trainer.is_first else None
-    trainer.on_record = None if screen.events is None else screen.events.record
+    trainer.on_record = screen.events.record
     trainer.callback_handler.add_callbacks([watch, ReportProgress(run, pace, live), *run.callbacks()])
     with run.data.watched(screen, "measuring the lengths of the rows"):
         arguments = run.train_arguments()
@@ -131,7 +131,7 @@ def _prepare(run: RunJob, create_folder: Callable[[], RunFolder] | None) -> RunF
         best = run.best
         folder.record(**run.notes)
         note_in_index(folder, task=run.task.name, state="running", metric=best.short_name, direction=best.direction)
-    screen.add("start", **place_facts(folder), **run_facts(run))
+    screen.events.add("start", **place_facts(folder), **run_facts(run))
     return folder
 
 
@@ -191,7 +191,7 @@ def rehearse_only(run: RunJob) -> None:
     else:
         start_block.print_time(run)
     facts = {} if expected is None else {"expected_memory": asdict(expected)}
-    run.screen.emit("check", **run_facts(run), rehearsal=asdict(found), **facts)
+    run.screen.events.emit("check", **run_facts(run), rehearsal=asdict(found), **facts)
 
 
 def find_rate_only(run: RunJob, search: Search) -> LearningRateCurve:

@@ -67,7 +67,7 @@ def print_summary(
         verbs.insert(1, f"chat {name}")
     commands = [f"{program()} {verb}" for verb in verbs]
     screen.block("next", *commands, wraps=False)
-    screen.add("end", next=commands)
+    screen.events.add("end", next=commands)
 
 
 def mistake_text(sample: Mapping[str, Any]) -> str:

@@ -79,7 +79,8 @@ class ReportProgress(TrainerCallback):
             self._screen.block("profile", *self._clock.lines(), wraps=False)
             seconds = {phase: round(each, 3) for phase, each in self._clock.seconds.items()}
             total = round(sum(self._clock.seconds.values()), 3)
-            self._screen.emit("start_profile", seconds=seconds, total_seconds=total, cpu_seconds=time.process_time())
+            values = {"seconds": seconds, "total_seconds": total, "cpu_seconds": time.process_time()}
+            self._screen.events.emit("start_profile", **values)
 
     def on_log(self, trainer: TrainerLike, logs: Any = None, **kwargs: Any) -> None:
         self._latest, self._speed = logs, dict(trainer.speed)
@@ -112,7 +113,7 @@ class ReportProgress(TrainerCallback):
         seconds = self._pace.end_evaluation()
         self._evaluated = None
         is_best = trainer.improves()  # type: ignore[attr-defined] # a TaskTrainer
-        self._screen.add("evaluation", is_best=is_best)
+        self._screen.events.add("evaluation", is_best=is_best)
         update = trainer.progress.update
         shown, whole = self._table.lines(
             update,

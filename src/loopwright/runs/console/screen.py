@@ -39,7 +39,8 @@ class Screen:
     ) -> None:
         self.clock = start_clock.begin() if clock is None else clock
         self.began = self.clock.began
-        self.events = events  # the stream of `--json`: events go there, and no text is printed
+        # The stream of `--json`: events go there, and no text is printed; without it they go nowhere.
+        self.events = EventLines(None) if events is None else events
         self._is_main = is_main
         self._is_quiet = is_quiet or events is not None
         self.is_plain = is_plain  # plain lines even on a terminal, without a live line
@@ -86,15 +87,7 @@ class Screen:
 
     def remark(self, kind: str, text: str) -> None:
         self.print(f"{kind}: {text}", colour="yellow")
-        self.emit("warning", message=visible(text))
-
-    def emit(self, event: str, /, **fields: Any) -> None:
-        if self.events is not None:
-            self.events.emit(event, **fields)
-
-    def add(self, event: str, /, **fields: Any) -> None:
-        if self.events is not None:
-            self.events.add(event, **fields)
+        self.events.emit("warning", message=visible(text))
 
     def print_wrapped(self, line: str) -> None:
         columns = self.columns if self.speaks else None

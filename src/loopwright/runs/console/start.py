@@ -143,7 +143,7 @@ def print_notice(run: RunJob, kind: str, text: str, **fields: Any) -> None:
             run.folder.record(guarantee=fields["guarantee"])
     elif kind not in _PRINTED_BY_RUN:
         run.screen.print_wrapped(text)
-        run.screen.emit("note", message=text)
+        run.screen.events.emit("note", message=text)
 
 
 def _step_mode(training: Any, device: torch.device, num_processes: int) -> str:
