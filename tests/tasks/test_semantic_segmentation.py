@@ -20,7 +20,7 @@ from loopwright.data.images import decode_image, decode_mask
 from loopwright.errors import DataError, InputError
 from loopwright.tasks import get_task
 from loopwright.tasks.adapters import add_adapters
-from loopwright.tasks.vision.segmentation import class_map, count_pairs, image_iou, read_scene
+from loopwright.tasks.vision.segmentation import MaskReader, class_map, count_pairs, image_iou
 from report.demo_panels import assert_every_panel_has_data
 from tasks.dirty_inputs import assert_aligned, damaged_images
 from tasks.intervals import assert_loss_has_interval
@@ -383,8 +383,8 @@ def test_an_unknown_class_that_preflight_missed_is_named(shapes, tmp_path):
     _unknown_class(data)
     row = {name: str(data / "validation" / f"{name}s" / "002.png") for name in ("image", "mask")}
     with pytest.raises(DataError, match=r"002.png has the class 9, but only 3 classes are known"):
-        read_scene(len(NAMES), False, 255, (), row)
-    assert read_scene(10, False, 255, (), row).semantic.max() == 255
+        MaskReader(len(NAMES), False, 255)(row)
+    assert MaskReader(10, False, 255)(row).semantic.max() == 255
 
 
 def test_the_command_line_predicts_a_folder_of_images(trained, shapes, tmp_path, capsys):

@@ -49,8 +49,10 @@ def choose_trained_tokens(args: Any, tokenizer: Any, added: list[str]) -> None:
         what, better, saw = f"{flag} is for --lora: without it, all embeddings are trained", [], []
     elif unknown := [token for token in given if token not in known]:
         what, near = f"{flag}: the tokenizer has no token {unknown[0]!r}", near_names(unknown[0], known)
-        better = [*(token for token in given if token in known), *near[:1]]
-        saw = [f"nearest: {', '.join(near) or 'none'}"]
+        better, saw = (
+            [*(token for token in given if token in known), *near[:1]],
+            [f"nearest: {', '.join(near) or 'none'}"],
+        )
     if what:
         fix = f"{flag} {shlex.join(better)}" if better else f"leave out {flag}"
         raise InputError("args.value", what, saw=saw, fix=fix, flag=flag)

@@ -92,7 +92,7 @@ class MaskedLanguageModel(language.LanguageTask):
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         tokenizer, size = job.processor, job.args.block_size
         if not is_labelled:
-            return RowDataset(rows, partial(_encode_prompt, tokenizer, size))
+            return RowDataset(rows, PromptEncoder(tokenizer, size))
         masking = None if is_training else Masking(tokenizer, job.args.mlm_probability)
         if job.args.line_by_line:
             return MaskedDataset(RowDataset(rows, LineEncoder(tokenizer, size)), masking)
@@ -235,20 +235,26 @@ class LineEncoder:
         return {"input_ids": ids, "special_tokens_mask": np.isin(ids, self._special).astype(np.int64)}
 
 
-def _encode_prompt(tokenizer: Any, size: int, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the features of a text with masks, for a model that takes `size` tokens."""
-    mask = tokenizer.mask_token
-    given = row["text"].replace(_WRITTEN_MASK, mask)
-    if mask not in given:
-        what = f"the text has no {_WRITTEN_MASK} to fill"
-        fix = f"put {_WRITTEN_MASK} in place of a word: 'the {_WRITTEN_MASK} of Python'"
-        raise InputError("args.value", what, saw=[repr(given[:80])], fix=fix)
-    ids = tokenizer(given, verbose=False)["input_ids"]
-    if len(ids) > size:
-        what = f"a text of {len(ids)} tokens is longer than the blocks that the model was trained on"
-        fix = "give only the sentences around the mask"
-        raise InputError("model.length", what, saw=[repr(given[:80]), f"blocks have {size} tokens"], fix=fix)
-    return {"input_ids": ids, "text": given}
+@dataclass(frozen=True)
+class PromptEncoder:
+    """Encodes a text with masks, for a model that takes `size` tokens."""
+
+    tokenizer: Any
+    size: int
+
+    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        mask = self.tokenizer.mask_token
+        given = row["text"].replace(_WRITTEN_MASK, mask)
+        if mask not in given:
+            what = f"the text has no {_WRITTEN_MASK} to fill"
+            fix = f"put {_WRITTEN_MASK} in place of a word: 'the {_WRITTEN_MASK} of Python'"
+            raise InputError("args.value", what, saw=[repr(given[:80])], fix=fix)
+        ids = self.tokenizer(given, verbose=False)["input_ids"]
+        if len(ids) > self.size:
+            what = f"a text of {len(ids)} tokens is longer than the blocks that the model was trained on"
+            fix = "give only the sentences around the mask"
+            raise InputError("model.length", what, saw=[repr(given[:80]), f"blocks have {self.size} tokens"], fix=fix)
+        return {"input_ids": ids, "text": given}
 
 
 def train_tokenizer(texts: Any, vocabulary: int) -> Any:

@@ -283,27 +283,30 @@ class SemanticSegmentation(VisionTask):
         return [*written, *write_confusion(run, names, matrix.tolist())]
 
 
-def read_scene(
-    num_classes: int,
-    reduce_labels: bool,  # 0 in masks is not a class, other numbers are one too high
-    ignore_index: int,
-    mask_values: tuple[str, ...],
-    row: Mapping[str, Any],
-) -> Scene:
-    """Return the scene of a row with an image and a mask; called in loader workers."""
-    from loopwright.data.images import load_scene
+@dataclass(frozen=True)
+class MaskReader:
+    """Makes a scene of a row with an image and a mask; used in loader workers."""
 
-    scene = load_scene(row, reduce_labels=reduce_labels, ignore_index=ignore_index, mask_values=mask_values)
-    assert scene.semantic is not None, "the row has a mask"
-    is_wrong = ((scene.semantic < 0) | (scene.semantic >= num_classes)) & (scene.semantic != ignore_index)
-    if is_wrong.any():
-        named = row["mask"] if isinstance(row["mask"], str) else "of an image"
-        number = int(scene.semantic[is_wrong][0]) + int(reduce_labels)
-        raise DataError(
-            f"the mask {named} has the class {number}, but only {num_classes} classes are known, and "
-            f"{ignore_index} is ignored. Fix the mask, or name the class in id2label.json."
-        )
-    return scene
+    num_classes: int
+    reduce_labels: bool  # 0 in masks is not a class, other numbers are one too high
+    ignore_index: int
+    mask_values: tuple[str, ...] = ()
+
+    def __call__(self, row: Mapping[str, Any]) -> Scene:
+        from loopwright.data.images import load_scene
+
+        values = self.mask_values
+        scene = load_scene(row, reduce_labels=self.reduce_labels, ignore_index=self.ignore_index, mask_values=values)
+        assert scene.semantic is not None, "the row has a mask"
+        is_wrong = ((scene.semantic < 0) | (scene.semantic >= self.num_classes)) & (scene.semantic != self.ignore_index)
+        if is_wrong.any():
+            named = row["mask"] if isinstance(row["mask"], str) else "of an image"
+            number = int(scene.semantic[is_wrong][0]) + int(self.reduce_labels)
+            raise DataError(
+                f"the mask {named} has the class {number}, but only {self.num_classes} classes are known, and "
+                f"{self.ignore_index} is ignored. Fix the mask, or name the class in id2label.json."
+            )
+        return scene
 
 
 def _mask_features(
@@ -441,9 +444,9 @@ def mask_file(classes: ClassMap, are_colors: bool = False) -> bytes:
     return content.getvalue()
 
 
-def _reader(job: Job) -> Callable[[Mapping[str, Any]], Scene]:
+def _reader(job: Job) -> MaskReader:
     args = job.args
-    return partial(read_scene, len(job.label_names), args.reduce_labels, args.ignore_index, tuple(args.mask_values))
+    return MaskReader(len(job.label_names), args.reduce_labels, args.ignore_index, tuple(args.mask_values))
 
 
 def _mask_beside(overlay: Path) -> Path:
