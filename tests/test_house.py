@@ -127,7 +127,7 @@ EXPECTED_DEEPER = {
     "loopwright.sources.tables:Table": Family(11, 4, "tables of rows, of indexed files, and of images"),
     "loopwright.tasks.arguments:TaskArguments": Family(8, 3, "the arguments of a task, by family of tasks"),
     "loopwright.tasks.base:Task": Family(10, 4, "the tasks, by family: language, sequence to sequence, vision"),
-    "loopwright.tasks.scoring:Scorer": Family(4, 3, "scorers by metrics, with what a task scores beside them"),
+    "loopwright.tasks.scoring:Scorer": Family(3, 3, "scorers by metrics, with what a task scores beside them"),
 }
 
 # Names of other libraries that a package of ours happens to define as well, by "file name".
