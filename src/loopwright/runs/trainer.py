@@ -59,8 +59,57 @@ class HeedStop(TrainerCallback):
         self.on_update_end(trainer)
 
 
+class TaskStep(MicroBatchStep):
+    """Keeps everything that is not a tensor out of graphs: texts are for scoring, and differ each time."""
+
+    def graph_inputs(self, batch: Any, index: int) -> Any:
+        tensors = {name: value for name, value in batch.items() if any(True for _ in iter_tensors(value))}
+        return super().graph_inputs(tensors, index)
+
+
+class TaskBoundary(Boundary):
+    """Skips an evaluation by steps that would only repeat the one at the end of the epoch."""
+
+    def request_due(self) -> None:
+        super().request_due()
+        ends_epoch = self.run.progress.batch == self.run.train_loader.num_batches or self.is_complete()
+        if ends_epoch and self.evaluation_is_due():
+            self.run.requests.evaluate = False
+
+
+class TaskLogbook(Logbook):
+    """Passes every record to the trainer's `on_record`, and leaves signals to the loop."""
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        with left_to_the_loop(), super().recording():
+            self.record.listener = _task_trainer(self.run).on_record
+            yield
+
+
+class TaskCheckpoints(RunCheckpoints):
+    """Announces the arguments of the task that have changed, and how a new length changes the schedule."""
+
+    def own_changes(self) -> list[Change]:
+        return _task_trainer(self.run).changed_arguments
+
+    def announce(self, path: Path, changes: list[Change], that_matter: list[Change], are_settings: bool = True) -> None:
+        super().announce(path, changes, that_matter, are_settings)
+        trainer = _task_trainer(self.run)
+        schedule = trainer.job.training.lr_scheduler_type
+        if any(change.name in LENGTHS for change in changes) and schedule != "constant":
+            self.is_changed = True
+            text = f"Changed with it: the {schedule} schedule of the learning rate now ends at the new end"
+            trainer.notify("resume.schedule", text, schedule=schedule)
+
+
 class TaskTrainer(Trainer):
     """Trains and evaluates the model of a job; without an optimizer it only evaluates."""
+
+    create_step = staticmethod(TaskStep)
+    create_boundary = staticmethod(TaskBoundary)
+    create_logbook = staticmethod(TaskLogbook)
+    create_checkpoints = staticmethod(TaskCheckpoints)
 
     def __init__(
         self,
@@ -245,18 +294,6 @@ class TaskTrainer(Trainer):
     def remedies_of_unused_parameters(self) -> tuple[str, str]:
         return "set --ddp_find_unused_parameters", "--freeze with their names"
 
-    def create_step(self, run: TrainingRun) -> TaskStep:
-        return TaskStep(run)
-
-    def create_boundary(self, run: TrainingRun) -> TaskBoundary:
-        return TaskBoundary(run)
-
-    def create_logbook(self, run: TrainingRun) -> TaskLogbook:
-        return TaskLogbook(run)
-
-    def create_checkpoints(self, run: TrainingRun) -> TaskCheckpoints:
-        return TaskCheckpoints(run)
-
     def checkpoint_path(self) -> Path | None:
         saver = run_of(self).checkpoints.saver
         return None if saver is None else saver.path(self.progress.update)
@@ -295,50 +332,6 @@ class TaskTrainer(Trainer):
             super().print(*args, **kwargs)
         else:
             self.notify("print", " ".join(map(str, args)))
-
-
-class TaskStep(MicroBatchStep):
-    """Keeps everything that is not a tensor out of graphs: texts are for scoring, and differ each time."""
-
-    def graph_inputs(self, batch: Any, index: int) -> Any:
-        tensors = {name: value for name, value in batch.items() if any(True for _ in iter_tensors(value))}
-        return super().graph_inputs(tensors, index)
-
-
-class TaskBoundary(Boundary):
-    """Skips an evaluation by steps that would only repeat the one at the end of the epoch."""
-
-    def request_due(self) -> None:
-        super().request_due()
-        ends_epoch = self.run.progress.batch == self.run.train_loader.num_batches or self.is_complete()
-        if ends_epoch and self.evaluation_is_due():
-            self.run.requests.evaluate = False
-
-
-class TaskLogbook(Logbook):
-    """Passes every record to the trainer's `on_record`, and leaves signals to the loop."""
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        with left_to_the_loop(), super().recording():
-            self.record.listener = _task_trainer(self.run).on_record
-            yield
-
-
-class TaskCheckpoints(RunCheckpoints):
-    """Announces the arguments of the task that have changed, and how a new length changes the schedule."""
-
-    def own_changes(self) -> list[Change]:
-        return _task_trainer(self.run).changed_arguments
-
-    def announce(self, path: Path, changes: list[Change], that_matter: list[Change], are_settings: bool = True) -> None:
-        super().announce(path, changes, that_matter, are_settings)
-        trainer = _task_trainer(self.run)
-        schedule = trainer.job.training.lr_scheduler_type
-        if any(change.name in LENGTHS for change in changes) and schedule != "constant":
-            self.is_changed = True
-            text = f"Changed with it: the {schedule} schedule of the learning rate now ends at the new end"
-            trainer.notify("resume.schedule", text, schedule=schedule)
 
 
 def _task_trainer(run: TrainingRun) -> TaskTrainer:
