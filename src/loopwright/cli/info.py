@@ -76,9 +76,8 @@ def doctor(argv: list[str]) -> int:
     cores, threads = found["cores"], found["threads"]
     print_line(f"CPUs        {counted(cores, 'core')} for this process, {counted(threads, 'thread')} in torch")
     is_full = found["free_bytes"] < _LEAST_FREE
-    print_line(
-        f"disk        {found['free_bytes'] / 1e9:.1f} GB free here{': too little for most runs' if is_full else ''}"
-    )
+    free = f"{found['free_bytes'] / 1e9:.1f} GB free here"
+    print_line(f"disk        {free}{': too little for most runs' if is_full else ''}")
     where = "writable" if found["is_writable"] else "not writable: set LOOPWRIGHT_RUNS to another folder"
     print_line(f"runs        {found['runs']} ({where})")
     print_line(f"network     {'off (HF_HUB_OFFLINE)' if found['is_offline'] else 'used only where a Hub id is given'}")

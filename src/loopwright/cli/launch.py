@@ -55,10 +55,8 @@ def launch(argv: list[str]) -> int:
         return exit_codes.DONE if argv else exit_codes.INPUT
     if "--" not in argv:
         what = "lw launch needs -- between its own options and the command"
-        begin = next(
-            (place for place, word in enumerate(argv) if word in (*_TRAINING, *_ALONE) or word.endswith(".py")),
-            len(argv),
-        )
+        targets = (place for place, word in enumerate(argv) if word in (*_TRAINING, *_ALONE) or word.endswith(".py"))
+        begin = next(targets, len(argv))
         command = argv[begin:] or ["demo", "text-classification"]
         raise InputError("args.value", what, fix=f"lw launch {shlex.join([*argv[:begin], '--', *command])}")
     place = argv.index("--")
@@ -109,12 +107,8 @@ def _with_folder(target: list[str], options: Any) -> list[str]:
         return target
     if options.nnodes not in ("1", "1:1"):
         what = "a run on several machines that may be restarted needs an explicit folder"
-        raise InputError(
-            "args.value",
-            what,
-            saw=["all machines must see the folder"],
-            fix=f"--output_dir {runs_root() / new_run_id('launch')}",
-        )
+        fix = f"--output_dir {runs_root() / new_run_id('launch')}"
+        raise InputError("args.value", what, saw=["all machines must see the folder"], fix=fix)
     from loopwright.cli.train import folder_given
 
     given = folder_given(target[1:]) if target[0] == "train" else None
