@@ -81,11 +81,10 @@ def describe(plan: DataPlan, args: Any = None) -> list[str]:
     lines.append(" / ".join(f"{name} {len(split):,}" for name, split in plan.splits.items()))
     if args is not None and (used := used_rows(plan, args)):
         lines.append(used)
-    for split, counts in plan.counts.items():
-        if split == "train" and counts:
-            shown = [f"{shortened(name)} {count:,}" for name, count in list(counts.items())[:_MOST_SHOWN]]
-            more = f" · and {len(counts) - _MOST_SHOWN} more" if len(counts) > _MOST_SHOWN else ""
-            lines.append(f"labels {' · '.join(shown)}{more}")
+    if counts := plan.counts.get("train"):
+        shown = [f"{shortened(name)} {count:,}" for name, count in list(counts.items())[:_MOST_SHOWN]]
+        more = f" · and {len(counts) - _MOST_SHOWN} more" if len(counts) > _MOST_SHOWN else ""
+        lines.append(f"labels {' · '.join(shown)}{more}")
     if plan.label_range is not None:
         lines.append(f"labels are numbers from {plan.label_range[0]:g} to {plan.label_range[1]:g}")
     return [*lines, *_chats(plan), *_lengths(plan)]
