@@ -16,7 +16,7 @@ from loopwright.config.secrets import without_secrets
 from loopwright.config.start_clock import StartClock
 from loopwright.run_folder import RunFolder
 from loopwright.runs.console.json_events import EventLines, drop_output
-from loopwright.terminal import is_coloured, is_terminal, paint
+from loopwright.terminal import is_coloured, is_notebook, is_terminal, paint
 
 T = TypeVar("T")
 
@@ -231,12 +231,6 @@ def columns_of(stream: Any) -> int:
         return os.get_terminal_size(stream.fileno()).columns or _FALLBACK_WIDTH
     except (AttributeError, OSError, ValueError):
         return _FALLBACK_WIDTH
-
-
-def is_notebook() -> bool:
-    module = sys.modules.get("IPython")
-    shell = module.get_ipython() if module is not None else None
-    return shell is not None and "IPKernelApp" in getattr(shell, "config", {})
 
 
 def _broken(line: str, columns: int) -> list[str]:
