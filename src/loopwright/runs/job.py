@@ -326,9 +326,8 @@ class RunJob:
         """Return those of some arguments that have other values than in the checkpoint to resume."""
         copy = self._kept_settings()
         then, now = {} if copy is None else settle(self.task, config=copy).values(), self.settings.values()
-        return [
-            Change(each, then[each], now[each]) for each in sorted(names) if each in then and then[each] != now[each]
-        ]
+        differing = [each for each in sorted(names) if each in then and then[each] != now[each]]
+        return [Change(each, then[each], now[each]) for each in differing]
 
     def loader_arguments(self) -> dict[str, Any]:
         job, training, args, trainer = self.job, self.training, self.args, self.trainer

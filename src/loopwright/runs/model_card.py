@@ -55,12 +55,9 @@ def card_so_far(job: Job, run: RunFolder) -> str:
     assert checkpoint is not None, "the weights are those of a checkpoint"
     update = update_of(read_manifest(checkpoint))
     best = read_json(run.checkpoints / "best.json", {})
-    evaluations = [
-        record
-        for record in read_metrics(run.path / METRICS)
-        if record.get("event") == "evaluation" and record.get("update") == update
-    ]
-    latest = evaluations[-1] if evaluations else {}
+    records = [record for record in read_metrics(run.path / METRICS) if record.get("update") == update]
+    evaluations = (record for record in reversed(records) if record.get("event") == "evaluation")
+    latest: Mapping[str, Any] = next(evaluations, {})
     metrics = eval_metrics({name: value for name, value in latest.items() if isinstance(value, float)})
     intervals = {
         name: (latest[f"eval_{name}_low"], latest[f"eval_{name}_high"])

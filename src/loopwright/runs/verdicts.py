@@ -73,10 +73,9 @@ def verdict_of_seeds(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | 
     p = min(1.0, max(t_tail(t, number - 1), agreeing[half - 1] * number / half))
     kind = "indistinct" if p > LEVEL else "better" if mean > 0 else "worse"
     means = {name: statistics.fmean(each[name] for each in usable) for name in ("value", "baseline_value")}
-    return {**{name: first[name] for name in same}, **means, "kind": kind, "p": p, "seeds": number, "test": "t"} | {
-        "rows": min(each["rows"] for each in usable),
-        "unit": first.get("unit", "row"),
-    }
+    rows, unit = min(each["rows"] for each in usable), first.get("unit", "row")
+    verdict = {**{name: first[name] for name in same}, **means, "kind": kind, "p": p, "seeds": number, "test": "t"}
+    return {**verdict, "rows": rows, "unit": unit}
 
 
 def save_rows(path: Path, rows: Mapping[str, RowScores]) -> None:
