@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loopwright import errors
 from loopwright.cli.help_text import folded
@@ -55,21 +55,10 @@ TOGETHER = (INPUT, DIVERGED, NO_CHECKPOINT, PREEMPTED, INTERRUPTED)
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed command: its exit code, and the error with the fields to show."""
+    """A failed command: its exit code, and the error to report."""
 
     exit_code: int
     error: errors.LoopwrightError
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        error = self.error
-        message = {
-            "code": error.code,
-            "message": error.what,
-            "saw": list(error.saw),
-            "fix": error.fix and as_called(error.fix),
-        }
-        return {**message, "exit_code": self.exit_code}
 
 
 def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
@@ -124,13 +113,16 @@ def print_failure(failure: Failure, events: EventLines | None, error: BaseExcept
     Write errors are always printed as text too: standard output may be the file that failed. A failure without a code
     is that of another process, which has printed it.
     """
-    if failure.error.code == _BUG and error is not None:
+    shown = failure.error
+    if shown.code == _BUG and error is not None:
         traceback.print_exception(error)
     if events is not None:
+        fields = {"code": shown.code or _OTHER, "message": shown.what, "saw": list(shown.saw)}
+        fix = shown.fix and as_called(shown.fix)
         with contextlib.suppress(OSError):
-            events.emit("error", **{**failure.fields, "code": failure.error.code or _OTHER})
-    if failure.error.code is not None and (events is None or isinstance(error, OSError)):
-        error_text = f"error: {failure.error.what}" if failure.error.code == _OTHER else as_called(str(failure.error))
+            events.emit("error", **fields, fix=fix, exit_code=failure.exit_code)
+    if shown.code is not None and (events is None or isinstance(error, OSError)):
+        error_text = f"error: {shown.what}" if shown.code == _OTHER else as_called(str(shown))
         _print(error_text, "hold", colour="red")
 
 
