@@ -28,7 +28,7 @@ class VerbParser(argparse.ArgumentParser):
         missing = [action for action in self._actions if action.required and getattr(asked, action.dest) is None]
         if missing:
             names = " and ".join(map(_name, missing))
-            raise InputError("args.value", f"{self.prog} needs {names}", fix=self._help_hint)
+            raise InputError("args.value", f"{self.prog} needs {names}", fix=self._example)
         if unknown:
             word = unknown[0].partition("=")[0]
             near = nearest(word, self._option_string_actions) if word.startswith("-") else None
@@ -60,11 +60,7 @@ class VerbParser(argparse.ArgumentParser):
             raise InputError("args.value", f"{flag} {arg_string}: {error.what}", fix=fix, flag=flag) from error
 
     def error(self, message: str) -> NoReturn:
-        raise InputError("args.value", f"{self.prog}: {message}", fix=self._help_hint)
-
-    @property
-    def _help_hint(self) -> str:
-        return self._example
+        raise InputError("args.value", f"{self.prog}: {message}", fix=self._example)
 
 
 def _name(action: argparse.Action) -> str:
