@@ -66,6 +66,7 @@ class SequenceToSequence(Task):
     scratch_updates = 1_000
     keeps_generation = True
     counts_labels = True
+    params_of_model: ClassVar[str]  # its name among the `task_specific_params` of a config, which has a source prefix
     directions: ClassVar[Mapping[str, bool]]  # of the metric's results, the decisive one first
     adapter_kind = "SEQ_2_SEQ_LM"
     not_inputs = ("position", "reference")
@@ -78,10 +79,6 @@ class SequenceToSequence(Task):
     @abstractmethod
     def rivals(self) -> dict[str, Predictor]:
         """Return the baselines to beat, by name."""
-
-    def own_prefix(self, specific: Mapping[str, Any], args: Any) -> str:
-        """Return a pretrained model's source prefix, from the `task_specific_params` of its config."""
-        return ""
 
     def set_languages(self, model: Any, tokenizer: Any, args: Any) -> None:
         """Set the languages of a multilingual tokenizer and model; a no-op for others."""
@@ -117,7 +114,9 @@ class SequenceToSequence(Task):
             raise InputError("model.folder", what, saw=["decoder_start_token_id is not set"], fix=fix)
         if not origin.is_run:
             if args.source_prefix is None:
-                args.source_prefix = self.own_prefix(getattr(model.config, "task_specific_params", None) or {}, args)
+                known = getattr(model.config, "task_specific_params", None) or {}
+                own = known.get(self.params_of_model.format(**vars(args))) or {}
+                args.source_prefix = str(own.get("prefix") or "")
             if args.source_prefix:
                 notes.append(f"each source begins with {args.source_prefix!r}")
             notes += _choose_lengths(args, tokenizer, model.config, data.rows("train"))

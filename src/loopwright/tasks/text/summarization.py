@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +41,7 @@ class Summarization(SequenceToSequence):
     arguments = SummarizationArguments
     defaults = {**COMMON_DEFAULTS, "learning_rate": 1e-4, "per_device_train_batch_size": 8}
     predicted = ("summary",)
+    params_of_model = "summarization"
     directions = {"rougeL": True, "rouge1": True, "rouge2": True, "rougeLsum": True}
     demo = {"vocabulary_size": 600, "epochs": 2, "batch": 32, "lr": 3e-3, "warmup_steps": 0.1, "threads": 1}
     demo_rows = ("text_rows", "summary_rows", "jsonl")
@@ -52,6 +52,3 @@ class Summarization(SequenceToSequence):
 
     def rivals(self) -> dict[str, Predictor]:
         return {"lead": Lead(1), "lead-3": Lead(3)}
-
-    def own_prefix(self, specific: Mapping[str, Any], args: Any) -> str:
-        return str((specific.get("summarization") or {}).get("prefix") or "")

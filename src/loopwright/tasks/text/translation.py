@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,7 @@ class Translation(SequenceToSequence):
     arguments = TranslationArguments
     defaults = {**COMMON_DEFAULTS, "learning_rate": 1e-4, "per_device_train_batch_size": 16}
     predicted = ("translation",)
+    params_of_model = "translation_{source_lang}_to_{target_lang}"
     directions = {"bleu": True, "chrf": True, "exact_match": True}
     demo = {
         **{"tokenizer_unit": "characters", "metric_for_best_model": "exact_match"},
@@ -88,9 +89,6 @@ class Translation(SequenceToSequence):
 
     def rivals(self) -> dict[str, Predictor]:
         return {"copy": CopyInput()}
-
-    def own_prefix(self, specific: Mapping[str, Any], args: Any) -> str:
-        return str((specific.get(f"translation_{args.source_lang}_to_{args.target_lang}") or {}).get("prefix") or "")
 
     def set_languages(self, model: Any, tokenizer: Any, args: Any) -> None:
         if not hasattr(tokenizer, "src_lang"):
