@@ -67,6 +67,7 @@ class SequenceToSequence(Task):
     keeps_generation = True
     counts_labels = True
     params_of_model: ClassVar[str]  # its name among the `task_specific_params` of a config, which has a source prefix
+    rivals: ClassVar[Mapping[str, Predictor]]  # the baselines to beat, by name
     directions: ClassVar[Mapping[str, bool]]  # of the metric's results, the decisive one first
     adapter_kind = "SEQ_2_SEQ_LM"
     not_inputs = ("position", "reference")
@@ -76,17 +77,13 @@ class SequenceToSequence(Task):
     def create_metric(self, args: Any) -> Metric:
         """Return a new metric of texts."""
 
-    @abstractmethod
-    def rivals(self) -> dict[str, Predictor]:
-        """Return the baselines to beat, by name."""
-
     def set_languages(self, model: Any, tokenizer: Any, args: Any) -> None:
         """Set the languages of a multilingual tokenizer and model; a no-op for others."""
 
     def baselines(self, job: Job) -> Mapping[str, Mapping[str, float]]:
         most = min(job.args.max_eval_samples or _BASELINE_ROWS, _BASELINE_ROWS)
         create = partial(self.create_metric, job.args)
-        rivals = {**self.rivals(), "usual text": UsualTarget(create, next(iter(self.directions)))}
+        rivals = {**self.rivals, "usual text": UsualTarget(create, next(iter(self.directions)))}
         return score_baselines(job.data, rivals, "source", "target", create, most)
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from loopwright.baselines import Lead, Predictor
+from loopwright.baselines import Lead
 from loopwright.metrics import Metric
 from loopwright.metrics import load as load_metric
 from loopwright.sources import Role
@@ -42,6 +42,7 @@ class Summarization(SequenceToSequence):
     defaults = {**COMMON_DEFAULTS, "learning_rate": 1e-4, "per_device_train_batch_size": 8}
     predicted = ("summary",)
     params_of_model = "summarization"
+    rivals = {"lead": Lead(1), "lead-3": Lead(3)}
     directions = {"rougeL": True, "rouge1": True, "rouge2": True, "rougeLsum": True}
     demo = {"vocabulary_size": 600, "epochs": 2, "batch": 32, "lr": 3e-3, "warmup_steps": 0.1, "threads": 1}
     demo_rows = ("text_rows", "summary_rows", "jsonl")
@@ -49,6 +50,3 @@ class Summarization(SequenceToSequence):
 
     def create_metric(self, args: Any) -> Metric:
         return load_metric("rouge", use_stemmer=args.use_stemmer)
-
-    def rivals(self) -> dict[str, Predictor]:
-        return {"lead": Lead(1), "lead-3": Lead(3)}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from loopwright.baselines import CopyInput, Predictor
+from loopwright.baselines import CopyInput
 from loopwright.errors import InputError, nearest
 from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
@@ -48,6 +48,7 @@ class Translation(SequenceToSequence):
     arguments = TranslationArguments
     defaults = {**COMMON_DEFAULTS, "learning_rate": 1e-4, "per_device_train_batch_size": 16}
     predicted = ("translation",)
+    rivals = {"copy": CopyInput()}
     params_of_model = "translation_{source_lang}_to_{target_lang}"
     directions = {"bleu": True, "chrf": True, "exact_match": True}
     demo = {
@@ -86,9 +87,6 @@ class Translation(SequenceToSequence):
     def create_metric(self, args: Any) -> Metric:
         parts = [load_metric("sacrebleu", tokenize=args.bleu_tokenize), load_metric("chrf"), load_metric("exact_match")]
         return Combined(parts)
-
-    def rivals(self) -> dict[str, Predictor]:
-        return {"copy": CopyInput()}
 
     def set_languages(self, model: Any, tokenizer: Any, args: Any) -> None:
         if not hasattr(tokenizer, "src_lang"):
