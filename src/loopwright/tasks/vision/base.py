@@ -104,6 +104,7 @@ class VisionTask(Task):
     prediction_flags: ClassVar[tuple[str, ...]] = ("overlays",)
     repeated = ("image", "image_id")
     takes_modules = True
+    augmented_by: ClassVar[str | None] = None  # the function of `loopwright.data.images` for `train_transform`, if any
     has_plain_scenes = False  # a scene is an image without boxes and masks
     sheet_columns = 6  # pictures side by side on samples/predictions.png
     sheet_size = 160  # the longer side of a picture there
@@ -178,7 +179,13 @@ class VisionTask(Task):
 
     def train_transform(self, job: Job) -> Transform:
         """Return the training transform, at the strength of `--augmentation`, unless that is none; override it."""
-        return self.eval_transform(job)
+        from loopwright.data import images
+
+        if self.augmented_by is None:
+            return self.eval_transform(job)
+        form, create = self.form(job), getattr(images, self.augmented_by)
+        found: Transform = create((form.height, form.width), job.args.augmentation, job.args.flip)
+        return found
 
     def eval_transform(self, job: Job) -> Transform:
         return self.form(job).eval_transform()

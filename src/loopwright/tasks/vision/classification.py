@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loopwright.baselines import Constant, MostFrequent, Predictor
 from loopwright.errors import ConfigError
@@ -21,9 +21,6 @@ from loopwright.tasks.base import Job, Origin
 from loopwright.tasks.class_options import weighted_loss
 from loopwright.tasks.data import RunData
 from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, VisionArguments, VisionTask
-
-if TYPE_CHECKING:
-    from loopwright.data.images import Transform
 
 _NUM_SHOWN = 5  # classes of a prediction
 
@@ -62,6 +59,7 @@ class ImageClassification(VisionTask):
     pretrained, pretrained_megabytes = "microsoft/resnet-18", 47
     auto_class = "AutoModelForImageClassification"
     has_plain_scenes = True
+    augmented_by = "classification_train"
     weighs_classes = True
     predicted = ("image", "label", "score", "scores")
     arguments = ImageClassificationArguments
@@ -79,12 +77,6 @@ class ImageClassification(VisionTask):
         if len(names) == 2:  # the constant with the best F1
             rivals[f"always {names[1]}"] = Constant(1)
         return scoring.score_baselines(job.data, rivals, "label", "label", partial(scoring.class_metric, len(names)))
-
-    def train_transform(self, job: Job) -> Transform:
-        from loopwright.data.images import classification_train
-
-        form = self.form(job)
-        return classification_train((form.height, form.width), job.args.augmentation, job.args.flip)
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
         return self.load_job(data, args, training, origin, small="conv_net", criterion=_cross_entropy)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,6 @@ from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.optional_imports import is_object_name
 from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer, score_rows
 from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, VisionArguments, VisionTask
-
-if TYPE_CHECKING:
-    from loopwright.data.images import Transform
 
 _EVALUATION_SEED = 20_230_611
 _MOST_PATCHES = 16  # along a side, of a small model
@@ -66,14 +63,9 @@ class MaskedImageModeling(VisionTask):
     demo_variants = {"fashion": MappingProxyType({"epochs": 1, "batch": 64})}
     demo_note = "half of each digit filled in: squared error 0.045 (that of the mean image 0.074), 70 s"
     has_plain_scenes = True
+    augmented_by = "masked_image_train"
     sheet_columns = 2
     sheet_size = 3 * 160
-
-    def train_transform(self, job: Job) -> Transform:
-        from loopwright.data.images import masked_image_train
-
-        form = self.form(job)
-        return masked_image_train((form.height, form.width), job.args.augmentation, job.args.flip)
 
     def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False) -> Any:
         images = super().create_dataset(job, rows, is_labelled=False, is_training=is_training)
