@@ -119,6 +119,7 @@ class Task(ABC):
     keeps_generation: ClassVar[bool] = False  # a resumed run generates with the settings that its model has now
     dialogue: ClassVar[Callable[..., Any] | None] = None  # for `lw chat`: a class, called with a job and a system turn
     logs_samples: ClassVar[bool] = False  # the samples of each evaluation are also printed
+    samples_at_end: ClassVar[bool] = False  # the best model writes samples too
     repeated: ClassVar[tuple[str, ...]] = ()  # the fields of a prediction that repeat its input
     prediction_flags: ClassVar[tuple[str, ...]] = ()  # its own flags that `predict` and `evaluate` accept
     counts_labels: ClassVar[bool] = False  # the batch loss averages over the labels that are not ignored
@@ -379,6 +380,10 @@ class Task(ABC):
 
         The model is unsharded and has the best weights, `eval/predictions.jsonl` exists, and `worst` is `readable`.
         """
+        if self.samples_at_end:
+            from loopwright.tasks.text.samples import SAMPLES, add_samples
+
+            add_samples(run.evaluation / SAMPLES, None, self.written_samples(job, []))
         return []
 
     def save(self, job: Job, folder: Path) -> None:

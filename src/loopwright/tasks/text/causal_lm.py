@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,13 @@ from loopwright.errors import ConfigError, InputError
 from loopwright.metrics import load as load_metric
 from loopwright.metrics.paired import rows_of
 from loopwright.metrics.words import first_words
-from loopwright.run_folder import RunFolder
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.scoring import BaselineScores, MetricScorer, Scorer
 from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import models as text
-from loopwright.tasks.text.samples import SAMPLES, add_samples, tokens_of
+from loopwright.tasks.text.samples import tokens_of
 
 AUTO_CLASS = "AutoModelForCausalLM"
 END_TOKEN = "<|endoftext|>"
@@ -71,6 +69,7 @@ class CausalLanguageModel(language.LanguageTask):
     defaults = {**language.DEFAULTS, "per_device_train_batch_size": 8, "per_device_eval_batch_size": 8}
     adapter_kind = "CAUSAL_LM"
     forward_options = {"use_cache": False}
+    samples_at_end = True
     prediction_flags = ("max_new_tokens", "temperature")
     demo = dict(block_size=128, vocab_size=1024, epochs=1, batch=16, lr=3e-3, warmup_steps=0.1, threads=1)
     demo_note = "a small GPT-2 learns Python's docstrings from scratch: bits per byte 2.48 (gzip 2.55), 75 s"
@@ -160,11 +159,6 @@ class CausalLanguageModel(language.LanguageTask):
             most = min(_TOKENS_SHOWN, job.args.max_new_tokens)
             added = continued(job, job.model, to_device(batch, device), most, _SHOWN_TEMPERATURE)
         return [{"start": start, "written": each} for start, each in zip(starts, added, strict=True)]
-
-    def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
-        drawn = super().illustrate(job, run, worst)
-        add_samples(run.evaluation / SAMPLES, None, self.written_samples(job, []))
-        return drawn
 
 
 @contextmanager

@@ -19,7 +19,6 @@ import numpy as np
 from loopwright.errors import ConfigError, InputError
 from loopwright.metrics import load as load_metric
 from loopwright.metrics.paired import RowScores
-from loopwright.run_folder import RunFolder
 from loopwright.sources import DataPlan, Role
 from loopwright.sources.chats import Chat
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
@@ -30,7 +29,6 @@ from loopwright.tasks.text import causal_lm, decoders
 from loopwright.tasks.text import conversations as chats
 from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import models as text
-from loopwright.tasks.text.samples import SAMPLES, add_samples
 
 TEMPLATE = "chatml"  # of a model from scratch
 PAD_TOKEN = "<|pad|>"
@@ -104,7 +102,7 @@ class ChatTuning(Task):
     prediction_flags = ("max_new_tokens", "temperature")
     keeps_generation = True
     counts_labels = True
-    logs_samples = True
+    logs_samples = samples_at_end = True
     dialogue = chats.Dialogue
     demo = {
         **dict(max_length=256, packing=True, vocab_size=400, max_new_tokens=16, exact_match_rows=100),
@@ -212,10 +210,6 @@ class ChatTuning(Task):
                 tokens = self.create_dataset(job, [{"chat": prompt}], is_labelled=False)[0]["input_ids"]
                 asked.append((tokens, chats.content_of(prompt.messages[-1]), chats.last_answer(chat)))
         return chats.answered(job, asked)
-
-    def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
-        add_samples(run.evaluation / SAMPLES, None, self.written_samples(job, []))
-        return super().illustrate(job, run, worst)
 
     def finish_adapters(self, job: Job) -> None:
         decoders.train_tokens(job)
