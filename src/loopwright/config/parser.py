@@ -61,24 +61,14 @@ def HfArg(
 
 
 class _Field(argparse.Action):
-    """Converts and stores a flag's value, and records in the parser that it was given."""
+    """Converts and stores a flag's value (False for one that takes none), and records that it was given."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
         assert isinstance(parser, HfArgumentParser)
-        value = parser.take(self, option, values)
+        value = parser.take(self, option, False if self.nargs == 0 else values)
         setattr(namespace, self.dest, value.value if isinstance(value, Enum) else value)  # as transformers has it
-
-
-class _Negation(argparse.Action):
-    """Stores False for a flag with the prefix "no"."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
-    ) -> None:
-        assert isinstance(parser, HfArgumentParser)
-        setattr(namespace, self.dest, parser.take(self, option, False))
 
 
 class HfArgumentParser(argparse.ArgumentParser):
@@ -257,7 +247,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         if bool in conversion.members(hint) and default is True:
             text = argparse.SUPPRESS if is_hidden(field) else f"the same as --{field.name} false"
             options = {"nargs": 0, "default": argparse.SUPPRESS, "help": text}
-            group.add_argument(f"--no_{field.name}", dest=field.name, action=_Negation, **options)
+            group.add_argument(f"--no_{field.name}", dest=field.name, action=_Field, **options)
 
     def _add_old_flags(self) -> None:
         """Add the old names as hidden flags, unless they are taken; and `--config`."""
@@ -328,11 +318,8 @@ class HfArgumentParser(argparse.ArgumentParser):
 
     def _own_names(self) -> set[str]:
         """Return the names of arguments that are not fields: those added by hand."""
-        return {
-            action.dest
-            for action in self._actions
-            if not isinstance(action, (_Field, _Negation)) and action is not self._config_action
-        }
+        others = (action for action in self._actions if not isinstance(action, _Field))
+        return {action.dest for action in others if action is not self._config_action}
 
     def read_values(self, values: Mapping[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the values of fields, with their types and current names, and the values of unknown names."""
