@@ -83,14 +83,11 @@ def check_depth(value: Any) -> None:
     """Raise a ValueError for lists and dicts that are nested too deeply for the code that walks over them."""
     level = [value]
     for _ in range(MOST_DEPTH):
-        level = [child for each in level if isinstance(each, (list, dict)) for child in _children(each)]
+        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (list, dict))]
+        level = [child for each in inside for child in each]
         if not level:
             return
     raise ValueError(f"it is nested more than {MOST_DEPTH} levels deep, which is the limit")
-
-
-def _children(value: Any) -> Any:
-    return value.values() if isinstance(value, dict) else value
 
 
 @functools.cache

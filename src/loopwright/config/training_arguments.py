@@ -66,11 +66,11 @@ def _setter(doc: str, always: Mapping[str, Any] | None = None, /, **arguments: t
 def _of_process(args: TrainingFields, size: int) -> int:
     """Return a batch size of this process: a share of the given one with `split_batches`."""
     count = processes.world_size() if getattr(args.accelerator_config, "split_batches", False) else 1
-    if count > 1 and size % count:
+    if size % count:
         raise ConfigError(
             f"split_batches=True divides a batch of {size} by {count} processes: set a multiple of {count}"
         )
-    return size // count if count > 1 else size
+    return size // count
 
 
 @dataclass(repr=False)

@@ -224,18 +224,14 @@ def _settle_intervals(args: TrainingFields) -> None:
     args.warmup_steps = _steps("warmup_steps", args.warmup_steps, "a fraction of all updates")
     if not args.eval_steps and args.eval_strategy == IntervalStrategy.STEPS:
         args.eval_steps = args.logging_steps
-    for prefix, strategy in (
-        ("logging", args.logging_strategy),
-        ("eval", args.eval_strategy),
-        ("save", args.save_strategy),
-    ):
+    for prefix in ("logging", "eval", "save"):
         name = f"{prefix}_steps"
         value = getattr(args, name)
         if value is None:
             continue
         meaning = f'a fraction of all updates; to do it never set {prefix}_strategy="no"'
         steps = _steps(name, value, meaning)
-        if steps == 0 and strategy == "steps":
+        if steps == 0 and getattr(args, f"{prefix}_strategy") == "steps":
             raise must_be(name, f'above 0 with {prefix}_strategy="steps"', value)
         setattr(args, name, steps)
 
@@ -251,18 +247,13 @@ def _steps(name: str, value: Any, meaning: str) -> float:
 
 
 def _settle_best_model(args: TrainingFields) -> None:
-    needs_metric = [
-        reason
-        for reason, is_so in (
-            ("load_best_model_at_end=True", args.load_best_model_at_end),
-            ('save_strategy="best"', args.save_strategy == SaveStrategy.BEST),
-            (
-                f'lr_scheduler_type="{args.lr_scheduler_type}"',
-                args.lr_scheduler_type in (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY),
-            ),
-        )
-        if is_so
-    ]
+    schedule = args.lr_scheduler_type
+    reasons = {
+        "load_best_model_at_end=True": args.load_best_model_at_end,
+        'save_strategy="best"': args.save_strategy == SaveStrategy.BEST,
+        f'lr_scheduler_type="{schedule}"': schedule in (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY),
+    }
+    needs_metric = [reason for reason, is_so in reasons.items() if is_so]
     if needs_metric and args.eval_strategy == IntervalStrategy.NO:
         raise ConfigError(
             f'{needs_metric[0]} needs evaluations to go by, and eval_strategy is "no": set eval_strategy="epoch" or '
