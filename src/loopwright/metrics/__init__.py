@@ -35,15 +35,21 @@ from loopwright.metrics.classification import (
     MultiLabel,
     Precision,
     Recall,
+    RocAuc,
 )
 from loopwright.metrics.detection import CocoAP
 from loopwright.metrics.images import MeanIoU, ReconstructionError, TopKAccuracy
 from loopwright.metrics.intervals import Intervals
 from loopwright.metrics.means import BitsPerByte, MeanLoss, Perplexity
 from loopwright.metrics.question_answering import Squad, SquadV2
-from loopwright.metrics.regression import MeanAbsoluteError, MeanSquaredError, PearsonCorrelation, SpearmanCorrelation
+from loopwright.metrics.regression import (
+    R2,
+    MeanAbsoluteError,
+    MeanSquaredError,
+    PearsonCorrelation,
+    SpearmanCorrelation,
+)
 from loopwright.metrics.retrieval import CosineSpearman, Retrieval, similarity_rows
-from loopwright.metrics.roc import R2, RocAuc
 from loopwright.metrics.spans import Entities, TokenAccuracy
 from loopwright.metrics.texts import Bleu, ChrF, ExactMatch, Rouge
 

@@ -7,6 +7,7 @@ label; call it before `compute`, which resets the metric.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 from loopwright.errors import ConfigError, DataError
 from loopwright.metrics import base
 from loopwright.metrics.intervals import Bounds
-from loopwright.metrics.sums import Counts, Totals
+from loopwright.metrics.regression import centred_ranks
+from loopwright.metrics.sums import Counts, Rows, Totals
 
 AVERAGES = ("binary", "micro", "macro", "weighted", None)
 """How scores of several labels become one: of the positive label, over all decisions, a mean, or none."""
@@ -303,6 +305,55 @@ class MultiLabel(base.CountingMetric):
         sums = self._state.sums[2:].reshape(-1, 3)
         names = self.options["labels"] or range(len(sums))
         return [score_row(name, *each) for name, each in zip(names, sums, strict=True)]
+
+
+class RocAuc(base.Metric):
+    """The area under the ROC curve: how often a positive sample scores higher than a negative one.
+
+    Predictions are a row of scores per sample. References are the class of each sample, or a row of 0 and 1 for several
+    labels. More than two classes give the mean over the classes, each against the rest. It keeps every score.
+    """
+
+    name = "auroc"
+    forms: ClassVar = {
+        "predictions": base.as_matrix,
+        "references": lambda _, values: np.asarray(base.without_torch(values)),
+    }
+
+    @property
+    def num_samples(self) -> int:
+        return int((self._state.table[:, 2] == 0).sum())
+
+    def create_state(self) -> Rows:
+        return Rows("scores", "references", "columns")
+
+    def update(self, columns: base.Columns) -> None:
+        scores, references = columns["predictions"], columns["references"]
+        if not len(scores):
+            return
+        if references.ndim == 1:
+            references = references[:, None] == np.arange(max(scores.shape[1], 2))
+            scores, references = (scores, references[:, -1:]) if scores.shape[1] == 1 else (scores, references)
+            if scores.shape[1] == 2:
+                scores, references = scores[:, 1:], references[:, 1:]
+        if references.shape != scores.shape:
+            raise DataError(f"auroc got scores of shape {scores.shape} and references of shape {references.shape}")
+        places = np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
+        self._state.add(np.stack([each.reshape(-1) for each in (scores, references, places)], axis=-1).astype(float))
+
+    def result(self, options: base.Options) -> dict[str, Any]:
+        scores, references, places = self._state.table.T
+        if np.isnan(scores).any():
+            return {"auroc": math.nan}
+        areas = []
+        for place in np.unique(places):
+            chosen = places == place
+            is_positive = references[chosen] > 0
+            positive, negative = int(is_positive.sum()), int((~is_positive).sum())
+            if positive and negative:
+                ranks = int(centred_ranks(scores[chosen])[is_positive].sum())  # twice the ranks, less their mean
+                areas.append(0.5 + ranks / (2 * positive * negative))
+        return {"auroc": sum(areas) / len(areas) if areas else math.nan}
 
 
 class PairCounts(Counter[tuple[Any, Any]]):

@@ -1,4 +1,4 @@
-"""Metrics of numbers: squared and absolute error, Pearson's and Spearman's correlation.
+"""Metrics of numbers: squared and absolute error, the coefficient of determination, two correlations.
 
 Sums are kept without rounding (`ExactSum`), so a result has the same bits for every batch size, order and number of
 processes. Spearman's correlation needs the ranks of all values and keeps them; the others keep a few sums.
@@ -10,37 +10,47 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from loopwright.errors import DataError
 from loopwright.metrics.base import Columns, Metric, Options
 from loopwright.metrics.intervals import GROUPS, LEAST_ROWS, Bounds, correlation, hall, too_few
-from loopwright.metrics.sums import Counts, ExactSum, ExactSums, Numbers, Rows
+from loopwright.metrics.sums import Counts, ExactSums, Numbers, Rows
 
 
-class PowerSums(NamedTuple):
-    """The number of some values, and the sums of the values, their squares and their cubes."""
+class PowerSums(ExactSums):
+    """The sums of the values, of their squares and of their cubes, for one mean or several."""
 
-    number: int
-    first: ExactSum
-    second: ExactSum
-    third: ExactSum
+    def __init__(self, num_means: int = 1) -> None:
+        super().__init__(3 * num_means)
 
+    def add_values(self, *values: Numbers) -> None:
+        """Add the values of some samples: an array for each mean."""
+        with np.errstate(over="ignore", under="ignore"):
+            self.add(len(values[0]), [each**power for each in values for power in (1, 2, 3)])
 
-def mean_interval(sums: PowerSums, level: float, groups: Mapping[int, PowerSums] | None = None) -> Bounds | str:
-    """Return the interval of a mean; `groups` has the sums of each group if samples come in groups."""
-    number, first, second, third = sums.number, *(each.mean(sums.number) for each in sums[1:])
-    num_units = number if groups is None else len(groups)
-    if num_units < LEAST_ROWS:
-        return too_few(num_units, LEAST_ROWS, "samples" if groups is None else GROUPS)
-    if groups is None:
-        variance, cubes = (second - first**2) / number, (third - 3 * first * second + 2 * first**3) / number**2
-    else:
-        rests = [(each.first.mean(each.number) - first) * each.number for each in groups.values()]
-        variance, cubes = (math.fsum(rest**power for rest in rests) / number**power for power in (2, 3))
-    return hall(first, variance, cubes, num_units, level)
+    def means(self) -> list[float]:
+        return [each.mean(self.num_samples) for each in self.sums[::3]]
+
+    def intervals(self, level: float, groups: Mapping[int, Any] | None) -> list[Bounds | str]:
+        """Return the interval of each mean; `groups` has a metric with such sums for each group of samples, if any."""
+        others = None if groups is None else [each._state for each in groups.values()]
+        return [self._interval(place, level, others) for place in range(len(self.sums) // 3)]
+
+    def _interval(self, place: int, level: float, groups: list[PowerSums] | None) -> Bounds | str:
+        number = self.num_samples
+        first, second, third = (each.mean(number) for each in self.sums[3 * place : 3 * place + 3])
+        num_units = number if groups is None else len(groups)
+        if num_units < LEAST_ROWS:
+            return too_few(num_units, LEAST_ROWS, "samples" if groups is None else GROUPS)
+        if groups is None:
+            variance, cubes = (second - first**2) / number, (third - 3 * first * second + 2 * first**3) / number**2
+        else:
+            rests = [(each.means()[place] - first) * each.num_samples for each in groups]
+            variance, cubes = (math.fsum(rest**power for rest in rests) / number**power for power in (2, 3))
+        return hall(first, variance, cubes, num_units, level)
 
 
 class MeanError(Metric):
@@ -52,23 +62,17 @@ class MeanError(Metric):
     def errors(self, predictions: Numbers, references: Numbers) -> Numbers:
         """Return the error of each sample."""
 
-    def create_state(self) -> ExactSums:
-        return ExactSums(3)
+    def create_state(self) -> PowerSums:
+        return PowerSums()
 
     def update(self, columns: Columns) -> None:
-        errors = self.errors(*_numbers(columns))
-        with np.errstate(over="ignore", under="ignore"):
-            self._state.add(len(errors), [errors, errors**2, errors**3])
+        self._state.add_values(self.errors(*_numbers(columns)))
 
     def result(self, options: Options) -> dict[str, Any]:
-        return {self.name: self._state.sums[0].mean(self.num_samples)}
+        return {self.name: self._state.means()[0]}
 
     def own_interval(self, level: float, groups: Mapping[int, Any] | None = None) -> dict[str, Bounds | str]:
-        powers = {number: each.power_sums() for number, each in groups.items()} if groups is not None else None
-        return {self.name: mean_interval(self.power_sums(), level, powers)}
-
-    def power_sums(self) -> PowerSums:
-        return PowerSums(self.num_samples, *self._state.sums)
+        return {self.name: self._state.intervals(level, groups)[0]}
 
 
 class MeanSquaredError(MeanError):
@@ -98,6 +102,26 @@ class MeanAbsoluteError(MeanError):
 
     def errors(self, predictions: Numbers, references: Numbers) -> Numbers:
         return np.abs(predictions - references)
+
+
+class R2(Metric):
+    """The coefficient of determination: 1 is perfect, 0 is no better than the mean; nan if all references are equal."""
+
+    name = "r2"
+
+    def create_state(self) -> ExactSums:
+        return ExactSums(3)
+
+    def update(self, columns: Columns) -> None:
+        predictions, references = (columns[name].astype(np.float64) for name in ("predictions", "references"))
+        self._state.add(len(references), [np.square(predictions - references), references, np.square(references)])
+
+    def result(self, options: Options) -> dict[str, Any]:
+        if not all(each.is_finite for each in self._state.sums):
+            return {"r2": math.nan}
+        errors, values, squares = (each.finite_part for each in self._state.sums)
+        spread = squares - values * values / self.num_samples
+        return {"r2": float(1 - errors / spread) if spread > 0 else math.nan}
 
 
 class PearsonCorrelation(Metric):
