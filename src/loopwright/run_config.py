@@ -68,11 +68,7 @@ def _copied(value: Any) -> Any:
 
 
 def create_run_config(
-    accelerator: Any,
-    train_loader: Any,
-    eval_loader: Any,
-    train_dl_kwargs: dict[str, Any] | None,
-    eval_dl_kwargs: dict[str, Any] | None,
+    run: Any,
     per_device_batch_size: int,
     num_epochs: int,
     gradient_accumulation_steps: int,
@@ -80,11 +76,11 @@ def create_run_config(
     gradient_clip_value: float | None,
 ) -> TrainerRunConfig:
     """Compute the numbers of a run from its loaders and the arguments of `train`; 0 updates if a length is unknown."""
-    train_batch_size = _batch_size(train_loader, train_dl_kwargs) or per_device_batch_size
-    eval_batch_size = _batch_size(eval_loader, eval_dl_kwargs) or per_device_batch_size
-    processes = accelerator.num_processes
+    train_batch_size = _batch_size(run.train_loader, run.train_loader_kwargs) or per_device_batch_size
+    eval_batch_size = _batch_size(run.eval_loader, run.eval_loader_kwargs) or per_device_batch_size
+    accelerator, processes = run.accelerator, run.accelerator.num_processes
     try:
-        batches = len(train_loader)
+        batches = len(run.train_loader)
     except TypeError:  # there is none, or its length is not known
         batches = 0
     updates = math.ceil(batches / gradient_accumulation_steps)
@@ -94,9 +90,9 @@ def create_run_config(
     return TrainerRunConfig(
         num_epochs=num_epochs,
         train_per_device_batch_size=train_batch_size,
-        train_dl_kwargs=train_dl_kwargs,
+        train_dl_kwargs=run.train_loader_kwargs,
         eval_per_device_batch_size=eval_batch_size,
-        eval_dl_kwargs=eval_dl_kwargs,
+        eval_dl_kwargs=run.eval_loader_kwargs,
         gradient_accumulation_steps=gradient_accumulation_steps,
         gradient_clip_value=gradient_clip_value,
         train_total_batch_size=train_batch_size * processes * gradient_accumulation_steps,

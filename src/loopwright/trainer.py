@@ -350,10 +350,8 @@ class Trainer(TrainerHooks):
         gradient_clip_value: float | None,
     ) -> Any:
         """Return the resolved numbers of the run."""
-        run = self._current_run
-        loaders = (run.train_loader, run.eval_loader, run.train_loader_kwargs, run.eval_loader_kwargs)
         limits = (num_epochs, gradient_accumulation_steps, max_num_train_steps, gradient_clip_value)
-        return create_run_config(run.accelerator, *loaders, per_device_batch_size, *limits)
+        return create_run_config(self._current_run, per_device_batch_size, *limits)
 
     def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
         """Evaluate once; the loss is recorded under a name that says where in the run it was."""
