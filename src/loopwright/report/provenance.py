@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
 from pathlib import Path, PurePath
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from loopwright.report.blocks import Block, Example, Examples, Facts, Panel, Pie
 from loopwright.report.formats import cut, duration, number, percent, plural
 from loopwright.report.run_view import RunView
 from loopwright.run_folder.files import read_bytes
+from loopwright.run_folder.summaries import seconds_since_1970
 from loopwright.sources import DataPlan, check_unchanged
 
 _NUM_ROWS_SHOWN: Final = 6
@@ -174,13 +174,8 @@ def advice_for(run: RunView) -> str:
 
 def _seconds_before(run: RunView) -> float:
     """Return the time between the creation of the run's folder and its first record."""
-    created, first = run.metadata.get("created"), run.metrics.first_time
-    if first is None or not isinstance(created, str):
-        return 0.0
-    try:
-        passed = first - datetime.fromisoformat(created).timestamp()
-    except ValueError:
-        return 0.0
+    created, first = seconds_since_1970(run.metadata.get("created")), run.metrics.first_time
+    passed = 0.0 if created is None or first is None else first - created
     return passed if 0 < passed < 24 * 3600 else 0.0
 
 

@@ -75,7 +75,7 @@ def _summary(entry: Mapping[str, Any], path: Path) -> RunSummary:
         **known,
         state=_state(run, status, result),
         seconds=_last_seconds(path / METRICS) if seconds is None else seconds,
-        created=_seconds_since_1970(metadata.get("created")),
+        created=seconds_since_1970(metadata.get("created")),
     )
 
 
@@ -120,7 +120,8 @@ def _number(value: Any) -> float | None:
     return float(value) if is_number else None
 
 
-def _seconds_since_1970(text: Any) -> float | None:
+def seconds_since_1970(text: Any) -> float | None:
+    """Return a time in ISO format in seconds; None for anything else."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except (TypeError, ValueError):
