@@ -72,11 +72,10 @@ def shown(name: str, value: Any) -> str:
 def choose(kind: type[Kind], name: str, value: Any) -> Kind:
     """Return the choice of this kind that matches a string or another library's enum."""
     text = value.value if isinstance(value, Enum) else value
-    for member in kind:
-        if member.value == text:
-            return member
-    known = [str(member.value) for member in kind]
-    raise not_among(f"{name} must be", text, known, flag=name)
+    try:
+        return kind(text)
+    except ValueError:
+        raise not_among(f"{name} must be", text, [member.value for member in kind], flag=name) from None
 
 
 def not_among(subject: str, given: Any, choices: Iterable[Any], **fields: Any) -> ConfigError:

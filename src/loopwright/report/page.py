@@ -32,7 +32,7 @@ _TEMPLATES: Final = Path(__file__).with_name("templates")
 _PAGE: Final = "report.html"
 _EMBEDDED: Final = {"style": "style.css", "script": "script.js", "live_script": "live.js"}
 _FLAG: Final = re.compile(r"--[a-z][a-z_-]*")
-_NUMBER: Final = re.compile(r"-?[\d,.:]+(e[+-]?\d+)?( ?%| \w{1,3})?")
+_NUMBER: Final = re.compile(r"(-?[\d,.:]+(e[+-]?\d+)?( ?%| \w{1,3})?|–)?")
 
 
 def render(runs: Sequence[RunView], findings: Findings | None = None, stamp: str | None = None) -> str:
@@ -135,13 +135,11 @@ def _numeric_columns(block: Table) -> list[int]:
     if block.is_left:
         return []
     columns = enumerate(zip(*block.rows, strict=True))
-    return [place for place, cells in columns if place and all(_looks_numeric(cell) for cell in cells)]
+    return [place for place, cells in columns if place and all(map(_looks_numeric, cells))]
 
 
 def _looks_numeric(value: Any) -> bool:
-    if not isinstance(value, str):
-        return isinstance(value, (int, float))
-    return value in ("", "–") or _NUMBER.fullmatch(value) is not None
+    return _NUMBER.fullmatch(value) is not None if isinstance(value, str) else isinstance(value, (int, float))
 
 
 def _share_of(value: Any) -> float | None:
