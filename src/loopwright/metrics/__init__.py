@@ -26,11 +26,11 @@ from typing import Any
 from loopwright.errors import ConfigError, nearest
 from loopwright.metrics.base import Combined, CountingMetric, Metric, Options
 from loopwright.metrics.bootstrap import Bootstrap
-from loopwright.metrics.calibration import ExpectedCalibrationError
 from loopwright.metrics.classification import (
     F1,
     Accuracy,
     ConfusionMatrix,
+    ExpectedCalibrationError,
     MatthewsCorrelation,
     MultiLabel,
     Precision,
