@@ -22,7 +22,7 @@ from loopwright.checkpoint.state_by_name import untied
 from loopwright.checkpoint.store import stored, write_file
 from loopwright.engine.trackers import check_installed
 from loopwright.errors import CheckpointError, ConfigError, nearest
-from loopwright.run_folder.files import give_usual_mode
+from loopwright.run_folder.files import give_usual_mode, write_atomically
 
 _logger = logging.getLogger("loopwright.hf")
 
@@ -172,8 +172,7 @@ def save_metrics(folder: Path, split: str, metrics: dict[str, Any], combined: bo
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
-    text = json.dumps(values, indent=4, sort_keys=True) + "\n"
-    write_file(path, lambda aside: Path(aside).write_text(text, encoding="utf-8"))
+    write_atomically(path, json.dumps(values, indent=4, sort_keys=True) + "\n")
 
 
 def reporting_callbacks(report_to: list[str], logging_dir: str | None) -> list[Any]:
