@@ -13,15 +13,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from loopwright.config.accelerator import AcceleratorConfig
-from loopwright.config.choices import (
-    IntervalStrategy,
-    SaveStrategy,
-    SchedulerType,
-    choose,
-    must_be,
-    not_among,
-    shown,
-)
+from loopwright.config.choices import IntervalStrategy, SaveStrategy, SchedulerType, choose, must_be, not_among, shown
 from loopwright.config.fields import DEFAULT_OUTPUT_DIR, TrainingFields
 from loopwright.config.files import check_depth
 from loopwright.errors import ConfigError, ConfigTypeError, nearest
