@@ -53,8 +53,3 @@ def cut(text: Any, most: int = 400) -> str:
     """Return a value as text, truncated with its length noted."""
     text = str(text)
     return text if len(text) <= most else f"{text[:most].rstrip()} … ({len(text):,} characters)"
-
-
-def plural(count: int, noun: str) -> str:
-    """Return "1 row", "2 rows"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

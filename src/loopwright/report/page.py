@@ -16,7 +16,7 @@ from loopwright.report import charts, provenance
 from loopwright.report.blocks import Table
 from loopwright.report.comparison import notes_of, panels_of, results_table, verdicts_of
 from loopwright.report.curves import charts_of
-from loopwright.report.formats import metric, plural
+from loopwright.report.formats import metric
 from loopwright.report.metrics import Metrics
 from loopwright.report.panels import Findings, read_findings
 from loopwright.report.panels.tuning import tuning_panel
@@ -112,7 +112,7 @@ def _environment() -> jinja2.Environment:
         version=package_version(),
         **{name: (_TEMPLATES / file).read_text(encoding="utf-8") for name, file in _EMBEDDED.items()},
     )
-    environment.filters.update(metric=metric, plural=plural, with_flags=_with_flags)
+    environment.filters.update(metric=metric, with_flags=_with_flags)
     return environment
 
 

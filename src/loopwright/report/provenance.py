@@ -7,9 +7,9 @@ from pathlib import Path, PurePath
 from typing import Any, Final
 
 from loopwright.errors import LoopwrightError
-from loopwright.quantities import size
+from loopwright.quantities import counted, size
 from loopwright.report.blocks import Block, Example, Examples, Facts, Panel, Piece, Table, without_empty
-from loopwright.report.formats import cut, duration, number, percent, plural
+from loopwright.report.formats import cut, duration, number, percent
 from loopwright.report.run_view import RunView
 from loopwright.run_folder.files import read_bytes
 from loopwright.run_folder.summaries import seconds_since_1970
@@ -205,7 +205,7 @@ def again_panel(run: RunView) -> Panel:
 
 
 def all_settings(run: RunView) -> Table | None:
-    title = f"All {plural(len(run.config), 'setting')}"
+    title = f"All {counted(len(run.config), 'setting')}"
     return _settings(run, title, run.config.items()) if run.config else None
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from loopwright.quantities import counted
 from loopwright.report.curves import best_update
-from loopwright.report.formats import duration, metric, number, plural
+from loopwright.report.formats import duration, metric, number
 from loopwright.report.run_view import RunView
 
 _LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_test_samples"}
@@ -144,7 +145,7 @@ def _verdict(run: RunView, card: Card, baselines: Mapping[str, float]) -> str:
 def verdict_text(verdict: Mapping[str, Any], shown: str | None = None) -> str:
     """Return a verdict in words; `shown` is the metric next to it."""
     name, kind, num_rows = verdict["metric"], verdict["kind"], verdict.get("rows", 0)
-    counted = plural(num_rows, verdict.get("unit", "row"))
+    unit = verdict.get("unit", "row")
     start = "On the test data: " if verdict.get("split") == "test" else ""
     start += "" if shown in (None, name) else f"By {name}, since no baseline has {shown}: "
     against = f"{verdict['baseline']} ({metric(verdict['baseline_value'])})"
@@ -159,13 +160,13 @@ def verdict_text(verdict: Mapping[str, Any], shown: str | None = None) -> str:
     difference = f"{amount} {'better' if gain > 0 else 'worse'}" if gain else "the same score"
     if kind is None:
         why = {
-            "rows": f"{counted} {'is' if num_rows == 1 else 'are'} too few to judge it by",
+            "rows": f"{counted(num_rows, unit, 'is')} too few to judge it by",
             "live": "the verdict follows at the end",
         }.get(verdict["reason"], "there are no scores of single rows to judge it by")
         return f"{start}{difference.capitalize()} {'than' if gain else 'as'} {against}; {why}."
     p = "p < 0.001" if verdict["p"] < 0.001 else f"p = {verdict['p']:.2g}"
     picked = verdict.get("evaluations", 1)
-    evidence = [p, counted, f"{verdict['seeds']} seeds" if "seeds" in verdict else ""]
+    evidence = [p, counted(num_rows, unit), f"{verdict['seeds']} seeds" if "seeds" in verdict else ""]
     evidence.append(f"best of {picked} evaluations" if picked > 1 and gain > 0 else "")
     found = f"({', '.join(filter(None, evidence))})"
     if kind == "indistinct":
@@ -202,7 +203,7 @@ def _facts(run: RunView) -> list[tuple[str, str]]:
     facts += [("epochs", number(float(epochs)))] if epochs is not None else []
     facts += [("best at update", number(best))] if best is not None else []
     facts.append(("time", duration(float(result.get("seconds") or run.metrics.seconds))))
-    facts += [("resumed", plural(num_resumes, "time"))] if num_resumes else []
+    facts += [("resumed", counted(num_resumes, "time"))] if num_resumes else []
     splits = run.data.get("splits") or {}
     for name in ("train", "validation", "test"):
         if name in splits:

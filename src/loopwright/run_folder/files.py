@@ -27,6 +27,7 @@ from typing import Any
 
 from loopwright.errors import LoopwrightError
 from loopwright.failpoints import failpoint
+from loopwright.quantities import counted
 from loopwright.run_folder.kinds import check_kinds
 
 _PREFIX = ".tmp-"
@@ -218,8 +219,7 @@ def read_json_lines(path: str | Path, for_bad: dict[str, Any] | None = None) -> 
                 if for_bad is not None:
                     yield for_bad
     if bad and for_bad is None:
-        lines = "1 damaged line is" if len(bad) == 1 else f"{len(bad):,} damaged lines are"
-        warn_once(f"{path}: {lines} skipped, the first is line {bad[0]}")
+        warn_once(f"{path}: {counted(len(bad), 'damaged line', 'is')} skipped, the first is line {bad[0]}")
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from loopwright.quantities import counted
 from loopwright.report.blocks import Block, Example, Examples, Panel, Table, without_empty
-from loopwright.report.formats import cut, metric, percent, plural
+from loopwright.report.formats import cut, metric, percent
 from loopwright.report.panels import texts
 from loopwright.report.panels.classes import Choices, Labels, LabelSets, Pixels
 from loopwright.report.panels.collectors import ByLength, Collector
@@ -68,7 +69,7 @@ def read_findings(folder: Path, labels: Sequence[str]) -> Findings:
     elif generated:
         findings.panel = Panel("Text", generated)
     if bad:
-        findings.notes.append(f"{plural(bad, 'line')} of eval/predictions.jsonl could not be read: left out")
+        findings.notes.append(f"{counted(bad, 'line')} of eval/predictions.jsonl could not be read: left out")
     findings.worst = _worst(folder / "worst.jsonl", verdicts)
     findings.suspects = _suspects(folder / "suspects.csv")
     return findings
@@ -83,11 +84,11 @@ def _worst(path: Path, verdicts: Mapping[bool | None, int]) -> Examples | None:
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, OverflowError):  # a damaged line
             (others if math.isfinite(sample.get("loss") or 0.0) else bad).append(example(sample))
     if is_perfect and not bad:
-        return Examples(f"No mistakes on {plural(verdicts[True], 'row')}", [])
+        return Examples(f"No mistakes on {counted(verdicts[True], 'row')}", [])
     has_mistakes = any(item.is_right is False for item in others)
     others = [item for item in others if item.is_right is not True or not (has_mistakes or is_perfect)]
     shown = [*bad, *others][:NUM_WORST]
-    what = plural(len(shown), "mistake") if has_mistakes and not bad else plural(len(shown), "sample")
+    what = counted(len(shown), "mistake" if has_mistakes and not bad else "sample")
     note = f"the loss of {len(bad):,} is not finite" if bad else ""
     return Examples(f"The {what} with the largest losses", shown, note) if shown else None
 

@@ -11,9 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from loopwright.quantities import counted
 from loopwright.report.blocks import Block, Examples, Facts, Histogram, Table
 from loopwright.report.charts import ticks
-from loopwright.report.formats import metric, plural
+from loopwright.report.formats import metric
 from loopwright.report.panels.sample import Sample, example, is_right
 
 _NUM_SLICES: Final = 5
@@ -168,7 +169,7 @@ class Calibration:
         number = sum(self._counts)
         accuracies = [hits / max(count, 1) for hits, count in zip(self._hits, self._counts, strict=True)]
         note = "accuracy by confidence, with the number of predictions; the line is perfect calibration. "
-        note += f"ECE {metric(gaps / max(number, 1))}: the mean distance from it, over {plural(number, 'prediction')}"
+        note += f"ECE {metric(gaps / max(number, 1))}: the mean distance from it, over {counted(number, 'prediction')}"
         edges = [place / _NUM_BINS for place in range(_NUM_BINS + 1)]
         return Histogram("Calibration", edges, [("accuracy", accuracies)] if number else [], note, self._counts)
 
