@@ -9,7 +9,7 @@ from typing import Any, Final
 from loopwright.report.blocks import Block, Matrix, Table
 from loopwright.report.formats import metric, percent
 from loopwright.report.panels.collectors import Collector, Surest, in_order, label_counts
-from loopwright.report.panels.sample import Sample
+from loopwright.report.panels.sample import Sample, is_right
 
 _MOST_IN_MATRIX: Final = 30
 _MOST_PAIRS: Final = 10
@@ -64,7 +64,7 @@ class Labels(Collector):
 
     title = "Classes"
     score_name = "accuracy"
-    score_key = None
+    score_of = staticmethod(is_right)
 
     def __init__(self, labels: Sequence[str] = ()) -> None:
         super().__init__(labels)
@@ -106,6 +106,7 @@ class LabelSets(Collector):
 
     title = "Labels"
     score_name = "exact match"
+    score_of = staticmethod(lambda sample: set(sample["prediction"]) == set(sample["reference"]))
 
     def add(self, sample: Sample) -> None:
         true, predicted = set(map(str, sample["reference"])), set(map(str, sample["prediction"]))
@@ -116,9 +117,6 @@ class LabelSets(Collector):
         for label, confidence in sample.get("confidences", {}).items():
             self.calibration.add(confidence, (label in predicted) == (label in true))
 
-    def score(self, sample: Sample) -> float | None:
-        return float(set(sample["prediction"]) == set(sample["reference"]))
-
     def blocks(self) -> list[Block]:
         return [scores_table("By label", self.counts.items(), "samples"), self.calibration.block()]
 
@@ -128,7 +126,7 @@ class Choices(Collector):
 
     title = "Choices"
     score_name = "accuracy"
-    score_key = None
+    score_of = staticmethod(is_right)
 
     def add(self, sample: Sample) -> None:
         right = sample["prediction"] == sample["reference"]
@@ -149,7 +147,7 @@ class Pixels(Collector):
 
     title = "Classes of pixels"
     score_name = "mean IoU"
-    score_key = "iou"
+    score_of = "iou"
 
     def add(self, sample: Sample) -> None:
         for true, row in sample["pixels"].items():

@@ -8,14 +8,14 @@ import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from loopwright.quantities import counted
 from loopwright.report.blocks import Block, Examples, Facts, Histogram, Table
 from loopwright.report.charts import ticks
 from loopwright.report.formats import metric
-from loopwright.report.panels.sample import Sample, example, is_right
+from loopwright.report.panels.sample import Sample, example
 
 _NUM_SLICES: Final = 5
 _NUM_BARS: Final = 24
@@ -30,7 +30,7 @@ class Collector(ABC):
 
     title = "Predictions"
     score_name = "mean loss"
-    score_key: str | None = "loss"  # None: whether the sample is right
+    score_of: str | Callable[[Sample], Any] = "loss"  # a field of a sample, or a function of it
     num_shown = 8
 
     def __init__(self, labels: Sequence[str] = ()) -> None:
@@ -52,7 +52,7 @@ class Collector(ABC):
 
     def score(self, sample: Sample) -> float | None:
         """Return a sample's score for the tables by slice; None if it has none."""
-        value = is_right(sample) if self.score_key is None else sample.get(self.score_key)
+        value = sample.get(self.score_of) if isinstance(self.score_of, str) else self.score_of(sample)
         return float(value) if isinstance(value, (int, float)) else None
 
     def slices(self) -> list[Block]:

@@ -29,7 +29,7 @@ class Objects(Collector):
 
     title = "Classes of objects"
     score_name = "F1"
-    score_key = "f1"
+    score_of = "f1"
 
     def __init__(self, labels: Sequence[str] = ()) -> None:
         super().__init__(labels)

@@ -19,11 +19,17 @@ _MOST_EVALUATIONS: Final = 6
 _MOST_TEXTS: Final = 5
 
 
+def _share_right(sample: Sample) -> float | None:
+    pairs = list(zip(sample["prediction"], sample["reference"], strict=False))
+    return sum(predicted == true for predicted, true in pairs) / len(pairs) if pairs else None
+
+
 class Tags(Collector):
     """Token classification: entities, or the tags themselves if there are none."""
 
     title = "Entities"
     score_name = "token accuracy"
+    score_of = staticmethod(_share_right)
 
     def add(self, sample: Sample) -> None:
         for predicted, true in zip(sample["prediction"], sample["reference"], strict=False):
@@ -40,9 +46,6 @@ class Tags(Collector):
                     self.counts.setdefault(str(label), [0, 0, 0])[place] += 1
         self.keep(sample, sample["prediction"] == sample["reference"])
 
-    def score(self, sample: Sample) -> float | None:
-        return _share_right(sample)
-
     def blocks(self) -> list[Block]:
         if self.numbers["spans"]:
             table = scores_table("By entity", sorted(item for item in self.counts.items() if any(item[1])), "entities")
@@ -57,7 +60,7 @@ class Answers(Collector):
 
     title = "Answers"
     score_name = "exact match"
-    score_key = None
+    score_of = staticmethod(is_right)
 
     def add(self, sample: Sample) -> None:
         right, text = bool(is_right(sample)), str(sample.get("prediction") or "")
@@ -80,15 +83,13 @@ class Written(Collector):
 
     title = "Generated texts"
     score_name = "exact match"
+    score_of = staticmethod(lambda sample: same_answer(str(sample["prediction"]), str(sample["reference"])))
 
     def add(self, sample: Sample) -> None:
         texts = [str(sample[key]) for key in ("prediction", "reference")]
         exact, (written, wanted) = same_answer(*texts), map(count_words, texts)
         self.numbers.update(all=1, exact=exact, written=written, wanted=wanted)
         self.keep(sample, exact)
-
-    def score(self, sample: Sample) -> float | None:
-        return float(same_answer(str(sample["prediction"]), str(sample["reference"])))
 
     def blocks(self) -> list[Block]:
         num = max(self.numbers["all"], 1)
@@ -122,14 +123,12 @@ class Masked(Collector):
 
     title = "Masked tokens"
     score_name = "masked accuracy"
+    score_of = staticmethod(_share_right)
 
     def add(self, sample: Sample) -> None:
         for predicted, true in zip(sample["prediction"], sample["reference"], strict=False):
             self.pairs[repr(true), repr(predicted)] += 1
         self.hits.add(sample)
-
-    def score(self, sample: Sample) -> float | None:
-        return _share_right(sample)
 
     def blocks(self) -> list[Block]:
         totals: Counter[str] = Counter()
@@ -145,7 +144,7 @@ class Retrieval(Collector):
 
     title = "Retrieval"
     score_name = "ranked first"
-    score_key = None
+    score_of = staticmethod(is_right)
 
     def add(self, sample: Sample) -> None:
         rank = int(sample["rank"])
@@ -237,11 +236,6 @@ def _on_few_lines(text: str) -> str:
     """Return a text without its empty lines, of which a barely trained model writes many."""
     lines = [line for line in text.splitlines() if line.strip()]
     return "\n".join(lines) if lines else "(empty lines only)" if text else "(nothing)"
-
-
-def _share_right(sample: Sample) -> float | None:
-    pairs = list(zip(sample["prediction"], sample["reference"], strict=False))
-    return sum(predicted == true for predicted, true in pairs) / len(pairs) if pairs else None
 
 
 def _of_all(num: int, total: int) -> str:
