@@ -31,8 +31,8 @@ Scores = dict[str, NDArray[np.float64]]
 class Metric(ABC):
     """One or a few numbers about predictions and references.
 
-    A subclass defines `update` and `result`. What it keeps of the samples is created by `create_state`, and has
-    `num_samples`, `merge`, `state_dict` and `load_state_dict`.
+    A subclass defines `update` and `result`. What it keeps of the samples is created by `state`, or by `create_state`
+    if it depends on options, and has `num_samples`, `merge`, `state_dict` and `load_state_dict`.
 
     Attributes:
         name: the name in the registry, and usually the key of the result.
@@ -57,6 +57,7 @@ class Metric(ABC):
     token_names: ClassVar[tuple[str, ...]] = ()
     other_words: ClassVar[str] = "words"
     needs: ClassVar[tuple[str, str, str] | None] = None
+    state: ClassVar[Callable[[], Any]] = Totals
 
     def __init__(self, **options: Any) -> None:
         self.options: dict[str, Any] = {**self.defaults, **self._known(options)}
@@ -153,7 +154,7 @@ class Metric(ABC):
 
     def create_state(self) -> Any:
         """Return the state of a metric without samples; called by the constructor and by `reset`."""
-        return Totals()
+        return type(self).state()
 
     @abstractmethod
     def update(self, columns: Columns) -> None:

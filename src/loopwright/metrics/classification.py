@@ -11,6 +11,7 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -71,13 +72,12 @@ class LabelTotals(Totals):
 class SumsPerLabel(base.CountingMetric):
     """A metric of three sums for each label seen."""
 
+    state = LabelTotals
+
     @property
     def labels(self) -> list[Any]:
         """The labels seen, in the order of the sums."""
         return list(self._state.places)
-
-    def create_state(self) -> LabelTotals:
-        return LabelTotals()
 
     def columns_of(self, totals: Counts, other: Any) -> Counts:
         return np.asarray(self._state.aligned(totals, other._state))
@@ -325,6 +325,7 @@ class RocAuc(base.Metric):
     """
 
     name = "auroc"
+    state = partial(Rows, "scores", "references", "columns")
     forms: ClassVar = {
         "predictions": base.as_matrix,
         "references": lambda _, values: np.asarray(base.without_torch(values)),
@@ -333,9 +334,6 @@ class RocAuc(base.Metric):
     @property
     def num_samples(self) -> int:
         return int((self._state.table[:, 2] == 0).sum())
-
-    def create_state(self) -> Rows:
-        return Rows("scores", "references", "columns")
 
     def update(self, columns: base.Columns) -> None:
         scores, references = columns["predictions"], columns["references"]
@@ -448,10 +446,8 @@ class ConfusionMatrix(base.Metric):
     """
 
     name = "confusion_matrix"
+    state = PairCounts
     defaults: ClassVar[base.Options] = {"labels": None}
-
-    def create_state(self) -> PairCounts:
-        return PairCounts()
 
     def update(self, columns: base.Columns) -> None:
         predictions, references = label_columns(columns)

@@ -74,14 +74,12 @@ class CocoAP(Metric):
     """
 
     name = "coco_ap"
+    state = ObjectsByImage
     options_apply_early = True
     columns = ("predictions", "references", "positions")
     forms: ClassVar = {"predictions": as_items, "references": as_items, "positions": as_integers}
     needs = ("faster_coco_eval", "faster-coco-eval", "vision")
     defaults: ClassVar[Options] = {"iou_types": ("bbox",), "labels": None}
-
-    def create_state(self) -> ObjectsByImage:
-        return ObjectsByImage()
 
     def _known(self, options: Options) -> dict[str, Any]:
         known = super()._known(options)

@@ -13,6 +13,7 @@ metric.add_batch(predictions=rebuilt, references=images, masks=hidden)     # mas
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -69,13 +70,11 @@ class MeanIoU(base.CountingMetric):
     """
 
     name = "mean_iou"
+    state = partial(Totals, num_dimensions=2)  # pixels by reference and prediction
     limits = (0.0, 1.0)
     forms: ClassVar = {"predictions": base.as_items, "references": base.as_items}
     options_apply_early = True
     defaults: ClassVar[base.Options] = {"labels": None, "ignore_index": 255}
-
-    def create_state(self) -> Totals:
-        return Totals(num_dimensions=2)  # pixels by reference and prediction
 
     def update(self, columns: base.Columns) -> None:
         for matrix in self._matrices(columns):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,8 @@ class Rewards(Metric):
     """The mean rewards of chosen and rejected answers, and of their difference."""
 
     name = "rewards"
+    state = partial(PowerSums, len(_NAMES))
     columns = _COLUMNS
-
-    def create_state(self) -> PowerSums:
-        return PowerSums(len(_NAMES))
 
     def update(self, columns: Columns) -> None:
         chosen, rejected = (np.asarray(columns[name], np.float64) for name in _COLUMNS)

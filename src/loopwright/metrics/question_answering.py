@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -116,14 +117,12 @@ class SquadV2(CountingMetric):
     """
 
     name = "squad_v2"
+    state = partial(Rows, *_KEPT)
     token_names = ("f1", "HasAns_f1", "best_f1")
     columns = ("predictions", "references", "no_answer_scores")
     forms: ClassVar = {"predictions": as_predictions, "references": as_answers, "no_answer_scores": as_scores}
     limits = (0.0, 100.0)
     defaults: ClassVar[Options] = {"no_answer_threshold": 1.0}
-
-    def create_state(self) -> Rows:
-        return Rows(*_KEPT)
 
     def as_columns(self, columns: Mapping[str, Any]) -> dict[str, Column]:
         """Return the columns; missing scores come from the predictions' rows, or are 0."""

@@ -10,6 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -57,13 +58,11 @@ class MeanError(Metric):
     """The mean of an error that a subclass defines; its powers are summed too, for the interval."""
 
     greater_is_better = False
+    state = PowerSums
 
     @abstractmethod
     def errors(self, predictions: Numbers, references: Numbers) -> Numbers:
         """Return the error of each sample."""
-
-    def create_state(self) -> PowerSums:
-        return PowerSums()
 
     def update(self, columns: Columns) -> None:
         self._state.add_values(self.errors(*_numbers(columns)))
@@ -108,9 +107,7 @@ class R2(Metric):
     """The coefficient of determination: 1 is perfect, 0 is no better than the mean; nan if all references are equal."""
 
     name = "r2"
-
-    def create_state(self) -> ExactSums:
-        return ExactSums(3)
+    state = partial(ExactSums, 3)
 
     def update(self, columns: Columns) -> None:
         predictions, references = (columns[name].astype(np.float64) for name in ("predictions", "references"))
@@ -128,9 +125,7 @@ class PearsonCorrelation(Metric):
     """Pearson's correlation; nan if one side is constant."""
 
     name = "pearsonr"
-
-    def create_state(self) -> ExactSums:
-        return ExactSums(5)
+    state = partial(ExactSums, 5)
 
     def update(self, columns: Columns) -> None:
         """Add the values, their squares and their products; each product as an exact sum of two numbers."""
@@ -155,9 +150,7 @@ class SpearmanCorrelation(Metric):
     """
 
     name = "spearmanr"
-
-    def create_state(self) -> Rows:
-        return Rows("predictions", "references")
+    state = partial(Rows, "predictions", "references")
 
     def update(self, columns: Columns) -> None:
         self._state.add(np.stack(_numbers(columns), axis=-1))
