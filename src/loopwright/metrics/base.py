@@ -236,12 +236,17 @@ class CountingMetric(Metric):
                 found[name] = sample.score(*given, units, self.limits, is_f1=name == self.micro_f1, trials=trials)
         return found
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The results that are a share or a mean of as many things as the last sum counts."""
+        return ()
+
     def num_parts(self, totals: Counts) -> Scores:
         """Return the number of things that a result is a share or a mean of, for all such results between limits.
 
         They have intervals from few rows on. Without an entry a result needs more.
         """
-        return {}
+        return dict.fromkeys(self.names, totals[..., -1].astype(np.float64))
 
     def num_per_class(self, totals: Counts) -> Counts:
         """Return the references of each class that occurs, if results without parts are means over classes."""
@@ -269,15 +274,10 @@ class CountingMetric(Metric):
 
 
 class ShareMetric(CountingMetric):
-    """One or several shares of the samples; a subclass defines their names, and which samples count (`hits`)."""
+    """One or several shares of the samples; a subclass defines their `names`, and which samples count (`hits`)."""
 
     limits = (0.0, 1.0)
     has_independent_parts = True
-
-    @property
-    @abstractmethod
-    def names(self) -> tuple[str, ...]:
-        """The keys of the result."""
 
     @abstractmethod
     def hits(self, columns: Columns) -> list[Column]:
@@ -289,9 +289,6 @@ class ShareMetric(CountingMetric):
 
     def score(self, totals: Counts, options: Options) -> Scores:
         return {name: ratio(totals[..., index], totals[..., -1], np.nan) for index, name in enumerate(self.names)}
-
-    def num_parts(self, totals: Counts) -> Scores:
-        return dict.fromkeys(self.names, totals[..., -1].astype(np.float64))
 
 
 class Combined(Metric):

@@ -34,11 +34,6 @@ class MeanMetric(CountingMetric):
 
     scale: ClassVar[int] = 1
 
-    @property
-    @abstractmethod
-    def names(self) -> tuple[str, ...]:
-        """The keys of the result."""
-
     @abstractmethod
     def values(self, columns: Columns) -> Numbers:
         """Return each sample's scores: (samples, names), between 0 and 1."""
@@ -61,9 +56,6 @@ class MeanMetric(CountingMetric):
     @property
     def limits(self) -> Bounds:  # type: ignore[override]
         return 0.0, float(self.scale)
-
-    def num_parts(self, totals: Counts) -> Scores:
-        return dict.fromkeys(self.names, totals[..., -1].astype(np.float64))
 
     def score(self, totals: Counts, options: Options) -> Scores:
         means = ratio(totals[..., :-1] / UNITS_PER_ONE, totals[..., -1:], np.nan)

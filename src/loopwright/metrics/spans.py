@@ -113,6 +113,7 @@ class TokenAccuracy(CountingMetric):
     """
 
     name = "token_accuracy"
+    names = ("token_accuracy",)
     limits = (0.0, 1.0)
     options_apply_early = True
     forms: ClassVar = {"predictions": as_items, "references": as_items}
@@ -134,9 +135,6 @@ class TokenAccuracy(CountingMetric):
 
     def score(self, totals: Counts, options: Options) -> Scores:
         return {"token_accuracy": ratio(totals[..., 0], totals[..., 1], np.nan)}
-
-    def num_parts(self, totals: Counts) -> Scores:
-        return {"token_accuracy": totals[..., 1].astype(np.float64)}
 
 
 def as_iob2(tags: Sequence[str]) -> list[str]:
