@@ -29,10 +29,11 @@ _LOW_BITS = 24
 class MeanMetric(CountingMetric):
     """One or several means of scores between 0 and 1, summed without rounding.
 
-    A subclass defines their names (`names`) and each sample's scores (`values`). Results are multiplied by `scale`.
+    A subclass defines their names (`names`) and each sample's scores (`values`). Results go up to the upper of the
+    `limits`, a whole number.
     """
 
-    scale: ClassVar[int] = 1
+    limits = (0.0, 1.0)
 
     @abstractmethod
     def values(self, columns: Columns) -> Numbers:
@@ -46,20 +47,16 @@ class MeanMetric(CountingMetric):
         self._state.add(len(values), values.T)
 
     def result(self, options: Options) -> dict[str, Any]:
-        means = [each.mean(self.num_samples, self.scale) for each in self._state.sums]
+        means = [each.mean(self.num_samples, int(self.limits[1])) for each in self._state.sums]
         return dict(zip(self.names, means, strict=True))
 
     def count(self, columns: Columns) -> Counts:
         units = np.rint(self.values(columns) * UNITS_PER_ONE).astype(np.int64)
         return np.concatenate([units, np.ones((len(units), 1), dtype=np.int64)], axis=-1)
 
-    @property
-    def limits(self) -> Bounds:  # type: ignore[override]
-        return 0.0, float(self.scale)
-
     def score(self, totals: Counts, options: Options) -> Scores:
         means = ratio(totals[..., :-1] / UNITS_PER_ONE, totals[..., -1:], np.nan)
-        return {name: self.scale * means[..., index] for index, name in enumerate(self.names)}
+        return {name: self.limits[1] * means[..., index] for index, name in enumerate(self.names)}
 
 
 class MeanLoss(CountingMetric):

@@ -82,7 +82,7 @@ class Squad(MeanMetric):
     """
 
     name = "squad"
-    scale = 100
+    limits = (0.0, 100.0)
     names = ("exact_match", "f1")
     token_names = ("f1",)
     forms: ClassVar = {"predictions": as_predictions, "references": as_answers}
