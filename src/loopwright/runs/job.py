@@ -46,7 +46,7 @@ from loopwright.runs.settings import Settings, settle
 from loopwright.runs.trainer import LENGTH_FLAGS, HeedStop, TaskTrainer, loader_options
 from loopwright.schedulers import get_scheduler
 from loopwright.stepping.graphs import check_graphs
-from loopwright.tasks.adapters import add_adapters, four_bits, freeze, leave_out_base, set_dropout
+from loopwright.tasks.adapters import add_adapters, four_bits, freeze, keeps_half, leave_out_base, set_dropout
 from loopwright.tasks.arguments import MODEL_FLAGS, NOT_FOLLOWED, START, TaskArguments
 from loopwright.tasks.base import Job, Origin, Task
 from loopwright.tasks.consent import check_foreign
@@ -406,6 +406,7 @@ def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> 
     base = read_json(Path(str(origin.path)) / BASE, {}) or None if args.lora and origin.is_run else None
     if base is not None:
         origin = replace(origin, base=find_base(_base_path(task, settings), base))
+    origin = replace(origin, keeps_half=keeps_half(args, training))
     if args.load_in is not None and not origin.is_empty:
         origin = replace(origin, quantization=four_bits(training.bf16))
     with consenting(args):
@@ -429,6 +430,9 @@ def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> 
         new = [] if base is None else [*job.new_weights, *_resized(job, origin.base or origin.path)]
         job.model = add_adapters(job.model, args, job.adapter_kind or task.adapter_kind)
         task.finish_adapters(job)
+        for each in job.model.parameters() if origin.keeps_half and not args.load_in else ():
+            if each.requires_grad:  # a head, say: peft casts its own weights alone
+                each.data = each.data.float()
         if base is not None:
             leave_out_base(job.model, new)
     if training.gradient_checkpointing:

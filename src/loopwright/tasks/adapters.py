@@ -264,6 +264,14 @@ def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
     return found
 
 
+def keeps_half(args: Any, training: Any) -> bool:
+    """Whether weights of 16 bits stay so: only frozen ones, below adapters, and only if their inputs have 16 bits.
+
+    An update of a weight in 16 bits is mostly lost in rounding.
+    """
+    return bool(args.lora) and (training.bf16 or training.fp16 or args.load_in is not None)
+
+
 def four_bits(is_bf16: bool) -> Any:
     """Return how `--load_in 4bit` quantizes weights: nf4, with quantized scales."""
     if find_spec("bitsandbytes") is None:

@@ -228,6 +228,7 @@ def padding_multiple(training: Any) -> int | None:
 
 
 def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
+    import torch
     import transformers
 
     path = str(origin.path)
@@ -250,6 +251,8 @@ def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
             raise InputError("model.task", what, saw=saw, fix="leave out --model")
     with quiet():
         has_weights = any((Path(path) / name).is_file() for name in pretrained.WEIGHTS)
+        if not origin.keeps_half and (origin.is_empty or not origin.is_run):
+            config.dtype = torch.float32
         if origin.is_empty or (origin.is_run and origin.base is None and not has_weights):
             return Loaded(pretrained.build(kind, path, config))
         options = {} if origin.quantization is None else {"quantization_config": origin.quantization}

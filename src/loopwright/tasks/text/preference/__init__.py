@@ -23,7 +23,7 @@ from loopwright.sources import DataPlan, Role
 from loopwright.sources.chats.pairs import Pair, read_pair
 from loopwright.sources.schema import Schema
 from loopwright.tasks import scoring
-from loopwright.tasks.adapters import four_bits
+from loopwright.tasks.adapters import four_bits, keeps_half
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
@@ -368,7 +368,8 @@ def _create_model(args: Any, training: Any, tokenizer: Any, origin: Origin) -> t
 def _reference_model(args: Any, training: Any, tokenizer: Any, is_quantized: bool) -> Any:
     with consenting(args):
         path = None if args.model is None else text.find_model(args.model)
-        origin = Origin(path, quantization=four_bits(training.bf16) if is_quantized else None)
+        quantization = four_bits(training.bf16) if is_quantized else None
+        origin = Origin(path, quantization=quantization, keeps_half=keeps_half(args, training))
         return _create_model(args, training, tokenizer, origin).model
 
 
