@@ -32,7 +32,7 @@ class CompiledModel:
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         self._options = options
-        self._compiled: dict[Any, Callable[..., Any]] = {}
+        self._calls: list[tuple[Any, str, Callable[..., Any]]] = []
         self._parts: list[tuple[Any, str, Any]] = [(part, "forward", part.forward) for part in compiled_parts(model)]
         # A model of transformers computes the loss of each token, with a function that may have been replaced.
         head = getattr(model, "get_output_embeddings", lambda: None)()
@@ -52,9 +52,12 @@ class CompiledModel:
     def compile(self, *, is_dynamic: bool) -> None:
         """Compile for all sizes, or for the first ones that come; nothing happens before the first call."""
         functions = {_function_of(call) for _, _, call in self._parts}
-        self._compiled = {
-            function: torch.compile(function, dynamic=is_dynamic, **self._options) for function in functions
-        }
+        compiled = {each: torch.compile(each, dynamic=is_dynamic, **self._options) for each in functions}
+        self._calls = []
+        for owner, name, call in self._parts:
+            function = compiled[_function_of(call)]
+            function = partial(function, call.__self__) if isinstance(call, MethodType) else function
+            self._calls.append((owner, name, _without_empty_caches(function, call)))
 
     def note_hooks(self) -> None:
         """Note which hooks are compiled: dynamo does not look whether there are others."""
@@ -74,10 +77,8 @@ class CompiledModel:
     def active(self) -> Iterator[None]:
         """Run a block in which calls of the model take its compiled parts."""
         with ExitStack() as stack:
-            for owner, name, call in self._parts:
-                compiled = self._compiled[_function_of(call)]
-                compiled = partial(compiled, call.__self__) if isinstance(call, MethodType) else compiled
-                stack.enter_context(replaced(vars(owner), {name: _without_empty_caches(compiled, call)}))
+            for owner, name, call in self._calls:
+                stack.enter_context(replaced(vars(owner), {name: call}))
             yield
 
 
