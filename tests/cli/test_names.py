@@ -68,6 +68,7 @@ def test_a_file_is_near_to_a_file_and_not_to_a_folder(tmp_path):
         ("8.6", int, "9"),
         ("many", int, None),
         ("nan", int, None),
+        ("1e999k", int, None),
     ],
 )
 def test_a_number_in_another_spelling_is_understood(text, kind, meant):

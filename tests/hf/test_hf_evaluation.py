@@ -144,8 +144,9 @@ def test_bad_input_of_evaluations_is_refused(tmp_path):
     options = {"callbacks": EarlyStoppingCallback()}
     text = "callbacks must be a list, got a EarlyStoppingCallback"
     assert_refused(text, Trainer, Classifier(), arguments(tmp_path), **options)
-    (tmp_path / "all_results.json").write_text("{half")
-    assert_refused("all_results.json is not a JSON file", made(tmp_path).save_metrics, "eval", {"eval_loss": 0.5})
+    for text in ("{half", "[1]"):
+        (tmp_path / "all_results.json").write_text(text)
+        assert_refused("all_results.json is not a JSON object", made(tmp_path).save_metrics, "eval", {"eval_loss": 0.5})
 
 
 def test_the_log_level_applies_and_replicas_have_their_own(tmp_path, monkeypatch, capsys):

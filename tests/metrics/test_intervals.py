@@ -10,6 +10,7 @@ import pytest
 from tests.metrics.samples import columns_of, create, scene
 
 from loopwright import metrics
+from loopwright.errors import DataError
 from loopwright.metrics.detection import RESAMPLED, Matches, resampled
 from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer
 
@@ -143,3 +144,11 @@ def test_a_replicate_of_average_precision_is_that_of_the_drawn_images(kind, pref
     for name in RESAMPLED:
         assert found[name][0] == pytest.approx(whole[prefix + name], rel=1e-12)
         assert found[name][1] == pytest.approx(drawn[prefix + name], abs=0.02)  # copies of an image are not ordered
+
+
+def test_groups_that_are_refused_are_not_kept():
+    bootstrap, columns = metrics.Bootstrap(metrics.Accuracy()), {"predictions": [1, 0], "references": [1, 1]}
+    with pytest.raises(DataError, match="groups must be one whole number for each"):
+        bootstrap.add_batch(groups=[7], **columns)
+    bootstrap.add_batch(groups=[1, 2], **columns)
+    assert bootstrap.state_dict()["groups"] == [1, 2]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwright.report.charts import MARK_NAMES
+from loopwright.report.formats import duration, metric
 from loopwright.report.metrics import Metrics
 from loopwright.report.series import Series, thinned
 from report.folders import records, write_lines
@@ -53,6 +54,11 @@ def test_a_thinned_curve_keeps_the_extremes_of_every_column_and_of_all_its_point
     assert max(values) == 7.0 and min(values) == -7.0 and len(values) <= 1202
     assert points[-1] == (399_999, 0.0)
     assert series.mean() == pytest.approx(math.fsum(wave) / 400_000)
+
+
+def test_numbers_and_times_at_their_limits_are_readable():
+    assert (metric(12.3456), metric(1e300), metric(math.nan)) == ("12.35", "1.00e+300", "nan")
+    assert [duration(each) for each in (59.94, 59.96, math.nan)] == ["59.9 s", "1:00 min", "nan"]
 
 
 def test_curves_hold_the_logged_values_by_metric(tmp_path):

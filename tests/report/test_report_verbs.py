@@ -53,10 +53,11 @@ def test_report_and_compare_write_the_page_of_one_run_or_several(run, capsys, tm
         (["report"], ["error[args.value]", "needs a run"]),
         (["report", "1115", "--opne"], ["error[args.unknown]", "--open instead of --opne"]),
         (["report", "1115", "--out", "none/x.html"], ["error[args.value]", "which does not exist"]),
+        (["report", "1115", "--out", "."], ["error[args.value]", "--out . is a folder"]),
         (["compare", "1115"], ["error[args.value]", "needs two runs"]),
         (["watch", "1115", "--port", "70000"], ["error[args.value]", "not between 0 and 65535"]),
     ],
-    ids=["unknown-run", "no-run", "unknown-flag", "no-folder", "one-run", "no-port"],
+    ids=["unknown-run", "no-run", "unknown-flag", "no-folder", "a-folder", "one-run", "no-port"],
 )
 def test_unusable_arguments_are_refused_with_a_fix(run, capsys, argv, expected):
     assert main(argv) == 2

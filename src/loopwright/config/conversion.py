@@ -173,6 +173,8 @@ def _number_meant(text: str, is_whole: bool) -> str | None:
         return None
     scale = {"%": 1.0 if is_whole else 0.01, "k": 1e3, "m": 1e6}.get(found[2], 1.0)
     number = float(found[1]) * scale
+    if not math.isfinite(number):
+        return None
     return str(round(number)) if is_whole else found[1] if scale == 1 else f"{number:.10g}"
 
 

@@ -165,9 +165,11 @@ def save_metrics(folder: Path, split: str, metrics: dict[str, Any], combined: bo
     if combined:
         path = folder / "all_results.json"
         try:
-            earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        except ValueError as error:
-            raise ConfigError(f"{path} is not a JSON file, so no metrics can be added: {error}. Remove it.") from error
+            earlier = dict(json.loads(path.read_text(encoding="utf-8")) if path.exists() else {})
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{path} is not a JSON object, so no metrics can be added: {error}. Remove it."
+            ) from error
         _write_json(path, {**earlier, **metrics})
 
 

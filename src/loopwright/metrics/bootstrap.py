@@ -70,7 +70,6 @@ class Bootstrap:
         num_samples = len(next(iter(arrays.values())))
         if groups is not None:
             places = as_column("groups", groups)
-            self._groups.update(places.tolist())
         elif positions is None:
             places = np.arange(self.metric.num_samples, self.metric.num_samples + num_samples)
         else:
@@ -78,6 +77,8 @@ class Bootstrap:
         if len(places) != num_samples or places.dtype.kind not in "iu":
             kind = "positions" if groups is None else "groups"
             raise DataError(f"{kind} must be one whole number for each of the {num_samples} samples")
+        if groups is not None:
+            self._groups.update(places.tolist())
         self.metric.update(arrays)
         width = max([self.replicates, *(totals.shape[-1] for totals in self._totals)])
         step = max(1, _CHUNK // width)

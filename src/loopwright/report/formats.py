@@ -29,6 +29,8 @@ def metric(value: float | None) -> str:
         return number(value)
     if value and abs(value) < 1e-3:
         return f"{value:.2e}"
+    if abs(value) >= 1e9:
+        return number(value)
     return f"{value:.4f}" if abs(value) < 10 else f"{value:,.2f}"
 
 
@@ -40,9 +42,9 @@ def percent(share: float | None) -> str:
 
 def duration(seconds: float | None) -> str:
     """Return a time: 4.2 s, 1:45 min, 2:03:10 h."""
-    if seconds is None:
-        return "–"
-    if seconds < 60:
+    if seconds is None or not math.isfinite(seconds):
+        return number(seconds)
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

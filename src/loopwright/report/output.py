@@ -50,7 +50,7 @@ def page_path(out: str | Path | None, default: Path, option: str = "--out ") -> 
         why = "is a folder" if path.is_dir() else f"is in {path.parent}, which does not exist"
         given, near = (
             f"{option}{one}" if option.startswith("--") else f"{option}{str(one)!r}"
-            for one in (path, Path(path.name).with_suffix(".html"))
+            for one in (path, Path(path.name or "report").with_suffix(".html"))
         )
         raise InputError("args.value", f"{given} {why}", fix=near)
     return path

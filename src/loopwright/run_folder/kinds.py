@@ -36,7 +36,8 @@ def check_kinds(content: Any, file_name: str) -> None:
 def _check(value: Any, kind: Any, name: str) -> None:
     expected = kind if isinstance(kind, type) else list if isinstance(kind, tuple) else type(kind)
     is_number = expected in (int, float)
-    fits = isinstance(value, (int, float) if expected is float else expected) and not (is_number and value is True)
+    fits = isinstance(value, (int, float) if expected is float else expected)
+    fits = fits and not (is_number and isinstance(value, bool))
     if not fits or (is_number and abs(value) >= 2**63) or (isinstance(kind, tuple) and len(value) != len(kind)):
         raise ValueError(f"{name} is a {type(value).__name__} ({value!s:.40}), expected a {expected.__name__}")
     if isinstance(kind, dict):

@@ -347,9 +347,10 @@ def open_data(path: str | os.PathLike[str]) -> int:
         raise InputError("data.file", what, saw=["files are read more than once, and in any order"], fix=fix) from None
 
 
-def read_data(path: str | os.PathLike[str]) -> bytes:
+def read_data(path: str | os.PathLike[str], most: int = -1) -> bytes:
+    """Return the first bytes of a data file, or all of them."""
     with os.fdopen(open_data(path), "rb") as file:
-        return file.read()
+        return file.read(most)
 
 
 def sha256_of(path: Path, say: Say | None = None) -> str:

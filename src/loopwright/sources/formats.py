@@ -177,7 +177,7 @@ def kind_of(path: Path, flag: str) -> str:
     saw = ["supported: " + " ".join(KINDS_BY_ENDING) + f", also with {' '.join(PACKINGS)}"]
     fix = next((fix for endings, fix in _CONVERSIONS.items() if ending in endings), "")
     fix = fix or f"--file_kind {_sniffed(path)}"
-    head = read_data(path)[:256].lstrip().lower() if ending == ".xls" else b"<"
+    head = read_data(path, 256).lstrip().lower() if ending == ".xls" else b"<"
     if not head.startswith((b"\xd0\xcf\x11\xe0", b"<")):  # html is what web sites call .xls, too
         fix = "--file_kind xlsx" if head.startswith(b"pk") else "--file_kind csv"
     raise InputError("data.ending", what, saw=saw, fix=fix.format(path=quote(str(path)), inner=quote(_inner(path))))
@@ -201,7 +201,7 @@ def _inner(path: Path) -> str:
 def _sniffed(path: Path) -> str:
     """Return the probable kind of a file with another ending, by its first line."""
     with contextlib.suppress(OSError, InputError):
-        line = read_data(path)[:4096].lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")[0]
+        line = read_data(path, 4096).lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")[0]
         marks = {"jsonl": line[:1] == b"{", "json": line[:1] == b"[", "tsv": b"\t" in line, "csv": b"," in line}
         return next((kind for kind, is_such in marks.items() if is_such or (kind == "csv" and b";" in line)), "txt")
     return "txt"

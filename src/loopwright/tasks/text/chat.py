@@ -35,7 +35,6 @@ PAD_TOKEN = "<|pad|>"
 _LEAST_LENGTH, _LEAST_SCRATCH_LENGTH = 1_024, 256
 _ROWS_MEASURED = 2_000
 _WIDTH = 128  # of a model from scratch
-_FORWARD = {"use_cache": False}
 _BACKOFF = 5.0  # the weight of the frequencies of tokens in those of pairs
 
 
@@ -98,6 +97,7 @@ class ChatTuning(Task):
     scratch_updates = 500
     pretrained, pretrained_megabytes = "HuggingFaceTB/SmolLM2-135M-Instruct", 269
     adapter_kind = "CAUSAL_LM"
+    forward_options = {"use_cache": False}
     predicted = ("answer",)
     prediction_flags = ("max_new_tokens", "temperature")
     keeps_generation = True
@@ -141,7 +141,7 @@ class ChatTuning(Task):
         return causal_lm.PackedLines(found, args.max_length) if is_training and args.packing else found
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        return language.token_loss(job, model, batch, language.LanguageTask.score_tokens, _FORWARD)
+        return language.token_loss(job, model, batch, language.LanguageTask.score_tokens, self.forward_options)
 
     def create_scorer(self, job: Job) -> Scorer:
         parts: list[Scorer] = [_perplexity(), PartScorer(_perplexity(), "conversation_perplexity", _as_one_token)]

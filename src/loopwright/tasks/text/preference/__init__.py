@@ -115,6 +115,7 @@ class PreferenceTuning(Task):
     scratch_updates = 300
     pretrained, pretrained_megabytes = "HuggingFaceTB/SmolLM2-135M-Instruct", 269
     adapter_kind = "CAUSAL_LM"
+    forward_options = {"use_cache": False}
     prediction_flags = ("max_new_tokens", "temperature")
     keeps_generation = True
     logs_samples = True
