@@ -11,6 +11,7 @@ import socket
 import sys
 import zipfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,14 @@ else:
 
 TEXT = "text-classification"
 GOOD = "text,label\n" + "".join(f"text {'ab'[n % 2]} {n},{'ab'[n % 2]}\n" for n in range(20))
-FILES = ["check", TEXT, "--data", "x.csv", "--files"]  # reads the data, and no more
+
+
+def reading(path: str, task: str = TEXT, flag: str = "--data") -> list[str]:
+    """Return the command that reads the data, and does no more."""
+    return ["check", task, flag, path, "--files"]
+
+
+FILES = reading("x.csv")
 SHORT = ["--no_rehearsal", "--max_steps", "2", "--batch", "8", "--threads", "1", "--quiet"]
 TRAIN = ["train", TEXT, "--data", "x.csv", *SHORT]
 EXTRAS = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
@@ -68,8 +76,13 @@ def case(name: str, *given: Any, **options: Any) -> None:
 class Kit:
     """What a case needs to make its files."""
 
-    def __init__(self, folder: Path, finished: Path, patch: pytest.MonkeyPatch) -> None:
-        self.folder, self.finished, self.patch = folder, finished, patch
+    def __init__(self, folder: Path, finished: Path) -> None:
+        self.folder, self.finished = folder, finished
+        self.patch, self.opened = pytest.MonkeyPatch(), ExitStack()
+
+    def end(self) -> None:
+        self.patch.undo()
+        self.opened.close()
 
     def copy_run(self) -> Path:
         """Copy the run that all tests share to `run`, with its data beside it."""
@@ -152,34 +165,34 @@ for given, meant in NUMBERS.items():
 case("a-file-as-a-word", "args.value", ["check", TEXT, "x.csv", "--files"], contains="--data x.csv instead of x.csv")
 case("two-lengths", "args.value", [*FILES, "--time", "1h", "--epochs", "2"])
 case("two-places-of-data", "args.value", [*FILES, "--train_file", "x.csv"])
-case("one-run-to-compare", "args.value", ["compare", "run"], make=lambda kit: kit.copy_run())
+case("one-run-to-compare", "args.value", ["compare", "run"], make=Kit.copy_run)
 case("no-run-to-evaluate", "args.value", ["evaluate"])
 case("launch-without--", "args.value", ["launch", "-n", "1", "train", "--help"])
 case("launch-of-a-verb-alone", "args.value", ["launch", "-n", "2", "--", "runs"])
 case("launch-of-nothing", "args.value", ["launch", "-n", "1", "--"], more=("--help",))
 case("a-port-in-words", "args.value", ["find-lr", TEXT, "--data", "x.csv", *SHORT[:1], "--num_updates", "5x"])
-case("resume-elsewhere", "args.value", ["resume", "run", "--output_dir", "y"], make=lambda kit: kit.copy_run())
+case("resume-elsewhere", "args.value", ["resume", "run", "--output_dir", "y"], make=Kit.copy_run)
 case(
     "resume-with-seeds",
     "args.value",
     ["resume", "run", "--seeds", "2"],
-    make=lambda kit: kit.copy_run(),
+    make=Kit.copy_run,
     more=("--max_steps", "1", "--no_rehearsal"),
 )
-case("an-export-into-files", "args.value", ["export", "run", "--to", "."], make=lambda kit: kit.copy_run())
+case("an-export-into-files", "args.value", ["export", "run", "--to", "."], make=Kit.copy_run)
 case(
     "predictions-into-txt",
     "args.value",
     ["predict", "run", "a film", "--out", "a b/p.txt"],
     make=lambda kit: (kit.copy_run(), Path("a b").mkdir()),
 )
-case("a-report-into-a-folder", "args.value", ["report", "run", "--out", "run"], make=lambda kit: kit.copy_run())
+case("a-report-into-a-folder", "args.value", ["report", "run", "--out", "run"], make=Kit.copy_run)
 case("a-label-map", "args.value", [*FILES, "--label_map", "pos"])
 
 # Runs and their folders.
 case("no-run-like-it", "run.unknown", ["evaluate", "frobnicate"], contains="lw runs")
 case("no-run-yet", "run.unknown", ["report", "last"], more=("--help",))
-case("a-folder-with-a-run", "run.exists", [*TRAIN, "--output_dir", "run"], make=lambda kit: kit.copy_run())
+case("a-folder-with-a-run", "run.exists", [*TRAIN, "--output_dir", "run"], make=Kit.copy_run)
 case("a-folder-with-files", "run.exists", [*TRAIN, "--out", "a b"], {"x.csv": GOOD, "a b/run/notes.txt": "x"})
 case("a-folder-in-a-file", "disk.write", [*TRAIN, "--out", "x.csv/run"])
 
@@ -235,7 +248,6 @@ case(
 
 def change_data(kit: Kit) -> None:
     data = kit.copy_run()
-    kit.patch.setattr(kit, "before", data.read_bytes(), raising=False)
     data.write_text(data.read_text().replace("film", "movie"))
 
 
@@ -285,18 +297,15 @@ for name, code, words in (
     ("other-splits-to-resume", "args.value", ["--validation_ratio", "0.4"]),
     ("other-labels-to-resume", "args.value", ["--drop_labels", "pos"]),
 ):
-    case(name, code, [*GO_ON, *words], make=lambda kit: kit.copy_run())
+    case(name, code, [*GO_ON, *words], make=Kit.copy_run)
 
 
 def busy_port(kit: Kit) -> None:
     kit.copy_run()
-    kit.socket = socket.socket()
-    kit.socket.bind(("127.0.0.1", 0))
-    kit.socket.listen()
-    port = str(kit.socket.getsockname()[1])
+    listening = kit.opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+    port = str(listening.getsockname()[1])
     kit.patch.setattr(CASES["a-port-in-use"], "words", ["watch", "run", "--port", port])
     kit.patch.setattr("loopwright.report.ReportServer.serve_forever", lambda self: None)
-    kit.patch.setattr("loopwright.cli.report.ReportServer.serve_forever", lambda self: None)
 
 
 case("a-port-in-use", "watch.port", [], make=busy_port)
@@ -309,22 +318,16 @@ def zipped(kit: Kit, path: str = "x.zip", files: dict[str, str] | None = None) -
             file.writestr(name, content)
 
 
-case("no-file", "data.file", ["check", TEXT, "--data", "y.csv", "--files"], edit=rewrite("y.csv", GOOD))
+case("no-file", "data.file", reading("y.csv"), edit=rewrite("y.csv", GOOD))
 case(
     "a-file-like-it",
     "data.file",
-    ["check", TEXT, "--data", "rewiews.csv", "--files"],
+    reading("rewiews.csv"),
     {"reviews.csv": GOOD, "reviews": ""},
     contains="--data reviews.csv",
 )
-case("a-name-with-blanks", "data.file", ["check", TEXT, "--data", "my reviws.csv", "--files"], {"my reviews.csv": GOOD})
-case(
-    "no-data",
-    "data.file",
-    ["check", TEXT, "--files"],
-    more=("--help",),
-    contains="--data x.csv",
-)
+case("a-name-with-blanks", "data.file", reading("my reviws.csv"), {"my reviews.csv": GOOD})
+case("no-data", "data.file", ["check", TEXT, "--files"], more=("--help",), contains="--data x.csv")
 case(
     "a-settings-file",
     "data.file",
@@ -354,7 +357,7 @@ case("no-header", "data.header", FILES, {"x.csv": NO_HEADER}, contains="--column
 case(
     "pairs-without-a-header",
     "data.header",
-    ["check", "translation", "--data", "x.tsv", "--files"],
+    reading("x.tsv", "translation"),
     {"x.tsv": "".join(f"It is {n}.\tC'est {n} !\n" for n in range(30))},
     contains="--column_names source,target   or   ",
 )
@@ -401,37 +404,31 @@ case(
 case(
     "a-gz-cut-short",
     "data.gzip",
-    ["check", TEXT, "--data", "x.csv.gz", "--files"],
+    reading("x.csv.gz"),
     {"x.csv.gz": gzip.compress(GOOD.encode())[:-9]},
     edit=rewrite("x.csv.gz", gzip.compress(GOOD.encode())),
 )
 case(
     "a-large-gz",
     "data.gzip",
-    ["check", TEXT, "--train_file", "x.csv.gz", "--files"],
+    reading("x.csv.gz", flag="--train_file"),
     {"x.csv.gz": gzip.compress(GOOD.encode())},
     make=lambda kit: kit.patch.setattr(source_files, "MAX_UNPACKED_BYTES", 100),
 )
 case(
     "several-files-in-a-zip",
     "data.gzip",
-    ["check", TEXT, "--train_file", "my x.csv.zip", "--files"],
+    reading("my x.csv.zip", flag="--train_file"),
     {},
     make=lambda kit: zipped(kit, "my x.csv.zip", {"a.csv": GOOD, "notes/read me.txt": "by hand"}),
 )
 case("gz-without-gz", "data.ending", FILES, {"x.csv": gzip.compress(GOOD.encode())})
-case("a-zip", "data.ending", ["check", TEXT, "--train_file", "x.zip", "--files"], {}, make=zipped)
-case(
-    "an-ending",
-    "data.ending",
-    ["check", TEXT, "--data", "x.dat", "--files"],
-    {"x.dat": GOOD},
-    contains="--file_kind csv",
-)
+case("a-zip", "data.ending", reading("x.zip", flag="--train_file"), {}, make=zipped)
+case("an-ending", "data.ending", reading("x.dat"), {"x.dat": GOOD}, contains="--file_kind csv")
 case(
     "json-lines-as-dat",
     "data.ending",
-    ["check", TEXT, "--data", "x.dat", "--files"],
+    reading("x.dat"),
     {"x.dat": "".join(json.dumps({"text": f"t {n}", "label": n % 2}) + "\n" for n in range(20))},
     contains="--file_kind jsonl",
 )
@@ -441,40 +438,18 @@ case(
     FILES,
     {"x.csv": "".join(json.dumps({"text": f"t {n}", "label": n % 2}) + "\n" for n in range(20))},
 )
-case(
-    "csv-as-jsonl",
-    "data.json",
-    ["check", TEXT, "--data", "x.jsonl", "--files"],
-    {"x.jsonl": GOOD},
-    contains="--file_kind csv",
-)
+case("csv-as-jsonl", "data.json", reading("x.jsonl"), {"x.jsonl": GOOD}, contains="--file_kind csv")
 case(
     "half-a-json",
     "data.json",
-    ["check", TEXT, "--data", "x.json", "--files"],
+    reading("x.json"),
     {"x.json": '[{"text": "a"'},
     edit=rewrite("x.json", json.dumps([{"text": f"t {n}", "label": n % 2} for n in range(20)])),
 )
-case(
-    "two-training-files",
-    "data.folder",
-    ["check", TEXT, "--data", "d d", "--files"],
-    {"d d/train.csv": GOOD, "d d/train.tsv": GOOD},
-)
-case(
-    "a-folder-of-others",
-    "data.folder",
-    ["check", TEXT, "--data", "d", "--files"],
-    {"d/one.csv": GOOD, "d/two.csv": GOOD},
-)
-case("a-folder-as-a-file", "data.folder", ["check", TEXT, "--train_file", "d", "--files"], {"d/train.csv": GOOD})
-case(
-    "an-empty-folder",
-    "data.folder",
-    ["check", TEXT, "--data", "d", "--files"],
-    {"d/notes.md": ""},
-    edit=rewrite("d/train.csv", GOOD),
-)
+case("two-training-files", "data.folder", reading("d d"), {"d d/train.csv": GOOD, "d d/train.tsv": GOOD})
+case("a-folder-of-others", "data.folder", reading("d"), {"d/one.csv": GOOD, "d/two.csv": GOOD})
+case("a-folder-as-a-file", "data.folder", reading("d", flag="--train_file"), {"d/train.csv": GOOD})
+case("an-empty-folder", "data.folder", reading("d"), {"d/notes.md": ""}, edit=rewrite("d/train.csv", GOOD))
 ODD = "id,review,stars\n" + "".join(f"{n},text {'ab'[n % 2]} {n},{'ab'[n % 2]}\n" for n in range(20))
 case("a-column", "data.column", [*FILES, "--text_column", "reviev"], {"x.csv": ODD}, contains="--text_column review")
 case(
@@ -507,7 +482,7 @@ case(
 case(
     "languages",
     "data.column",
-    ["check", "translation", "--data", "x.jsonl", "--files"],
+    reading("x.jsonl", "translation"),
     make=lambda kit: write_jsonl(
         Path("x.jsonl"), [{"translation": {"en": f"a {n}", "de": f"b {n}", "ro": f"c {n}"}} for n in range(20)]
     ),
@@ -535,7 +510,7 @@ case(
 case(
     "labels-of-two-kinds",
     "data.label_type",
-    ["check", TEXT, "--data", "x.jsonl", "--files"],
+    reading("x.jsonl"),
     make=lambda kit: write_jsonl(Path("x.jsonl"), [{"text": f"t {n}", "label": ["a", 1][n % 2]} for n in range(20)]),
     edit=lambda way: write_jsonl(Path("x.jsonl"), [{"text": f"t {n}", "label": "ab"[n % 2]} for n in range(20)]),
 )
@@ -569,7 +544,7 @@ case(
 case(
     "tags",
     "data.tags",
-    ["check", "token-classification", "--data", "x.jsonl", "--files"],
+    reading("x.jsonl", "token-classification"),
     make=lambda kit: write_jsonl(Path("x.jsonl"), [{"tokens": ["a", "b"], "tags": ["O"]}] * 9),
     edit=lambda way: write_jsonl(Path("x.jsonl"), [{"tokens": ["a", str(n)], "tags": ["O", "B-X"]} for n in range(20)]),
 )
@@ -581,7 +556,7 @@ QUESTION = {
 case(
     "answers",
     "data.answers",
-    ["check", "question-answering", "--data", "x.jsonl", "--files"],
+    reading("x.jsonl", "question-answering"),
     make=lambda kit: write_jsonl(Path("x.jsonl"), [QUESTION] * 9),
     edit=lambda way: write_jsonl(
         Path("x.jsonl"),
@@ -597,7 +572,7 @@ case(
 case(
     "a-name-not-in-utf-8",
     "data.encoding",
-    ["check", TEXT, "--data", os.fsdecode(b"x\xff.csv"), "--files"],
+    reading(os.fsdecode(b"x\xff.csv")),
     {os.fsdecode(b"x\xff.csv"): GOOD},
     edit=lambda way: Path(os.fsdecode(b"x\xff.csv")).rename("x.csv") and FILES,
 )
@@ -631,12 +606,12 @@ def reach_hub(way: str) -> list[str]:
     return FILES  # a person finds the dataset elsewhere, and gives the file
 
 
-case("no-hub", "data.hub", ["check", TEXT, "--data", "somebody/reviews", "--files"], make=no_hub, edit=reach_hub)
+case("no-hub", "data.hub", reading("somebody/reviews"), make=no_hub, edit=reach_hub)
 
 # Images.
-IMAGES = ["check", "image-classification", "--data", "d", "--files"]
-MASKS = ["check", "semantic-segmentation", "--data", "d", "--files"]
-BOXES = ["check", "object-detection", "--train_file", "d/train.json", "--files"]
+IMAGES = reading("d", "image-classification")
+MASKS = reading("d", "semantic-segmentation")
+BOXES = reading("d/train.json", "object-detection", flag="--train_file")
 OUTLINES = ["check", "instance-segmentation", *BOXES[2:]]
 ALL = [annotation(100 + number) for number in range(6)]
 
@@ -828,7 +803,7 @@ for module, words in {
     "transformers": FILES,
     "sacrebleu": ["check", "translation", "--data", "x.jsonl", "--no_rehearsal"],
     "peft": [*TRAIN, "--lora"],
-    "nervaluate": ["check", "token-classification", "--data", "x.jsonl", "--files"],
+    "nervaluate": reading("x.jsonl", "token-classification"),
 }.items():
     missing(module, words)
 
@@ -844,7 +819,7 @@ from loopwright.tasks.text.classification import TextClassification
 class Task(TextClassification):
     name = "broken-task"
 """
-case("a-broken-task", "install.task", ["check", "broken-task", "--data", "x.csv", "--files"], make=broken_task)
+case("a-broken-task", "install.task", reading("x.csv", "broken-task"), make=broken_task)
 
 OWN = "def same(image):\n    return image\n"
 
@@ -929,7 +904,7 @@ def far_images(kit: Kit) -> None:
     Path("x.csv").rename("d/x.csv")
 
 
-ROWS = ["check", "image-classification", "--data", "d/x.csv", "--files"]
+ROWS = reading("d/x.csv", "image-classification")
 case("images-elsewhere", "data.image", ROWS, {}, make=far_images, contains="--image_dir")
 case("a-folder-above-masks", "data.folder", MASKS, {}, make=lambda kit: mask_folders(Path("d/sub")))
 
@@ -946,7 +921,7 @@ for place, (words, fix) in enumerate(
 ):
     case(f"mistyped-{place}", "args.value", [*FILES, *words], contains=fix)
 case("mistyped-optimizer", "args.value", [*TRAIN, "--optim", "adamm"], contains="--optim adam")
-URL = ["check", TEXT, "--data", "https://example.com/x.csv", "--files"]
+URL = reading("https://example.com/x.csv")
 case("a-url", "data.file", URL, edit=lambda way: FILES, contains="download")
 
 
@@ -959,14 +934,14 @@ LOUD = "{% for m in messages %}<|{{ m.role }}|>{{ m.content | upper }}<|end|>{% 
 case(
     "a-conversation-without-an-answer",
     "data.chat",
-    ["check", "chat", "--data", "x.jsonl", "--files"],
+    reading("x.jsonl", "chat"),
     {"x.jsonl": '{"messages": [{"role": "user", "content": "Hi"}]}\n' + CHATS},
     edit=rewrite("x.jsonl", CHATS),
 )
 case(
     "a-pair-of-equal-answers",
     "data.pair",
-    ["check", "preference", "--data", "x.jsonl", "--files"],
+    reading("x.jsonl", "preference"),
     {"x.jsonl": '{"prompt": "Hi", "chosen": "Hello", "rejected": "Hello"}\n' + PAIRS},
     edit=rewrite("x.jsonl", PAIRS),
 )
@@ -1021,26 +996,26 @@ def kit_of(tmp_path, finished, monkeypatch):
     """Return a function that makes the files of a case in a new folder."""
     kits = []
 
-    def make(each: Case) -> Kit:
-        for _, patch in kits:
-            patch.undo()
+    def end() -> None:
+        for kit in kits:
+            kit.end()
         failpoints.disarm()
+
+    def make(each: Case) -> Kit:
+        end()
         folder = tmp_path / str(len(kits))
         folder.mkdir()
         monkeypatch.chdir(folder)
         for name, content in each.files.items():
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             rewrite(name, content)("")
-        patch = pytest.MonkeyPatch()
-        kits.append((Kit(folder, finished.path, patch), patch))
+        kits.append(Kit(folder, finished.path))
         if each.make is not None:
-            each.make(kits[-1][0])
-        return kits[-1][0]
+            each.make(kits[-1])
+        return kits[-1]
 
     yield make
-    for _, patch in kits:
-        patch.undo()
-    failpoints.disarm()
+    end()
 
 
 def install(kit: Kit) -> Callable[[str], None]:
