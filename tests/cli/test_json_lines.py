@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cli.streams import SignalsOn, parsed
+from distributed.launcher import run as run_ranks
 from loopwright.cli import main
 from loopwright.cli.json_output import json_events
 from loopwright.cli.launch import work
@@ -255,15 +256,19 @@ def test_a_run_that_is_started_again_by_launch_still_speaks_to_scripts(capsys, m
     assert (end["event"], end["state"], end["folder"]) == ("end", "done", str(folder))
 
 
+def train_with_two_seeds():
+    os.dup2(os.open("errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)  # the output is standard output alone
+    words = ["train", "image-classification", "--data", "squares", "--seeds", "2", "--json"]
+    return work([*words, "--epochs", "1", "--no_rehearsal", "--out", "run"])
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_of_two_processes_the_first_alone_writes_also_of_several_seeds(tmp_path):
     write_squares(tmp_path / "squares", 30)
-    line = ["launch", "-n", "2", "--", "train", "image-classification", "--data", "squares", "--seeds", "2", "--json"]
-    words = [sys.executable, "-m", "loopwright", *line, "--epochs", "1", "--no_rehearsal", "--out", "run"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
-    events = parsed(done.stdout)
-    assert done.returncode == 0, done.stderr
+    first, second = run_ranks(train_with_two_seeds, tmp_path)
+    events = parsed(first.output)
+    assert first["returned"] == second["returned"] == 0 and second.output == "", Path("errors").read_text()
     starts = [event for event in events if event["event"] == "start"]
     assert [(start["seed"], start["processes"]) for start in starts] == [(42, 2), (43, 2)]
     assert [event["exit_code"] for event in events if "exit_code" in event] == [0, 0, 0]
