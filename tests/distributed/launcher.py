@@ -28,8 +28,8 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
     + ["accelerate", "loopwright.trainer", "loopwright.callbacks", "loopwright.hf.trainer", "loopwright.runs.train"]
-    # Where it is not installed, the server goes on without it.
-    + [f"transformers.models.{name}.modeling_{name}" for name in ("gpt2", "bert", "modernbert", "t5")]
+    # Where these are not installed, the server goes on without them.
+    + ["peft", *(f"transformers.models.{name}.modeling_{name}" for name in ("gpt2", "bert", "modernbert", "t5"))]
 )
 os.fsync = os.fstat  # in the processes that it starts too, as in conftest.py
 GRACE_SECONDS = 10  # for a process to notice that its peer has died
