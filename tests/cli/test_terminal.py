@@ -208,14 +208,13 @@ def test_quiet_verbs_that_use_a_model_print_what_was_asked_for_alone(capfd, fini
 
 
 def demo_on_two():
-    os.chdir(os.environ["FOLDER"])
     return work([*DEMO, "--epochs", "1", "--no_rehearsal"])
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_of_several_processes_the_first_one_speaks(place):
-    first, second = run(demo_on_two, place, FOLDER=str(place), HF_HUB_OFFLINE="1")
+    first, second = run(demo_on_two, place)
     assert first["returned"] == second["returned"] == 0 and second.output == ""
     assert CONTROL.findall(first.output) == []
     rows = first.output.splitlines()

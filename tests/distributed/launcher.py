@@ -89,7 +89,7 @@ def run(
     grace_seconds: float = GRACE_SECONDS,
     **environment: str,
 ) -> list[Rank]:
-    """Run a function in several processes; one that hangs, or that long outlives a dead peer, is killed.
+    """Run a function in several processes, in the folder; one that hangs, or long outlives a dead peer, is killed.
 
     The function may take the results, a dict that is written at once; what it returns is there as "returned".
     """
@@ -100,15 +100,14 @@ def run(
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(num_processes),
         "LOCAL_WORLD_SIZE": str(num_processes),
+        "HF_HUB_OFFLINE": "1",
         **environment,
     }
     names = [folder / f"{function.__name__}.rank{rank}" for rank in range(num_processes)]
     begin = time.monotonic()
     processes = []
     for rank, name in enumerate(names):
-        process = SERVER.Process(
-            target=_work, args=(function, name, {**shared, "RANK": str(rank)}, os.getcwd(), timeout_seconds)
-        )
+        process = SERVER.Process(target=_work, args=(function, name, {**shared, "RANK": str(rank)}, timeout_seconds))
         process.start()
         processes.append(process)
 
@@ -172,11 +171,11 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _work(function, name: Path, environment: dict[str, str], here: str, timeout_seconds: float) -> None:
+def _work(function, name: Path, environment: dict[str, str], timeout_seconds: float) -> None:
     output = os.open(f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    os.chdir(here)
+    os.chdir(name.parent)
     os.environ.clear()
     os.environ.update(environment, LOCAL_RANK=environment["RANK"], CUDA_VISIBLE_DEVICES="")
     # Of loader workers, as in a script; and a hook of another's does not count here.

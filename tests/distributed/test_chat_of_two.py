@@ -10,7 +10,6 @@ from tasks.dialogues import tiny_decoder, write_dialogues
 def train_chat(results) -> None:
     from loopwright.cli import main
 
-    os.chdir(os.environ["FOLDER"])
     words = ["train", "chat", "--data", "chats.jsonl", "--model", "model", "--packing", "--max_length", "128"]
     words += ["--tokens_per_update", "512", "--batch", "2", "--max_steps", "5", "--lr", "1e-2", "--reduction", "exact"]
     words += ["--threads", "1", "--no_rehearsal", "--exact_match_rows", "4", "--max_new_tokens", "4"]
@@ -21,7 +20,7 @@ def test_two_processes_train_and_score_chats_as_one_does(tmp_path):
     write_dialogues(tmp_path)
     tiny_decoder(tmp_path / "model")
     for name, num_processes in (("one", 1), ("two", 2)):
-        ranks = run(train_chat, tmp_path, num_processes, 100, FOLDER=str(tmp_path), HF_HUB_OFFLINE="1", RUN=name)
+        ranks = run(train_chat, tmp_path, num_processes, 100, RUN=name)
         assert [rank["code"] for rank in ranks] == [0] * num_processes, ranks[0].output[-4000:]
     assert "2 × accum 1 × 2 devices = 4" in ranks[0].output
     one, two = (tmp_path / name for name in ("one", "two"))

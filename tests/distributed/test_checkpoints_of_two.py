@@ -1,7 +1,6 @@
 """Checkpoints of a run on two processes: the first writes, both know, and they continue together."""
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,11 +18,8 @@ class Remembering(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.network, self.rank, self.memory = (
-            toys.network(8, dropout=0.2),
-            int(os.environ.get("RANK", 0)),
-            torch.zeros(3),
-        )
+        self.network, self.rank = toys.network(8, dropout=0.2), int(os.environ.get("RANK", 0))
+        self.memory = torch.zeros(3)
 
     def forward(self, inputs):
         if self.training:
@@ -33,7 +29,7 @@ class Remembering(nn.Module):
 
 def fit(folder: str, num_epochs: int) -> list:
     watch = toys.watch(on_checkpoint_saved=lambda trainer, path, **kwargs: path.name)
-    checkpoints = Checkpointing(Path(os.environ["TWO_FOLDER"]) / folder, every_updates=2)
+    checkpoints = Checkpointing(folder, every_updates=2)
     options = {"eval_dataset": toys.data(6), "seed": 3, "checkpoints": checkpoints, "resume_from": "auto"}
     model = Remembering()
     trainer = toys.trained([watch], toys.data(22), num_epochs, model=model, cls=Trainer, **options)
@@ -45,14 +41,14 @@ def whole_and_in_two_parts() -> list:
 
 
 def test_a_run_of_two_processes_saves_once_and_continues_with_the_same_bits(tmp_path, monkeypatch, capsys):
-    first, second = launch(whole_and_in_two_parts, tmp_path, timeout_seconds=90, TWO_FOLDER=str(tmp_path))
+    first, second = launch(whole_and_in_two_parts, tmp_path, timeout_seconds=90)
     assert first == second
     whole, _, resumed = first
     assert whole[0] == resumed[0] == 6
     assert whole[2:] == resumed[2:]
     assert f"step-{6:010d}" in whole[1]
     assert [path.name for path in (tmp_path / "whole").glob(".*")] == [".lock"]
-    monkeypatch.setenv("TWO_FOLDER", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     fit("parts", 3)  # on one process, which cannot have the memory of two
     said = capsys.readouterr().out
     assert "Resuming without the state of model.memory:" in said and "guarantee T2" in said

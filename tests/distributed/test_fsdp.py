@@ -109,9 +109,9 @@ def hash_of(tensors: dict) -> str:
 def fit(folder=None, num_epochs=EPOCHS, callbacks=(), accumulation=2, model=None, sharding="full_shard", **kwargs):
     """Train with clipping and a moving average; return the trainer and its result."""
     model = network() if model is None else model
-    ema = ModelEmaCallback(decay=0.5, save_path=Path(os.environ["FOLDER"]) / "ema.pt")
+    ema = ModelEmaCallback(decay=0.5, save_path="ema.pt")
     trainer = Trainer(model, nn.MSELoss(), torch.optim.AdamW(model.parameters(), 0.01), callbacks=[ema, *callbacks])
-    checkpoints = None if folder is None else Checkpointing(Path(os.environ["FOLDER"]) / folder, every_updates=3)
+    checkpoints = None if folder is None else Checkpointing(folder, every_updates=3)
     options = {"gradient_accumulation_steps": accumulation, "gradient_clip_norm": 0.5, "seed": 3, "sharding": sharding}
     options |= {"checkpoints": checkpoints, "resume_from": None if folder is None else "auto", **kwargs}
     result = trainer.train(toys.data(SAMPLES), num_epochs, toys.data(6), 4, log_every=1, **options)
@@ -135,7 +135,7 @@ def outcome(trainer, result) -> dict:
 
 
 def two(results) -> None:
-    folder = Path(os.environ["FOLDER"])
+    folder = Path()
     trainer, result = fit("whole")
     results["whole"] = outcome(trainer, result)
     parameters = list(trainer.model.parameters())
@@ -192,14 +192,14 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def first(folder):
-    ranks = run(two, folder, 2, 100, FOLDER=str(folder))
+    ranks = run(two, folder, 2, 100)
     assert [rank.exit_code for rank in ranks] == [0, 0], ranks[0].output[-3000:] + ranks[1].output[-3000:]
     assert ranks[0].seen.keys() == ranks[1].seen.keys()
     return ranks
 
 
 def continued(folder: Path, *sources: str, num_processes: int, accumulation: int) -> dict:
-    environment = {"FOLDER": str(folder), "SOURCES": ",".join(sources), "ACCUMULATION": str(accumulation)}
+    environment = {"SOURCES": ",".join(sources), "ACCUMULATION": str(accumulation)}
     ranks = run(go_on, folder, num_processes, 90, **environment)
     assert {rank.exit_code for rank in ranks} == {0}, ranks[0].output[-4000:]
     assert all(rank.seen == ranks[0].seen for rank in ranks)
@@ -294,7 +294,7 @@ def test_a_shard_that_is_not_what_was_written_is_refused(first, folder, damage, 
 
 
 def test_one_process_reads_what_two_wrote_and_continues(first, folder, monkeypatch):
-    monkeypatch.setenv("FOLDER", str(folder))
+    monkeypatch.chdir(folder)
     saved = folder / "halted" / f"step-{SAVED:010d}"
     witness = Witness()
     trainer, result = fit(callbacks=[witness], accumulation=4, folder=copy_of(folder, "halted", "on_one"))
@@ -318,7 +318,7 @@ def test_other_numbers_of_processes_read_the_same_bits(first, folder, monkeypatc
     assert len(list(newest.glob("shard-*"))) == 4
     assert digest_of_checkpoint(newest) == on_four["state"]
 
-    monkeypatch.setenv("FOLDER", str(folder))
+    monkeypatch.chdir(folder)
     fit("of_one", accumulation=4, callbacks=[toys.stop_at(SAVED)], sharding=None)
     back_on_two = continued(folder, "on_four", "of_one", num_processes=2, accumulation=2)
     assert back_on_two["on_four"]["restored"] == on_four["state"]
@@ -385,7 +385,7 @@ def precisions(results) -> None:
     with torch.no_grad():
         local(next(model.parameters())).fill_(float("nan") if os.environ["RANK"] == "1" else 0.0)
     try:
-        trainer.save_training_state(Path(os.environ["FOLDER"]) / "not finite")
+        trainer.save_training_state("not finite")
     except CheckpointError as error:
         results["refused"] = str(error)
 
@@ -404,7 +404,7 @@ class ScaledLoss(nn.Module):
 def scaled(folder: str, num_epochs: int, sharding: str | None = "full_shard") -> list:
     model, loss = network(norm=nn.LayerNorm), ScaledLoss()
     optimizer = torch.optim.AdamW([*model.parameters(), *loss.parameters()], 0.01)
-    checkpoints = Checkpointing(Path(os.environ["FOLDER"]) / folder)
+    checkpoints = Checkpointing(folder)
     settings = {"per_device_batch_size": 4, "seed": 3, "gradient_clip_norm": 0.5, "gradient_clip_value": 0.1}
     trainer = Trainer(model, loss, optimizer, callbacks=[])
     data = toys.data(SAMPLES)
@@ -419,7 +419,7 @@ def untied_network() -> nn.Module:
 
 
 def test_precision_recomputing_layers_and_losses_that_are_not_finite(tmp_path):
-    one, other = run(precisions, tmp_path, 2, 60, FOLDER=str(tmp_path))
+    one, other = run(precisions, tmp_path, 2, 60)
     assert one["recomputed"] and one["half"] and one["is float32"] and one["differs"] and one["by layer"]
     assert one["distance"] < 0.05
     assert one["launched"] and "set fsdp_version to 2" in one["version 1"]
@@ -450,7 +450,7 @@ def faulty(results) -> None:
 
 def test_a_save_that_one_process_cannot_finish_leaves_the_one_before(first, tmp_path):
     for name in ("part", "manifest"):
-        ranks = run(faulty, tmp_path, 2, 60, FOLDER=str(tmp_path), FAULT=name)
+        ranks = run(faulty, tmp_path, 2, 60, FAULT=name)
         victim, _ = FAULTS[name]
         assert ranks[int(victim)].exit_code == -9
         assert ranks[1 - int(victim)].exit_code not in (0, None)
@@ -465,7 +465,7 @@ def test_a_save_that_one_process_cannot_finish_leaves_the_one_before(first, tmp_
 
 
 def test_a_full_disk_of_one_process_is_reported_and_the_next_save_makes_up_for_it(tmp_path):
-    ranks = run(faulty, tmp_path, 2, 60, FOLDER=str(tmp_path), FAULT="full")
+    ranks = run(faulty, tmp_path, 2, 60, FAULT="full")
     assert [rank.exit_code for rank in ranks] == [0, 0], ranks[0].output[-3000:]
     assert "trying again at the next save" in ranks[0].output and "No space left" in ranks[0].output
     saved = sorted(path for path in (tmp_path / "full").iterdir() if path.name.startswith("step-"))

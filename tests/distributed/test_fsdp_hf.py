@@ -1,7 +1,6 @@
 """`fsdp="full_shard"` in hf's arguments and on the command line: train, resume, load the best, save a folder."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ def train_hf(results) -> None:
     from hf import tiny
     from loopwright.hf import Trainer
 
-    folder = Path(os.environ["FOLDER"])
+    folder = Path.cwd()
 
     def trainer(name: str, **options):
         model = tiny.gpt2()  # its embedding is its head
@@ -52,7 +51,7 @@ def train_hf(results) -> None:
 def test_an_hf_trainer_shards_resumes_loads_the_best_and_saves_a_folder(tmp_path):
     from transformers import AutoModelForCausalLM
 
-    one, other = run(train_hf, tmp_path, 2, 100, FOLDER=str(tmp_path))
+    one, other = run(train_hf, tmp_path, 2, 100)
     assert one.exit_code == other.exit_code == 0, one.output[-4000:]
     assert one["is sharded"] and one["resumed"]
     assert one["weights"] == other["weights"] and one["evaluated"] == other["evaluated"]
@@ -68,7 +67,6 @@ def test_an_hf_trainer_shards_resumes_loads_the_best_and_saves_a_folder(tmp_path
 def train_task(results) -> None:
     from loopwright.cli import main
 
-    os.chdir(os.environ["FOLDER"])
     words = ["train", "text-classification", "--data", "reviews.csv", "--epochs", "1", "--lr", "2e-3", "--batch", "16"]
     results["code"] = main([*words, "--threads", "1", "--fsdp", "full_shard", "--out", "run"])
 
@@ -79,7 +77,7 @@ def test_the_command_line_shards_and_leaves_a_whole_model(tmp_path):
     from tasks.reviews import rows, write_csv
 
     write_csv(tmp_path / "reviews.csv", rows())
-    one, other = run(train_task, tmp_path, 2, 100, FOLDER=str(tmp_path), HF_HUB_OFFLINE="1")
+    one, other = run(train_task, tmp_path, 2, 100)
     assert one["code"] == other["code"] == 0, one.output[-4000:]
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "model")
     named = json.loads((tmp_path / "run" / "checkpoints" / "best.json").read_text())["checkpoint"]

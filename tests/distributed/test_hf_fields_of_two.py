@@ -1,6 +1,5 @@
 """Counters, objects as labels and split batches of hf, on two processes."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ def train_and_evaluate(results) -> None:
     options |= {"accelerator_config": {"split_batches": True}, "per_device_eval_batch_size": 2}
     texts = tiny.token_rows(20)
     options |= {"compute_metrics": lambda prediction: seen.append(prediction.label_ids) or {}, "data": texts}
-    trainer = tiny.fit(Path(os.environ["FOLDER"]), kind=Named, model=tiny.gpt2(), eval_dataset=texts[:5], **options)
+    trainer = tiny.fit(Path.cwd(), kind=Named, model=tiny.gpt2(), eval_dataset=texts[:5], **options)
     trainer.evaluate()
     results["state"] = [trainer.state.num_input_tokens_seen, trainer.state.total_flos, trainer.state.global_step]
     results["labels"] = [seen[0], [str(row["labels"].tolist()) for row in texts[:5]]]
@@ -36,7 +35,7 @@ def test_two_processes_count_together_gather_objects_and_share_a_batch(tmp_path)
     for count in (1, 2):
         folder = tmp_path / str(count)
         folder.mkdir()
-        ranks += run(train_and_evaluate, folder, count, FOLDER=str(folder))
+        ranks += run(train_and_evaluate, folder, count)
     alone, first, second = ranks
     assert first["state"] == second["state"] == alone["state"] and min(alone["state"]) > 0
     for rank in ranks:
@@ -68,11 +67,11 @@ def train_scaled(results) -> None:
 
     options = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "optim": "sgd", "max_grad_norm": 0}
     for kind in (Trainer, OfUpdate, Divided):
-        trainer = tiny.fit(Path(os.environ["FOLDER"], kind.__name__), kind=kind, **options)
+        trainer = tiny.fit(Path.cwd() / kind.__name__, kind=kind, **options)
         weights = [value.tolist() for value in tiny.weights(trainer).values()]
         results[kind.__name__] = [tiny.losses(trainer), *weights]
 
 
 def test_losses_scaled_for_an_update_are_added_up_where_one_process_has_no_batch_left(tmp_path):
-    for rank in run(train_scaled, tmp_path, 2, FOLDER=str(tmp_path)):
+    for rank in run(train_scaled, tmp_path):
         assert rank["OfUpdate"] == rank["Divided"] == rank["Trainer"]

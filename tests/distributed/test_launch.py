@@ -49,7 +49,7 @@ def start_module(folder: str, words: list[str]) -> None:
 
 
 def train_as_launched(results) -> None:
-    environment, _ = json.loads(Path(os.environ["STARTED"], f"{os.environ['RANK']}.json").read_text())
+    environment, _ = json.loads(Path(f"{os.environ['RANK']}.json").read_text())
     store = {name: os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
     os.environ.clear()
     os.environ.update({**environment, **store, "TORCHELASTIC_USE_AGENT_STORE": "False"})
@@ -71,7 +71,7 @@ def test_torchrun_accelerate_and_launch_run_the_same_script_to_the_same_weights_
         line = [*words, "script.py", str(folder), str(code)]
         assert exit_code(start_module, str(tmp_path), line) == code
         assert [json.loads((folder / f"{rank}.json").read_text())[1] for rank in (0, 1)] == [[str(code)]] * 2
-        ranks = run_ranks(train_as_launched, folder, STARTED=str(folder))
+        ranks = run_ranks(train_as_launched, folder)
         assert ranks[0]["told"] == ranks[1]["told"]
         told[name] = ranks[0]["told"]
     assert told["torchrun"][:2] == [2, 16]  # two processes; the samples of 16 updates over both
@@ -90,7 +90,6 @@ def test_a_verb_runs_on_two_processes_and_what_is_wrong_with_its_input_is_report
 
 
 def refuse_once_they_have_met(results) -> None:
-    os.chdir(os.environ["FOLDER"])
     words = ["train", "text-classification", "--data", "reviews.csv", "--batch", "auto", "--threads", "1"]
     results["code"] = launching.work(words)
 
@@ -102,8 +101,8 @@ def test_what_all_processes_of_a_verb_refuse_is_reported_once_and_left_to_the_la
     write_csv(tmp_path / "reviews.csv", rows(16))
     codes = tmp_path / "codes"
     codes.mkdir()
-    started = {"LOOPWRIGHT_LAUNCH_CODES": str(codes), "TORCHELASTIC_RESTART_COUNT": "0", "HF_HUB_OFFLINE": "1"}
-    first, second = run_ranks(refuse_once_they_have_met, tmp_path, FOLDER=str(tmp_path), **started)
+    started = {"LOOPWRIGHT_LAUNCH_CODES": str(codes), "TORCHELASTIC_RESTART_COUNT": "0"}
+    first, second = run_ranks(refuse_once_they_have_met, tmp_path, **started)
     assert first["code"] == second["code"] == 0  # torchrun has nothing to end or to start again
     assert {path.name: path.read_text() for path in codes.iterdir()} == {"0.0": "2", "0.1": "2"}
     assert "error[args.value]: --batch auto is for one process" in first.output and second.output == ""

@@ -78,12 +78,12 @@ def go_on(folder, room: int, accumulation: int, updates: int | None = None) -> l
 
 
 def resume_on_two() -> list:
-    return go_on(os.environ["SPLIT_FOLDER"], 1000, 1)
+    return go_on("split", 1000, 1)
 
 
 def test_a_run_that_was_split_on_one_process_continues_whole_on_two(tmp_path):
     updates, _, _, parts = go_on(tmp_path / "split", 2, 2, updates=1)
     assert (updates, parts) == (1, 4)
     # The second process has a pad in the last update.
-    first, second = launch(resume_on_two, tmp_path, SPLIT_FOLDER=str(tmp_path / "split"))
+    first, second = launch(resume_on_two, tmp_path)
     assert first[:2] == second[:2] == [2, 5] and first[2] == second[2] and first[3] == second[3] == 1

@@ -43,7 +43,6 @@ def copied(folder: Path, to: Path) -> None:
 def train_task(results) -> None:
     from loopwright.cli import main
 
-    os.chdir(os.environ["FOLDER"])
     if os.environ["WORLD_SIZE"] == "2":
         words = ["train", "text-classification", "--data", "reviews.csv", "--epochs", "1", "--lr", "2e-3"]
         words += ["--batch", "8", "--threads", "1", "--no_rehearsal", "--logging_steps", "1", "--reduction", "exact"]
@@ -57,7 +56,7 @@ def test_a_task_resumed_on_one_process_is_as_long_as_on_two_and_ends_with_the_sa
 
     write_csv(tmp_path / "reviews.csv", rows(64))
     for name, num_processes in (("two", 2), ("one", 1)):
-        ranks = run(train_task, tmp_path, num_processes, 100, FOLDER=str(tmp_path), HF_HUB_OFFLINE="1", RUN=name)
+        ranks = run(train_task, tmp_path, num_processes, 100, RUN=name)
         assert [rank["code of resume"] for rank in ranks] == [0] * num_processes, ranks[0].output[-4000:]
     assert "accum 2 × 1 device = 16" in ranks[0].output
     two, one = (logged(tmp_path / name / "metrics.jsonl") for name in ("two", "one"))
@@ -67,8 +66,6 @@ def test_a_task_resumed_on_one_process_is_as_long_as_on_two_and_ends_with_the_sa
 
 def stop_task(results) -> None:
     from loopwright.cli import main
-
-    os.chdir(os.environ["FOLDER"])
 
     def stop_it() -> None:
         while not logged_something(Path("stopped") / "metrics.jsonl"):
@@ -90,7 +87,7 @@ def test_a_task_on_two_processes_is_stopped_on_both_and_reported_once(tmp_path):
     from tasks.reviews import rows, write_csv
 
     write_csv(tmp_path / "reviews.csv", rows(64))
-    first, second = run(stop_task, tmp_path, 2, 60, FOLDER=str(tmp_path), HF_HUB_OFFLINE="1")
+    first, second = run(stop_task, tmp_path)
     assert first["code"] == second["code"] == 75
     assert "stopped and saved; continue with: lw resume stopped" in first.output and second.output == ""
 
@@ -120,7 +117,7 @@ def fit(folder: Path, is_begun: bool) -> dict:
 
 
 def train_hf(results) -> dict:
-    folder = Path(os.environ["FOLDER"])
+    folder = Path.cwd()
     if os.environ["WORLD_SIZE"] == "1":
         return fit(folder / "one", is_begun=True)
     results["begun"] = fit(folder / "two", is_begun=False)
@@ -129,8 +126,8 @@ def train_hf(results) -> dict:
 
 
 def test_an_hf_run_resumed_on_one_process_is_as_long_as_on_two_and_ends_with_the_same_bits(tmp_path):
-    first, second = run(train_hf, tmp_path, 2, 100, FOLDER=str(tmp_path))
+    first, second = run(train_hf, tmp_path, 2, 100)
     assert first["begun"]["max_steps"] == 14 and len(first["begun"]["rates"]) == 3
-    (alone,) = run(train_hf, tmp_path, 1, 100, FOLDER=str(tmp_path))
+    (alone,) = run(train_hf, tmp_path, 1, 100)
     assert alone["returned"] == first["returned"] == second["returned"]
     assert [step for step, _ in alone["returned"]["rates"]] == list(range(1, 15)) and alone["returned"]["epoch"] == 2

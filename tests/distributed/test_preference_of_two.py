@@ -12,7 +12,6 @@ def train_preference(results) -> None:
     from loopwright.cli import main
     from loopwright.tasks.text.preference import answers
 
-    os.chdir(os.environ["FOLDER"])
     compute, sizes = answers.answer_log_probs, []
 
     def counting(model, batch, job=None):
@@ -34,7 +33,7 @@ def test_the_reference_is_shared_out_and_has_the_bits_of_one_process(tmp_path):
     write_jsonl(tmp_path / "validation.jsonl", chat_rows(9, seed=1))
     found = {}
     for name, num_processes in (("one", 1), ("two", 2)):
-        ranks = run(train_preference, tmp_path, num_processes, 100, FOLDER=str(tmp_path), HF_HUB_OFFLINE="1", RUN=name)
+        ranks = run(train_preference, tmp_path, num_processes, 100, RUN=name)
         assert [rank["code"] for rank in ranks] == [0] * num_processes, ranks[0].output[-4000:]
         found[name] = [rank["sizes"] for rank in ranks]
     train, validation = [4, 4, 4, 4, 4, 2], [4, 4, 1]

@@ -22,7 +22,7 @@ def measure(results) -> None:
     from loopwright.tasks.base import Origin
     from loopwright.tasks.data import RunData
 
-    folder, task = Path(os.environ["FOLDER"]), get_task("text-classification")
+    folder, task = Path.cwd(), get_task("text-classification")
     settings = settle(task, ["--data", str(folder / "reviews.csv"), "--batch", "8", "--threads", "1", "--time", "2s"])
     screen = Screen(is_quiet=True)
     if os.environ["RANK"] == "1":
@@ -37,7 +37,7 @@ def test_two_processes_stop_timing_together_and_take_what_the_first_has_measured
     from tasks.reviews import rows, write_csv
 
     write_csv(tmp_path / "reviews.csv", rows())
-    first, second = run(measure, tmp_path, FOLDER=str(tmp_path))
+    first, second = run(measure, tmp_path)
     assert first["costs"] == second["costs"]
     assert 0 < first["costs"]["start"] < 1000 and first["costs"]["update"] > 0
     assert not list(tmp_path.glob(".trial*"))

@@ -1,7 +1,6 @@
 """Uploads to the Hub, against a client that records them and a server that refuses them."""
 
 import json
-import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -164,14 +163,14 @@ def test_push_to_hub_uploads_the_folder_without_the_files_of_the_run(tmp_path, c
 def push_in_two_processes(results):
     client = Recorder()
     hub.client = lambda: client
-    trainer = trained(os.environ["FOLDER"])
+    trainer = trained("out")
     client.failing.add("upload_folder")
     trainer.save_model()  # does not raise on any rank
     results["uploads"], results["repository"] = len(client.uploads), trainer.hub_model_id
 
 
 def test_only_rank_0_uploads(tmp_path):
-    first, second = run(push_in_two_processes, tmp_path, FOLDER=str(tmp_path / "out"))
+    first, second = run(push_in_two_processes, tmp_path)
     assert (first["uploads"], first["repository"]) == (2, "me/out")
     assert (second["uploads"], second["repository"]) == (0, None)
 

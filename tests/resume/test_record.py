@@ -535,7 +535,7 @@ def test_the_folder_is_free_again_whatever_ended_the_run(error, tmp_path):
 
 
 def record_of_two() -> list:
-    folder = Path(os.environ["RECORD_FOLDER"])
+    folder = Path.cwd()
     out = []
     for name, update in (("whole", None), ("parts", 2), ("parts", None)):
         _, result = run(folder / name, [stop_at(update)], num_epochs=1, torch_seed=5, resume_from="auto")
@@ -546,7 +546,7 @@ def record_of_two() -> list:
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_of_two_processes_the_first_alone_writes_the_record_and_each_update_once(tmp_path):
-    first, second = launch(record_of_two, tmp_path, timeout_seconds=90, RECORD_FOLDER=str(tmp_path))
+    first, second = launch(record_of_two, tmp_path, timeout_seconds=90)
     assert first == second
     updates = first[0][0]
     assert [one[:2] for one in first] == [[updates, None], [2, "enough"], [updates, None]]
