@@ -261,6 +261,7 @@ def test_the_client_of_huggingface_hub_uploads_and_a_server_that_refuses_does_no
 ):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     api = huggingface_hub.HfApi(endpoint=f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setattr(hub, "client", lambda: api)
     trainer = trained(tmp_path, hub_token=TOKEN)
