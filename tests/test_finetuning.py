@@ -9,40 +9,28 @@ from loopwright.errors import ConfigError
 from loopwright.finetuning import BN_MODULES, Layer, LayerGroup, ModelFreezer
 
 
-class Network(nn.Module):
+def network():
     """Three groups: a layer, a nested block with batch norms, a head."""
-
-    def __init__(self):
-        super().__init__()
-        self.input = nn.Linear(4, 4)
-        self.block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)))
-        self.output = nn.Linear(4, 2)
+    block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)))
+    return toys.net(input=nn.Linear(4, 4), block=block, output=nn.Linear(4, 2))
 
 
 INPUT = ["input.weight", "input.bias"]
 BLOCK = ["block.0.weight", "block.0.bias", "block.2.0.weight", "block.2.0.bias"]  # without its batch norm
 
 
-class VisionTransformer(nn.Module):
+def vision_transformer():
     """Holds a class token itself, and an attention block with projections of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.class_token = nn.Parameter(torch.zeros(4))
-        self.patches = nn.Linear(4, 4)
-        self.attention = nn.MultiheadAttention(4, 2, dropout=0.5)
-        self.head = nn.Linear(4, 2)
+    attention = nn.MultiheadAttention(4, 2, dropout=0.5)
+    token = nn.Parameter(torch.zeros(4))
+    return toys.net(class_token=token, patches=nn.Linear(4, 4), attention=attention, head=nn.Linear(4, 2))
 
 
-class TiedLanguageModel(nn.Module):
+def tied_language_model():
     """The head's weight is the embedding's; its bias is its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(5, 4)
-        self.body = nn.Linear(4, 4)
-        self.head = nn.Linear(4, 5)
-        self.head.weight = self.embedding.weight
+    model = toys.net(embedding=nn.Embedding(5, 4), body=nn.Linear(4, 4), head=nn.Linear(4, 5))
+    model.head.weight = model.embedding.weight
+    return model
 
 
 def frozen_names(model):
@@ -59,7 +47,7 @@ def names_of(model, parameters):
 
 
 def test_a_freezer_unfreezes_everything_and_lists_groups_and_their_leaves_with_indexes_from_both_ends():
-    model, freezer = freezable(Network().requires_grad_(False))
+    model, freezer = freezable(network().requires_grad_(False))
     assert frozen_names(model) == set()
     assert (freezer.model, freezer.freeze_bn, freezer.num_groups) == (model, False, 3)
     groups = enumerate((model.input, model.block, model.output))
@@ -75,7 +63,7 @@ def test_a_freezer_unfreezes_everything_and_lists_groups_and_their_leaves_with_i
 
 
 def test_freeze_takes_all_groups_but_the_last_and_batch_norms_only_when_asked_for():
-    model, freezer = freezable(Network())
+    model, freezer = freezable(network())
     assert freezer.freeze() is None
     assert frozen_names(model) == set(INPUT + BLOCK)
     assert [group.is_frozen for group in freezer.get_layer_groups()] == [True, True, False]
@@ -94,7 +82,7 @@ def test_every_kind_of_batch_norm_is_passed_by(batch_norm_class):
 
 @pytest.mark.parametrize("sets_mode", [False, True])
 def test_parameters_are_frozen_and_unfrozen_whatever_the_mode_is_to_be(sets_mode):
-    model, freezer = freezable(Network())
+    model, freezer = freezable(network())
     freezer.freeze(0, 0, set_modules_as_eval=sets_mode)
     assert frozen_names(model) == {"input.weight", "input.bias"}
     assert model.input.training is not sets_mode
@@ -105,7 +93,7 @@ def test_parameters_are_frozen_and_unfrozen_whatever_the_mode_is_to_be(sets_mode
 
 
 def test_eval_mode_reaches_everything_in_the_groups_but_batch_norms_also_what_is_frozen_already():
-    model, freezer = freezable(Network())
+    model, freezer = freezable(network())
     freezer.freeze()
     assert model.input.training
     freezer.freeze(set_modules_as_eval=True)
@@ -142,8 +130,8 @@ def test_bounds_are_included_count_from_both_ends_and_may_be_reversed(bounds):
 @pytest.mark.parametrize("index", [3, -4, 100])
 @pytest.mark.parametrize("method", ["freeze", "unfreeze"])
 def test_an_index_out_of_range_is_a_config_error_that_names_the_groups(method, index):
-    model, freezer = freezable(Network())
-    with pytest.raises(ConfigError, match=rf"no layer group {index}: Network has 3 \(input, block, output\)"):
+    model, freezer = freezable(network())
+    with pytest.raises(ConfigError, match=rf"no layer group {index}: Net has 3 \(input, block, output\)"):
         getattr(freezer, method)(0, index)
     with pytest.raises(ValueError, match="0 to 2, or -3 to -1"):
         getattr(freezer, method)(index, 0)
@@ -169,7 +157,7 @@ def test_a_model_without_children_is_its_own_only_group():
 
 
 def test_unfreeze_returns_what_was_frozen_by_group():
-    model, freezer = freezable(Network())
+    model, freezer = freezable(network())
     freezer.freeze()
     unfrozen = freezer.unfreeze(1)
     assert {index: names_of(model, group["params"]) for index, group in unfrozen.items()} == {0: INPUT, 1: BLOCK}
@@ -184,7 +172,7 @@ def test_unfreeze_returns_what_was_frozen_by_group():
 
 
 def test_parameters_of_modules_with_children_are_frozen():
-    model, freezer = freezable(VisionTransformer())
+    model, freezer = freezable(vision_transformer())
     freezer.freeze(1, 1)
     names = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
     assert frozen_names(model) == {f"attention.{name}" for name in names}
@@ -193,7 +181,7 @@ def test_parameters_of_modules_with_children_are_frozen():
 
 
 def test_parameters_of_the_model_itself_belong_to_group_0():
-    model, freezer = freezable(VisionTransformer())
+    model, freezer = freezable(vision_transformer())
     assert freezer.num_groups == 3
     freezer.freeze(0, 0, set_modules_as_eval=True)
     assert frozen_names(model) == {"class_token", "patches.weight", "patches.bias"}
@@ -207,7 +195,7 @@ def test_parameters_of_the_model_itself_belong_to_group_0():
     assert freezer.get_trainable_parameters() == []
 
 
-@pytest.mark.parametrize("make", [Network, lambda: nn.Transformer(8, 2, 1, 1, 16)], ids=["network", "transformer"])
+@pytest.mark.parametrize("make", [network, lambda: nn.Transformer(8, 2, 1, 1, 16)], ids=["network", "transformer"])
 def test_every_parameter_is_frozen_and_unfrozen_once_and_goes_straight_into_an_optimizer(make):
     model, freezer = freezable(make())
     names = [name for name, _ in model.named_parameters()]
@@ -224,7 +212,7 @@ def test_every_parameter_is_frozen_and_unfrozen_once_and_goes_straight_into_an_o
 
 
 def test_a_tied_parameter_is_returned_once_and_unfrozen_with_either_group():
-    model, freezer = freezable(TiedLanguageModel())
+    model, freezer = freezable(tied_language_model())
     freezer.freeze(0, -1)
     unfrozen = freezer.unfreeze()
     assert names_of(model, unfrozen[0]["params"]) == ["embedding.weight"]
@@ -246,15 +234,15 @@ def test_a_module_used_in_two_groups_is_frozen_with_either():
 
 
 def test_a_half_frozen_layer_or_model_is_a_value_error_that_names_it():
-    model, freezer = freezable(Network())
+    model, freezer = freezable(network())
     model.block[2][0].bias.requires_grad_(False)
     with pytest.raises(ValueError, match=r"'block.2.0' \(Linear\).*bias frozen, weight not"):
         freezer.get_layers()
     freezer.freeze()
     assert freezer.get_layers()[3] == Layer((1, -2), model.block[2][0], True)
-    model, freezer = freezable(VisionTransformer())
+    model, freezer = freezable(vision_transformer())
     model.scale = nn.Parameter(torch.ones(1), requires_grad=False)
-    with pytest.raises(ValueError, match="VisionTransformer itself.*scale frozen, class_token not"):
+    with pytest.raises(ValueError, match="Net itself.*scale frozen, class_token not"):
         freezer.get_layers()
 
 
@@ -269,7 +257,7 @@ def test_parameters_of_integers_are_left_alone():
 
 
 def test_a_head_replaced_later_is_seen():
-    model, freezer = freezable(Network())
+    model, freezer = freezable(network())
     model.output = nn.Linear(4, 3)
     model.extra = nn.Linear(3, 3)
     assert freezer.num_groups == 4

@@ -86,6 +86,14 @@ def network(width: int = 0, dropout: float = 0.0) -> nn.Module:
     return seeded(lambda: nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Dropout(dropout), nn.Linear(width, 1)))
 
 
+def net(forward: Callable[..., Any] | None = None, **parts: Any) -> nn.Module:
+    """A module of named parts: net(lambda self, x: self.head(x).mean(1), head=nn.Linear(4, 3))."""
+    module = type("Net", (nn.Module,), {"forward": forward or nn.Module.forward})()
+    for name, part in parts.items():
+        setattr(module, name, part)
+    return module
+
+
 class NanFrom(nn.Module):
     """A mean squared error that is nan from its n-th call on (counted from 1)."""
 

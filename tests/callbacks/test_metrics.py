@@ -113,19 +113,13 @@ def test_outputs_of_every_kind_are_understood():
     assert found[:4] == pytest.approx(expected, rel=1e-5)
 
 
-class Mapped(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = toys.seeded(nn.Linear, 4, 3)
-
-    def forward(self, features, labels):
+def test_batches_and_outputs_that_are_mappings_have_metrics_too():
+    def mapped(self, features, labels):
         logits = self.layer(features)
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
-
-def test_batches_and_outputs_that_are_mappings_have_metrics_too():
     rows = [{"features": x, "labels": y} for x, y in CLASSES]
-    model = Mapped()
+    model = toys.net(mapped, layer=toys.seeded(nn.Linear, 4, 3))
     trainer = Trainer(model, None, torch.optim.SGD(model.parameters(), lr=0.1), (), metrics=["accuracy", accuracy][:1])
     found = trainer.train(rows, 1, rows, seed=0).metrics
     plain = trainer_of(["accuracy"], num_epochs=1, per_device_batch_size=8).result.metrics

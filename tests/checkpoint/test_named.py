@@ -21,13 +21,9 @@ from loopwright.errors import CheckpointError, ConfigError
 from toys import assert_same_weights
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.outer = nn.Linear(4, 3), nn.Linear(3, 1)
-
-    def forward(self, x):
-        return self.outer(torch.tanh(self.inner(x)))
+def net(**more):
+    parts = {"inner": nn.Linear(4, 3), "outer": nn.Linear(3, 1), **more}
+    return toys.net(lambda self, x: self.outer(torch.tanh(self.inner(x))), **parts)
 
 
 def names(model, **others):
@@ -46,7 +42,7 @@ def stepped(model, optimizer, steps=2):
 
 
 def test_the_first_module_has_plain_names_and_the_others_a_prefix_and_each_parameter_has_one():
-    model, loss = Net(), nn.Bilinear(1, 1, 1)
+    model, loss = net(), nn.Bilinear(1, 1, 1)
     found = names(model, loss_func=loss)
     expected = {f"{layer}.{kind}" for layer in ("inner", "outer") for kind in ("weight", "bias")}
     assert set(found.values()) == expected | {"loss_func.weight", "loss_func.bias"}
@@ -80,12 +76,12 @@ def test_tied_tensors_are_told_from_equal_ones():
 )
 def test_the_state_goes_by_name_whatever_the_order_and_grouping_of_the_parameters(make):
     torch.manual_seed(3)
-    first = Net()
+    first = net()
     saved = copy.deepcopy(optimizer_state(stepped(first, make(first.parameters())), names(first)))
     assert set(saved["state"]) == set(names(first).values())
     assert saved["param_groups"][0]["params"] == ["inner.weight", "inner.bias", "outer.weight", "outer.bias"]
 
-    second = Net()
+    second = net()
     second.load_state_dict(first.state_dict())
     groups = [
         {"params": [second.outer.bias, second.inner.weight], "lr": 123.0},
@@ -96,7 +92,7 @@ def test_the_state_goes_by_name_whatever_the_order_and_grouping_of_the_parameter
     assert [group["lr"] for group in other.param_groups] == [saved["param_groups"][0]["lr"]] * 2
 
     # Both go on exactly alike.
-    third = Net()
+    third = net()
     third.load_state_dict(first.state_dict())
     plain = make(third.parameters())
     plain.load_state_dict(fitted_state(plain, saved, names(third)))
@@ -107,7 +103,7 @@ def test_the_state_goes_by_name_whatever_the_order_and_grouping_of_the_parameter
 
 
 def test_each_group_gets_the_options_that_its_parameters_had_which_must_not_differ():
-    first, second = Net(), Net()
+    first, second = net(), net()
     groups = [{"params": first.inner.parameters(), "lr": 0.5}, {"params": first.outer.parameters(), "lr": 0.25}]
     saved = optimizer_state(torch.optim.SGD(groups, lr=1.0, momentum=0.9), names(first))
     swapped = [{"params": second.outer.parameters()}, {"params": second.inner.parameters()}]
@@ -119,9 +115,9 @@ def test_each_group_gets_the_options_that_its_parameters_had_which_must_not_diff
 
 
 def test_an_optimizer_over_named_parameters_keeps_the_names_of_its_own_groups():
-    first = Net()
+    first = net()
     saved = optimizer_state(torch.optim.SGD(first.named_parameters(), lr=0.5), names(first))
-    second = Net()
+    second = net()
     optimizer = torch.optim.SGD([*second.outer.named_parameters(), *second.inner.named_parameters()], lr=0.1)
     expected = list(optimizer.param_groups[0]["param_names"])
     optimizer.load_state_dict(fitted_state(optimizer, saved, names(second)))
@@ -130,7 +126,7 @@ def test_an_optimizer_over_named_parameters_keeps_the_names_of_its_own_groups():
 
 
 def test_an_optimizer_that_has_not_stepped_has_options_only():
-    model = Net()
+    model = net()
     saved = optimizer_state(torch.optim.Adam(model.parameters(), lr=0.5), names(model))
     assert saved["state"] == {}
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -139,7 +135,7 @@ def test_an_optimizer_that_has_not_stepped_has_options_only():
 
 
 def test_parameters_without_a_name_go_by_their_number():
-    model, loose = Net(), nn.Parameter(torch.ones(1))
+    model, loose = net(), nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([*model.parameters(), loose], lr=0.1)
     saved = optimizer_state(optimizer, names(model))
     assert saved["param_groups"][0]["params"][-1] == "unnamed.4"
@@ -149,7 +145,7 @@ def test_parameters_without_a_name_go_by_their_number():
 
 
 def test_other_parameters_than_those_saved_are_refused_by_name():
-    model = Net()
+    model = net()
     everything = torch.optim.SGD(model.parameters(), lr=0.1)
     head = torch.optim.SGD(model.outer.parameters(), lr=0.1)
     with pytest.raises(
@@ -166,11 +162,11 @@ def test_other_parameters_than_those_saved_are_refused_by_name():
 
 def trained(**kwargs):
     schedule = partial(StepLR, step_size=2, gamma=0.5)
-    return toys.trained(model=Net(), cls=Trainer, create_scheduler_fn=schedule, **kwargs)
+    return toys.trained(model=net(), cls=Trainer, create_scheduler_fn=schedule, **kwargs)
 
 
 def fresh(model=None):
-    return toys.trainer_of(model=model or Net(), cls=Trainer)
+    return toys.trainer_of(model=model or net(), cls=Trainer)
 
 
 def test_the_file_is_a_dict_with_the_documented_keys(tmp_path):
@@ -210,7 +206,7 @@ def test_optimizer_and_scheduler_are_left_alone_when_asked_and_a_missing_optimiz
     assert other.optimizer.param_groups[0]["lr"] == 7.0 and other.scheduler.last_epoch == 77
     other.load_checkpoint(tmp_path / "all.pt")
     assert other.optimizer.param_groups[0]["lr"] == 0.0125 and other.scheduler.last_epoch == 4
-    other = Trainer(Net(), nn.MSELoss(), None, callbacks=())
+    other = Trainer(net(), nn.MSELoss(), None, callbacks=())
     with pytest.raises(ConfigError, match=r"no optimizer\. Pass one, or load_optimizer=False"):
         other.load_checkpoint(tmp_path / "all.pt")
     other.load_checkpoint(tmp_path / "all.pt", load_optimizer=False)
@@ -295,18 +291,17 @@ def test_a_safetensors_path_gets_the_weights_alone(tmp_path):
     assert_same_weights(trainer, other)
 
 
-class Tied(Net):
-    def __init__(self):
-        super().__init__()
-        self.copy = nn.Linear(4, 3)
-        self.copy.weight = self.inner.weight
+def tied():
+    model = net(copy=nn.Linear(4, 3))
+    model.copy.weight = model.inner.weight
+    return model
 
 
 def test_tied_weights_are_one_tensor_in_a_safetensors_file_and_stay_tied(tmp_path):
-    trainer = fresh(Tied())
+    trainer = fresh(tied())
     for name in ("x.pt", "x.safetensors"):
         trainer.save_checkpoint(tmp_path / name)
-        other = fresh(Tied())
+        other = fresh(tied())
         other.load_checkpoint(tmp_path / name)
         assert_same_weights(trainer, other)
         assert other.model.copy.weight is other.model.inner.weight
@@ -314,7 +309,7 @@ def test_tied_weights_are_one_tensor_in_a_safetensors_file_and_stay_tied(tmp_pat
 
 
 def test_a_safetensors_file_of_another_model_is_refused_by_name_before_anything_is_touched(tmp_path):
-    fresh(Tied()).save_checkpoint(tmp_path / "tied.safetensors")
+    fresh(tied()).save_checkpoint(tmp_path / "tied.safetensors")
     plain = fresh()
     plain.save_checkpoint(tmp_path / "plain.safetensors")
     before = toys.state_of(plain)
@@ -322,7 +317,7 @@ def test_a_safetensors_file_of_another_model_is_refused_by_name_before_anything_
         plain.load_checkpoint(tmp_path / "tied.safetensors")
     toys.assert_same(toys.state_of(plain), before)
     with pytest.raises(CheckpointError, match=r"of another model\. copy\.bias: absent saved, \(3,\) in the model"):
-        fresh(Tied()).load_checkpoint(tmp_path / "plain.safetensors")
+        fresh(tied()).load_checkpoint(tmp_path / "plain.safetensors")
 
 
 # Training states of one trainer
@@ -343,9 +338,9 @@ def test_loading_a_training_state_restores_the_model_and_not_the_run(tmp_path):
 
 
 def test_tied_weights_of_a_training_state_stay_tied(tmp_path):
-    trainer = toys.trained((), toys.data(8), model=Tied(), cls=Trainer)
+    trainer = toys.trained((), toys.data(8), model=tied(), cls=Trainer)
     trainer.save_training_state(tmp_path / "state")
     assert "copy.weight" not in load_file(tmp_path / "state" / "model.safetensors")
-    other = toys.trained((), toys.data(8), model=Tied(), cls=Trainer, num_epochs=1, resume_from=tmp_path / "state")
+    other = toys.trained((), toys.data(8), model=tied(), cls=Trainer, num_epochs=1, resume_from=tmp_path / "state")
     assert other.model.copy.weight is other.model.inner.weight
     assert_same_weights(trainer, other)

@@ -151,18 +151,14 @@ def test_iterated_by_anything_else_a_sampler_yields_the_epoch_that_it_was_told()
     assert len(sampler) == 40
 
 
-class Sums(nn.Module):
+def sums():
     """A model whose loss depends on which samples come together."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(60, 4)
-        self.out = nn.Linear(4, 1)
 
     def forward(self, input_ids, attention_mask, labels):
         summed = (self.embedding(input_ids) * attention_mask[..., None]).sum(1)
-        loss = (self.out(torch.tanh(summed))[:, 0] - labels.float()).square().mean()
-        return {"loss": loss}
+        return {"loss": (self.out(torch.tanh(summed))[:, 0] - labels.float()).square().mean()}
+
+    return toys.net(forward, embedding=nn.Embedding(60, 4), out=nn.Linear(4, 1))
 
 
 def texts(count=50):
@@ -174,7 +170,7 @@ def texts(count=50):
 
 
 def fit(folder=None, stop_at=None, kind=Trainer, lengths=None):
-    model, data = toys.seeded(Sums), texts()
+    model, data = toys.seeded(sums), texts()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
     options = {"collate_fn": with_buckets(DataCollatorWithPadding(Pads()), lengths)}
     if folder is not None:

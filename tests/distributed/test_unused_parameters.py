@@ -12,13 +12,8 @@ from loopwright.errors import ConfigError
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
-class PartlyUsed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.used, self.unused = nn.Linear(4, 1), nn.Linear(3, 3)
-
-    def forward(self, inputs):
-        return self.used(inputs)
+def partly_used():
+    return toys.net(lambda self, inputs: self.used(inputs), used=nn.Linear(4, 1), unused=nn.Linear(3, 3))
 
 
 class LooksForUnused(Trainer):
@@ -34,7 +29,7 @@ class OwnLoss(Trainer):
 
 
 def trained(cls, freezes: bool = False) -> list[float]:
-    model = toys.seeded(PartlyUsed)
+    model = toys.seeded(partly_used)
     model.unused.requires_grad_(not freezes)
     toys.trained(model=model, cls=cls, per_device_batch_size=2, seed=1)
     return toys.weights(model.used).tolist()

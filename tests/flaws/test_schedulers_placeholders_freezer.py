@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
+import toys
+
 from . import subject
 
 
@@ -240,28 +242,11 @@ def test_flaw_49_freeze_with_eval_mode_freezes_and_unfreeze_without_train_mode_u
 
 
 def test_flaw_50_parameters_of_nested_modules_are_frozen_too():
-    class Embeddings(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.class_token = nn.Parameter(torch.zeros(1, 4))
-            self.projection = nn.Linear(2, 4)
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention = nn.MultiheadAttention(4, 2)
-            self.scale = nn.Parameter(torch.ones(4))
-            self.norm = nn.BatchNorm1d(4)
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.position = nn.Parameter(torch.zeros(1, 4))
-            self.embeddings = Embeddings()
-            self.block = Block()
-            self.head = nn.Linear(4, 1)
-
-    model = Model()
+    embeddings = toys.net(class_token=nn.Parameter(torch.zeros(1, 4)), projection=nn.Linear(2, 4))
+    scale = nn.Parameter(torch.ones(4))
+    block = toys.net(attention=nn.MultiheadAttention(4, 2), scale=scale, norm=nn.BatchNorm1d(4))
+    position = nn.Parameter(torch.zeros(1, 4))
+    model = toys.net(position=position, embeddings=embeddings, block=block, head=nn.Linear(4, 1))
     freezer = subject.finetuning.ModelFreezer(model)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
 

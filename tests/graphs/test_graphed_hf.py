@@ -149,16 +149,14 @@ def test_a_resumed_run_with_a_step_that_divides_is_graphed_with_the_same_gradien
     assert graphs[1].num_replays > 0 and tiny.same(whole, resumed)
 
 
-class Embedded(nn.Module):
+def embedded():
     """Classes of texts of any length; the loss is the model's own, as transformers' models have it."""
-
-    def __init__(self):
-        super().__init__()
-        self.words, self.head = nn.Embedding(50, 8), nn.Linear(8, 3)
 
     def forward(self, input_ids, attention_mask, labels=None):
         logits = self.head((self.words(input_ids) * attention_mask[..., None]).mean(1))
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    return toys.net(forward, words=nn.Embedding(50, 8), head=nn.Linear(8, 3))
 
 
 def test_transformers_own_padding_collator_gets_graphs_and_resumes_alike(tmp_path, graphs):
@@ -173,11 +171,11 @@ def test_transformers_own_padding_collator_gets_graphs_and_resumes_alike(tmp_pat
     options = {"per_device_train_batch_size": 2, "num_train_epochs": 3, "optim": "adamw_torch_fused"}
     options |= {"report_to": "none", "use_cpu": True, "length_buckets": "off", "save_strategy": "epoch"}
     options |= {"data_collator": DataCollatorWithPadding(tokenizer)}
-    whole = tiny.fit(tmp_path, model=toys.seeded(Embedded, seed=4), data=texts, **options)
+    whole = tiny.fit(tmp_path, model=toys.seeded(embedded, seed=4), data=texts, **options)
     num_updates = whole.state.global_step
     assert graphs[0].num_replays == whole.core.num_graphed_updates == num_updates - 1 == 20
     checkpoint = tmp_path / "checkpoint-7"
-    resumed = tiny.fit(tmp_path, model=toys.seeded(Embedded, seed=4), data=texts, resume=checkpoint, **options)
+    resumed = tiny.fit(tmp_path, model=toys.seeded(embedded, seed=4), data=texts, resume=checkpoint, **options)
     assert graphs[1].num_replays == num_updates - 7
     assert tiny.same(whole, resumed) and tiny.losses(whole)[-1:] == tiny.losses(resumed)[-1:]
 

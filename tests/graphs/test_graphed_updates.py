@@ -281,18 +281,13 @@ def padded_to(*lengths):
     return collate
 
 
-class Reader(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(1, 2)
-
-    def forward(self, inputs):
-        return self.layer(inputs.mean(1, keepdim=True))
+def reader():
+    return toys.net(lambda self, inputs: self.layer(inputs.mean(1, keepdim=True)), layer=nn.Linear(1, 2))
 
 
 def read(samples, kind=GraphedTrainer, **options):
     """Train a reader on samples in their order, as graphs."""
-    model = toys.seeded(Reader)
+    model = toys.seeded(reader)
     trainer = kind(model, nn.CrossEntropyLoss(), adamw(model), callbacks=[])
     trainer.train(samples, train_dataloader_kwargs={"shuffle": False}, **options)
     return trainer.capturer
@@ -362,15 +357,13 @@ def test_garbage_is_collected_once_before_the_first_recording():
     assert len(collected) == 1
 
 
-class Counting(nn.Module):
+def counting(num_scores):
     """Scores of what tokens have in common, whatever the number of texts of a sample."""
-
-    def __init__(self, num_scores):
-        super().__init__()
-        self.layer = nn.Linear(1, num_scores)
 
     def forward(self, input_ids, attention_mask):
         return self.layer((input_ids * attention_mask).float().mean(-1, keepdim=True)).squeeze(-1)
+
+    return toys.net(forward, layer=nn.Linear(1, num_scores))
 
 
 class Scoring(GraphedTrainer):
@@ -382,7 +375,7 @@ class Scoring(GraphedTrainer):
 
 
 def scored(collate, samples, num_scores, loss):
-    model = toys.seeded(Counting, num_scores, seed=3)
+    model = toys.seeded(counting, num_scores, seed=3)
     trainer = Scoring(model, loss, adamw(model), callbacks=[])
     options = {"collate_fn": with_buckets(collate, (4, 8)), "seed": 1, "train_dataloader_kwargs": {"shuffle": False}}
     trainer.train(samples, num_epochs=2, per_device_batch_size=4, **options)

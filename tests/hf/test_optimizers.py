@@ -26,18 +26,11 @@ from .tiny import assert_refused
 SIX = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor")
 
 
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(3))
-        self.bias = nn.Parameter(torch.zeros(3))
-        self.linear = nn.Linear(3, 3)
-        self.first = nn.LayerNorm(3)
-        self.norm = nn.BatchNorm1d(3)
-        self.q_norm = nn.Linear(3, 3, bias=False)
-        self.normal = nn.Linear(3, 3, bias=False)
-        self.MyRMSNorm = nn.Linear(3, 3, bias=False)
-        self.inner = nn.ModuleDict({"norm1": nn.GroupNorm(1, 3), "k_norm": nn.BatchNorm1d(3)})
+def block():
+    parts = {"scale": nn.Parameter(torch.ones(3)), "bias": nn.Parameter(torch.zeros(3)), "linear": nn.Linear(3, 3)}
+    parts |= {"first": nn.LayerNorm(3), "norm": nn.BatchNorm1d(3)}
+    parts |= {name: nn.Linear(3, 3, bias=False) for name in ("q_norm", "normal", "MyRMSNorm")}
+    return toys.net(**parts, inner=nn.ModuleDict({"norm1": nn.GroupNorm(1, 3), "k_norm": nn.BatchNorm1d(3)}))
 
 
 def a_model(dtype=torch.float32):
@@ -55,7 +48,7 @@ def trained(optimizer, model, num_updates=12):
 
 
 def test_biases_and_norms_do_not_decay():
-    assert decay_parameter_names(Block()) == ["scale", "linear.weight", "normal.weight", "inner.norm1.weight"]
+    assert decay_parameter_names(block()) == ["scale", "linear.weight", "normal.weight", "inner.norm1.weight"]
 
     class Wrapped(nn.LayerNorm):
         def __init__(self):
@@ -67,7 +60,7 @@ def test_biases_and_norms_do_not_decay():
 
 
 def test_groups_hold_each_trainable_parameter_once_and_the_decaying_names_can_be_given():
-    model = Block()
+    model = block()
     model.linear.weight.requires_grad_(False)
     model.inner["tied"] = model.normal
     decaying, others = weight_decay_groups(model, 0.01)
@@ -76,7 +69,7 @@ def test_groups_hold_each_trainable_parameter_once_and_the_decaying_names_can_be
     assert list(map(id, decaying["params"])) == list(map(id, expected))
     num_trainable = sum(parameter.requires_grad for parameter in model.parameters())
     assert len(decaying["params"]) + len(others["params"]) == num_trainable == len(list(model.parameters())) - 1
-    model = Block()
+    model = block()
     decaying, others = weight_decay_groups(model, 0.1, decay_names=["bias"])
     assert decaying["params"] == [model.bias]
     assert len(others["params"]) == len(list(model.parameters())) - 1
@@ -90,7 +83,7 @@ def test_the_groups_are_the_same_as_in_transformers():
     for model in (
         transformers.BertForMaskedLM(transformers.BertConfig(**sizes)),
         transformers.LlamaForCausalLM(llama),
-        Block(),
+        block(),
         nn.Sequential(nn.TransformerEncoderLayer(8, 2, 8), nn.Linear(8, 2)),
     ):
         theirs = transformers.Trainer.get_decay_parameter_names(None, model)

@@ -226,18 +226,9 @@ def test_samples_that_are_not_finite_are_named(capsys):
     assert "nan or infinite: sample 7\n" in capsys.readouterr().out
 
 
-class Named(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-
-    def forward(self, features):
-        return self.layer(features)
-
-
 def test_entries_of_a_batch_that_the_model_does_not_take_are_left_out_with_one_note(capsys):
     rows = [{"features": x, "labels": y, "id": index, "weight": 1.0} for index, (x, y) in enumerate(ROWS)]
-    model = Named()
+    model = toys.net(lambda self, features: self.layer(features), layer=nn.Linear(4, 3))
     trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=())
     assert trainer.train(rows, 2, rows, per_device_batch_size=4).epochs == 2
     out = capsys.readouterr().out

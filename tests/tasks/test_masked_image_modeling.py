@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import toys
 from loopwright import api, models
 from loopwright.cli import main
 from loopwright.errors import ConfigError, InputError
@@ -115,16 +116,12 @@ def test_transformers_models_are_trained_evaluated_used_and_exported(kind, sizes
 
 
 def test_a_users_module_receives_the_hidden_patches(squares):
-    class Grey(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.value = torch.nn.Parameter(torch.zeros(3, 1, 1))
+    def rebuild(self, pixel_values, bool_masked_pos):
+        rebuilt = self.value.expand_as(pixel_values)
+        return {"loss": (rebuilt - pixel_values).square().mean(), "reconstruction": rebuilt}
 
-        def forward(self, pixel_values, bool_masked_pos):
-            rebuilt = self.value.expand_as(pixel_values)
-            return {"loss": (rebuilt - pixel_values).square().mean(), "reconstruction": rebuilt}
-
-    run = api.train(TASK, data=squares, model=Grey(), patch_size=4, mask_patch_size=4, **SHORT)
+    grey = toys.net(rebuild, value=torch.nn.Parameter(torch.zeros(3, 1, 1)))
+    run = api.train(TASK, data=squares, model=grey, patch_size=4, mask_patch_size=4, **SHORT)
     assert 0 < run.metrics["masked_mse"] < 0.3
     assert_recomputed(run)
 
