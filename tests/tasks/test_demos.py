@@ -21,11 +21,11 @@ SHORT = {
     "multiple-choice": (f"--max_train_samples 60 --batch 4 {_ONCE}", 40, "accuracy", 0.38, "chance"),
     "sentence-embedding": ("--max_train_samples 128 --batch 16 --max_length 16", 100, "mrr", 0.6, "word-overlap"),
     "causal-lm": ("--max_steps 60 --batch 8 --max_train_samples 3000", 60, "bits_per_byte", 3.2, "unigram"),
-    "chat": ("--max_steps 60 --max_train_samples 600", 60, "perplexity", 3, "unigram"),
+    "chat": ("--max_steps 30 --max_train_samples 300", 60, "perplexity", 3, "unigram"),
     "masked-lm": ("--max_steps 60 --batch 8 --max_train_samples 1000", 60, "token_accuracy", 0.12, "unigram"),
-    "preference": ("--max_train_samples 800 --num_samples 1", 60, "reward_accuracy", 0.7, "shorter answer"),
+    "preference": ("--max_train_samples 600 --num_samples 1", 60, "reward_accuracy", 0.7, "shorter answer"),
     "summarization": ("--max_train_samples 1300", 50, "rougeL", 0.35, "lead"),
-    "translation": ("--max_train_samples 3800", 60, "chrf", 31, "copy"),
+    "translation": ("--max_train_samples 3000", 60, "chrf", 31, "copy"),
     "object-detection": (f"--max_train_samples 300 --epochs 2 {_ONCE}", 40, "map_50", 0.1, "nothing"),
     "instance-segmentation": (f"--max_train_samples 300 --epochs 2 {_ONCE}", 40, "mask_map_50", 0.1, "nothing"),
 }
@@ -54,7 +54,7 @@ def test_each_demo_is_listed_with_its_seconds(capsys, monkeypatch):
 def test_a_shortened_demo_is_better_than_its_baseline(task, capsys, few_scenes, monkeypatch):
     kind = type(get_task(task))
     if kind.demo_first:
-        monkeypatch.setattr(kind, "demo_first", {**kind.demo_first, "max_steps": 100})
+        monkeypatch.setattr(kind, "demo_first", {**kind.demo_first, "max_steps": 60})
     if get_task(task).demo_model == "minilm" and find_minilm().folder is None:
         pytest.skip(find_minilm().problem)
     flags, num_rows, metric, least, baseline = SHORT[task]
