@@ -1,14 +1,15 @@
 """Hyperparameter search: the same trials as transformers, each a run of its own, exact after a kill."""
 
+import contextlib
 import functools
 import math
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
 
+from distributed.launcher import exit_code
 from hf.tiny import Classifier, assert_refused, folders, made, on, rows
 from loopwright import hf
 from loopwright.errors import ConfigError, Preempted
@@ -115,14 +116,14 @@ def search_in(folder, event, step):
     study = {"study_name": "s", "storage": journal(folder), "load_if_exists": True, "sampler": sampler}
     pruner = optuna.pruners.MedianPruner(n_startup_trials=2)
     search = functools.partial(trainer.hyperparameter_search, hp_name=lambda trial: f"t{trial.number}", pruner=pruner)
-    print(search(space, n_trials=5, **study))
+    with open(folder / "said", "w") as said, contextlib.redirect_stdout(said):
+        print(search(space, n_trials=5, **study))
 
 
 def start(folder, event, step):
+    """Search in a process; return its exit code."""
     folder.mkdir(exist_ok=True)
-    code = f"from pathlib import *; from hf.test_search import *; search_in({folder!r}, {event!r}, {step})"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    return exit_code(search_in, folder, event, step, seconds=100)
 
 
 # Killed within the third trial, or after its last checkpoint but before its result is stored.
@@ -132,14 +133,14 @@ def test_a_killed_search_continues_exactly(tmp_path, event):
     def stored(name):
         return results({"study_name": "s", "storage": journal(tmp_path / name)})
 
-    whole = start(tmp_path / "whole", event, 0)
-    assert whole.returncode == 0, whole.stderr
-    assert start(tmp_path / "killed", event, 5).returncode == 9
+    assert start(tmp_path / "whole", event, 0) == 0
+    assert start(tmp_path / "killed", event, 5) == 9
     assert [each[1] for each in stored("killed")] == ["COMPLETE", "COMPLETE", "RUNNING"]
-    continued = start(tmp_path / "killed", event, 0)
-    assert "Resumed training state" in continued.stdout, continued.stderr
-    assert "Trial 1:" not in continued.stdout and "Trial 4:" in continued.stdout
-    assert continued.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
+    assert start(tmp_path / "killed", event, 0) == 0
+    whole, continued = ((tmp_path / name / "said").read_text() for name in ("whole", "killed"))
+    assert "Resumed training state" in continued
+    assert "Trial 1:" not in continued and "Trial 4:" in continued
+    assert continued.splitlines()[-1] == whole.splitlines()[-1]
     assert stored("killed") == stored("whole")
 
 
