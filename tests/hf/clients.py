@@ -1,6 +1,6 @@
 """Programs of libraries that subclass transformers' Trainer, each run on one of two sides.
 
-    python clients.py LIBRARY theirs|ours FOLDER [CASE ...]
+    python clients.py LIBRARY[,LIBRARY ...] theirs|ours FOLDER [CASE ...]
 
 "ours" calls `loopwright.hf.install()` first. Each program prints what can be compared, as one line of JSON: the logged
 losses, the files of its last checkpoint, a digest of the trained weights, and whether a resumed run has the same.
@@ -346,7 +346,7 @@ def outcome(case: Callable[[Path], Any], folder: Path, resumes: bool) -> dict[st
 
 
 def main() -> None:
-    library, side, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    libraries, side, folder = sys.argv[1].split(","), sys.argv[2], Path(sys.argv[3])
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", CI="1")
     warnings.simplefilter("ignore")
     if side == "ours":
@@ -354,7 +354,7 @@ def main() -> None:
 
         hf.install()
     wanted = sys.argv[4:]
-    for case in CASES[library]:
+    for case in (case for library in libraries for case in CASES[library]):
         name = case.__name__
         if not wanted or name in wanted:
             found = outcome(case, folder / name, side == "ours" and name in RESUMED)

@@ -12,27 +12,24 @@ from pathlib import Path
 
 import pytest
 
+from distributed.launcher import run
+from loopwright import hf
 from loopwright.hf import TrainerCallback
 
-from .clients import CASES, RESUMED
+from .clients import CASES, RESUMED, STEPS, outcome, sft_packing
 from .tiny import fit
 
 CLIENTS = Path(__file__).with_name("clients.py")
-MODULES = {"trl": "trl", "sentence-transformers": "sentence_transformers", "setfit": "setfit", "peft": "peft"}
 # Written by transformers' own Trainer; loopwright keeps its state in files without pickle.
 CAPTURED = {"capture_output": True, "text": True}
 STATE = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}
 
 
-def outcomes(library, folder):
-    """Run the programs of a library on both sides at once, and return what each printed."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    running = {
-        side: subprocess.Popen(
-            [sys.executable, CLIENTS, library, side, folder / side], stdout=-1, stderr=-1, text=True, env=environment
-        )
-        for side in ("theirs", "ours")
-    }
+def outcomes(libraries, folder):
+    """Run the programs of some libraries on both sides at once, and return what each printed."""
+    options = {"stdout": -1, "stderr": -1, "text": True, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    command = [sys.executable, CLIENTS, ",".join(libraries)]
+    running = {side: subprocess.Popen([*command, side, folder / side], **options) for side in ("theirs", "ours")}
     found = {}
     for side, process in running.items():
         output, errors = process.communicate()
@@ -43,12 +40,15 @@ def outcomes(library, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("library", [each for each in CASES if each != "setfit"])  # only in benchmarks/clients.py
-def test_a_library_trains_as_with_transformers(library, tmp_path):
-    if find_spec(MODULES[library]) is None:
-        pytest.skip(f"{library} is not installed")
-    found = outcomes(library, tmp_path)
-    assert set(found["theirs"]) == set(found["ours"]) == {case.__name__ for case in CASES[library]}
+# Each process imports for seconds, so peft shares those of trl. setfit is run by benchmarks/clients.py only.
+@pytest.mark.parametrize("libraries", [("peft", "trl"), ("sentence-transformers",)], ids=" and ".join)
+def test_a_library_trains_as_with_transformers(libraries, tmp_path):
+    libraries = [each for each in libraries if find_spec(each.replace("-", "_")) is not None]
+    if not libraries:
+        pytest.skip("not installed")
+    found = outcomes(libraries, tmp_path)
+    cases = {case.__name__ for library in libraries for case in CASES[library]}
+    assert set(found["theirs"]) == set(found["ours"]) == cases
     for name, theirs in found["theirs"].items():
         here = found["ours"][name]
         assert "error" not in theirs and "error" not in here, (name, theirs.get("error"), here.get("error"))
@@ -66,15 +66,20 @@ def test_a_library_trains_as_with_transformers(library, tmp_path):
 def test_a_library_that_counts_the_tokens_of_all_processes_trains_on_two_as_on_one(tmp_path):
     """Its loss is multiplied by the processes, and its data was prepared before the trainer existed."""
     pytest.importorskip("trl")
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
-    found = []
-    for number, command in enumerate(([sys.executable], start)):
-        done = subprocess.run([*command, CLIENTS, "trl", "ours", tmp_path / str(number), "sft_packing"], **CAPTURED)
-        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
-        assert len(lines) == 1 + number and "error" not in lines[0], done.stderr
-        found.append(lines[0]["logs"])
-    for one, two in zip(*found, strict=True):
-        assert two == pytest.approx(one, rel=1e-5, abs=1e-6)
+    (alone,), two = (run(train_packed, tmp_path, number) for number in (1, 2))
+    for rank in two:
+        assert len(alone["returned"]) >= 4
+        for one, other in zip(alone["returned"], rank["returned"], strict=True):
+            assert other == pytest.approx(one, rel=1e-5, abs=1e-6)
+
+
+def train_packed():
+    hf.install()
+    num_processes = int(os.environ["WORLD_SIZE"])
+    STEPS["per_device_train_batch_size"] = 4 // num_processes
+    found = outcome(sft_packing, Path(f"on_{num_processes}"), resumes=False)
+    assert "error" not in found, found
+    return found["logs"]
 
 
 def run_script(script):
@@ -103,22 +108,25 @@ hf.uninstall()
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        ("from transformers import Trainer", "__main__.Trainer"),
-        ("import transformers\nclass Own(transformers.TrainingArguments): pass", "__main__.Own"),
-    ],
-)
-def test_install_refuses_when_a_class_is_already_in_use(line, named):
-    done = run_script(
-        f"{line}\nfrom loopwright import hf\nfrom loopwright.errors import ConfigError\n"
-        "try:\n    hf.install()\nexcept ConfigError as error:\n    print(error.code, error.what, error.fix)\n"
-        "import transformers\nprint(transformers.Trainer is hf.Trainer)"
-    )
+def test_install_refuses_when_a_class_is_already_in_use():
+    attempt = """
+from loopwright import hf
+from loopwright.errors import ConfigError
+try:
+    hf.install()
+except ConfigError as error:
+    print(error.code, error.what, error.fix)
+import transformers
+print(transformers.Trainer is hf.Trainer)
+"""
+    imported, derived = "from transformers import Trainer", "class Own(transformers.TrainingArguments): pass"
+    done = run_script(f"{imported}\n{attempt}\ndel Trainer\n{derived}\n{attempt}")
     assert done.returncode == 0, done.stderr
-    assert "install.late" in done.stdout and named in done.stdout and done.stdout.endswith("False\n")
-    assert "before the first import from transformers" in done.stdout
+    told = done.stdout.splitlines()
+    assert len(told) == 4 and told[1::2] == ["False", "False"]
+    for line, named in zip(told[::2], ("__main__.Trainer", "__main__.Own"), strict=True):
+        assert line.startswith("install.late ") and named in line
+        assert "before the first import from transformers" in line
 
 
 def test_callbacks_that_subclass_transformers_own_class_are_accepted(tmp_path):
