@@ -3,7 +3,6 @@
 import errno
 import re
 import signal
-import threading
 import time
 import timeit
 from pathlib import Path
@@ -90,14 +89,7 @@ def test_arming_again_replaces_what_was_armed_and_counts_again():
 def test_hits_of_several_threads_are_each_counted_once():
     arm("mid_write:777:raise")
     raised = []
-    threads = [
-        threading.Thread(target=lambda: raised.extend(hits_that_raise("mid_write", 250, RuntimeError)))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    toys.at_once(*[lambda: raised.extend(hits_that_raise("mid_write", 250, RuntimeError))] * 4)
     assert len(raised) == 1
 
 

@@ -12,6 +12,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,15 @@ def saving(folder: Path, **policy: Any) -> Checkpointing:
 
 def step(folder: Path, update: int) -> Path:
     return folder / f"step-{update:010d}"
+
+
+def at_once(*functions: Callable[[], Any]) -> None:
+    """Call each function in a thread of its own, and wait for all of them."""
+    threads = [threading.Thread(target=function) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def names_in(folder: Path) -> set[str]:

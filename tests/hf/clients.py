@@ -115,35 +115,35 @@ def sft_assistant(folder: Path) -> Any:
     return fine_tune(folder, assistant_only_loss=True)
 
 
-def reward(folder: Path) -> Any:
+def preferences() -> Any:
     from datasets import Dataset
+
+    return Dataset.from_dict({"prompt": sentences(32), "chosen": sentences(32, 1), "rejected": sentences(32, 2)})
+
+
+def reward(folder: Path) -> Any:
     from trl import RewardConfig, RewardTrainer
 
-    rows = {"prompt": sentences(32), "chosen": sentences(32, 1), "rejected": sentences(32, 2)}
     args = RewardConfig(str(folder), **STEPS, **SAME_ORDER, **QUIET)
     model = decoder("LlamaForSequenceClassification", num_labels=1)
-    return RewardTrainer(model, args, train_dataset=Dataset.from_dict(rows), processing_class=tokenizer())
+    return RewardTrainer(model, args, train_dataset=preferences(), processing_class=tokenizer())
 
 
 def dpo(folder: Path) -> Any:
-    from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
 
-    rows = {"prompt": sentences(32), "chosen": sentences(32, 1), "rejected": sentences(32, 2)}
     args = DPOConfig(str(folder), **STEPS, **SAME_ORDER, **QUIET, eval_strategy="steps", eval_steps=3)
-    data = Dataset.from_dict(rows)
+    data = preferences()
     rest = {"eval_dataset": data.select(range(8)), "processing_class": tokenizer()}
     return DPOTrainer(decoder(), decoder(), args, train_dataset=data, **rest)
 
 
 def dpo_lora(folder: Path) -> Any:
-    from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
 
-    rows = {"prompt": sentences(32), "chosen": sentences(32, 1), "rejected": sentences(32, 2)}
     args = DPOConfig(str(folder), precompute_ref_log_probs=True, **STEPS, **SAME_ORDER, **QUIET)
-    data = Dataset.from_dict(rows)
-    return DPOTrainer(decoder(), args=args, train_dataset=data, processing_class=tokenizer(), peft_config=lora())
+    options = {"train_dataset": preferences(), "processing_class": tokenizer(), "peft_config": lora()}
+    return DPOTrainer(decoder(), args=args, **options)
 
 
 def kto(folder: Path) -> Any:

@@ -167,11 +167,7 @@ def test_of_many_threads_exactly_one_gets_the_folder(tmp_path):
         except LeaseError as error:
             refused.append(error)
 
-    threads = [threading.Thread(target=attempt) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    toys.at_once(*[attempt] * 8)
     assert (len(taken), len(refused)) == (1, 7)
     taken[0].release()
 

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -139,11 +140,7 @@ def test_short_writes_are_continued_even_if_threads_append_at_the_same_time(path
         return real_write(descriptor, data[:3])
 
     monkeypatch.setattr(os, "write", write)
-    threads = [threading.Thread(target=append_updates, args=(log, *range(i, 100, 4))) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    toys.at_once(*(partial(append_updates, log, *range(i, 100, 4)) for i in range(4)))
     assert sorted(updates_in(path)) == list(range(100))
 
 

@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import signal
-import threading
 import time
 from datetime import datetime, timezone
 from pathlib import Path
@@ -126,13 +125,7 @@ def test_an_unknown_state_or_field_is_refused_and_changes_nothing(tmp_path, fiel
 
 def test_threads_may_update_at_the_same_time(tmp_path):
     status = RunStatus(tmp_path, every_seconds=0.0)
-    threads = [
-        threading.Thread(target=lambda: [status.update(update=i, force=True) for i in range(20)]) for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    toys.at_once(*[lambda: [status.update(update=i, force=True) for i in range(20)]] * 3)
     assert read(tmp_path)["update"] == 19
     assert sorted(path.name for path in tmp_path.iterdir()) == ["status.json"]
 

@@ -94,3 +94,23 @@ def write_csv(path: Path, rows: list[Any], header: Sequence[str] = ("text", "lab
 
 def write_jsonl(path: Path, rows: list[Any]) -> Path:
     return write(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Write rows in the kind of file that the ending names; what is not a text is a cell of JSON in a csv."""
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            cells = ({k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()} for row in rows)
+            writer.writerows(cells)
+    else:
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path

@@ -1,6 +1,5 @@
 """Conversations as a role of a row: found in every kind of file and format, counted, hashed and refused."""
 
-import csv
 import json
 
 import pytest
@@ -11,6 +10,7 @@ from loopwright.sources import DataOptions, DataPlan, Role, Schema, preflight
 from loopwright.sources.chats import Chat
 from loopwright.sources.chats.roles import as_chat
 from loopwright.sources.preflight import plan_unchecked
+from sources.refusing import write_rows
 
 SCHEMA = Schema("chat", (Role("chat", "chat"),))
 TURNS = [{"role": "user", "content": "2 + {}?"}, {"role": "assistant", "content": "It is {}."}]
@@ -28,25 +28,6 @@ ROWS = {
     "prompt/completion": lambda number: {"prompt": f"2 + {number}?", "completion": f"It is {number}."},
     "instruction/output": lambda number: {"instruction": f"2 + {number}?", "input": "", "output": f"It is {number}."},
 }
-
-
-def write_rows(path, rows):
-    if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(rows))
-    elif path.suffix == ".csv":
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            cells = ({k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()} for row in rows)
-            writer.writerows(cells)
-    else:
-        import pyarrow
-        import pyarrow.parquet
-
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    return path
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "parquet"])

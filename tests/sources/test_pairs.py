@@ -1,6 +1,5 @@
 """Pairs of answers in each row format and kind of file, and rows that are refused."""
 
-import csv
 import json
 
 import pytest
@@ -9,6 +8,7 @@ from loopwright.errors import InputError
 from loopwright.runs.data import by_role, describe
 from loopwright.sources import DataOptions, DataPlan, Role, Schema, preflight
 from loopwright.sources.chats.pairs import Pair, read_pair
+from sources.refusing import write_rows
 from tasks.pairs import chat_rows, text_rows, whole_rows
 
 SCHEMA = Schema("preference", (Role("pair", "pair"),))
@@ -26,28 +26,11 @@ FORMATS = {
 }
 
 
-def write(path, rows):
-    if path.suffix == ".csv":
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows({k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()} for row in rows)
-    elif path.suffix == ".parquet":
-        import pyarrow
-        import pyarrow.parquet
-
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    else:
-        lines = map(json.dumps, rows)
-        path.write_text("\n".join(lines) if path.suffix == ".jsonl" else f"[{','.join(lines)}]")
-    return path
-
-
 @pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "parquet"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_format_is_found_in_each_kind_of_file(tmp_path, name, ending):
     rows = [{"id": f"row {number}", **row} for number, row in enumerate(FORMATS[name](30))]
-    plan = preflight(SCHEMA, data=write(tmp_path / f"pairs.{ending}", rows), options=DataOptions())
+    plan = preflight(SCHEMA, data=write_rows(tmp_path / f"pairs.{ending}", rows), options=DataOptions())
     assert plan.chats["format"] == {name: 30} and f"format {name} (30)" in describe(plan)
     found = DataPlan.from_json(plan.to_json()).rows("train")
     expected = text_rows(30) if "texts" in name else chat_rows(30)
@@ -139,7 +122,7 @@ def test_a_row_without_two_different_answers_to_one_prompt_is_refused(row, why):
 def test_bad_rows_are_refused_with_their_place_or_dropped_with_a_count(tmp_path):
     rows = text_rows(30)
     rows[7]["rejected"] = rows[7]["chosen"]
-    path = write(tmp_path / "pairs.jsonl", rows)
+    path = write_rows(tmp_path / "pairs.jsonl", rows)
     with pytest.raises(InputError) as raised:
         preflight(SCHEMA, data=path)
     assert raised.value.code == "data.pair" and "line 8" in raised.value.what
@@ -150,7 +133,7 @@ def test_bad_rows_are_refused_with_their_place_or_dropped_with_a_count(tmp_path)
 
 def test_columns_of_other_names_are_named_and_a_file_without_answers_is_refused(tmp_path):
     rows = [{"q": row["prompt"], "win": row["chosen"], "lose": row["rejected"]} for row in text_rows(30)]
-    path = write(tmp_path / "pairs.jsonl", rows)
+    path = write_rows(tmp_path / "pairs.jsonl", rows)
     with pytest.raises(InputError) as raised:
         preflight(SCHEMA, data=path)
     assert raised.value.code == "data.column" and "--chosen_column" in raised.value.fix
@@ -165,7 +148,9 @@ def test_each_column_that_is_named_has_that_meaning_in_files_and_in_python(names
     rows = [{"rejected": row["rejected"], "q": row["prompt"], "chosen": row["chosen"]} for row in text_rows(30)]
     rows = rows if names[0] else [{"prompt": row.pop("q"), **row} for row in rows]
     prompt, chosen, rejected = names if names[0] == "" else ("q", "chosen", "rejected")
-    plan = preflight(Schema("preference", (Role("pair", "pair", names=names),)), data=write(tmp_path / "a.csv", rows))
+    plan = preflight(
+        Schema("preference", (Role("pair", "pair", names=names),)), data=write_rows(tmp_path / "a.csv", rows)
+    )
     meant = [{"prompt": row[prompt or "prompt"], "chosen": row[chosen], "rejected": row[rejected]} for row in rows]
     found = [plan.rows("train")[0]["pair"], read_pair(by_role(plan, rows[0])["pair"])]
     assert all({"prompt": each.prompt, "chosen": each.chosen, "rejected": each.rejected} in meant for each in found)
@@ -183,7 +168,7 @@ def test_each_column_that_is_named_has_that_meaning_in_files_and_in_python(names
 )
 def test_a_missing_column_is_named_with_flags_that_work(columns, names, fix, tmp_path):
     rows = [{name: f"Q {number} {name}" for name in columns} for number in range(30)]
-    path = write(tmp_path / "a.csv", rows)
+    path = write_rows(tmp_path / "a.csv", rows)
     with pytest.raises(InputError) as raised:
         preflight(Schema("preference", (Role("pair", "pair", names=names),)), data=path)
     assert raised.value.code == "data.column" and raised.value.fix == fix

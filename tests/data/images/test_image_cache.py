@@ -7,7 +7,6 @@ import tempfile
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader
 
 from loopwright.data import Share, adopt
@@ -29,20 +28,7 @@ from loopwright.data.images import (
 )
 from loopwright.engine.seeding import seed_generators
 
-NUM_IMAGES = 24
 KINDS = ["ram", "disk"]
-
-
-@pytest.fixture
-def rows(tmp_path) -> list[dict]:
-    rng = np.random.default_rng(0)
-    rows = []
-    for index in range(NUM_IMAGES):
-        path = tmp_path / f"image{index:02}.jpg"
-        height, width = rng.integers(16, 33, 2)
-        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path)
-        rows.append({"image": str(path), "label": index % 3})
-    return rows
 
 
 def dataset_of(rows, transform, kind=None, limit=1_000_000):

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import ImageOps
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -36,20 +36,7 @@ from loopwright.data.images import (
 )
 from loopwright.errors import DataError, InputError
 
-NUM_IMAGES = 24
 TRANSFORM = Compose([RandomResizedCrop(12), HorizontalFlip(), ColorJitter(0.3, 0.3, 0.3, 0.1), RandomAffine(10)])
-
-
-@pytest.fixture
-def rows(tmp_path) -> list[dict]:
-    rng = np.random.default_rng(0)
-    rows = []
-    for index in range(NUM_IMAGES):
-        path = tmp_path / f"image{index:02}.jpg"
-        height, width = rng.integers(16, 33, 2)
-        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path)
-        rows.append({"image": str(path), "label": index % 3})
-    return rows
 
 
 def truncate(row: dict) -> None:
@@ -75,7 +62,7 @@ def seen(windows) -> list[tuple[list[int], bytes]]:
 def test_a_resumed_epoch_sees_the_same_images(rows, num_workers):
     dataset = dataset_of(rows)
     whole = seen(adopted(dataset).windows(epoch=1))
-    assert len(whole) == NUM_IMAGES // 4
+    assert len(whole) == len(rows) // 4
     assert seen(adopted(dataset, num_workers).windows(epoch=1)) == whole
     for position in (8, 20):
         np.random.seed(position)  # whatever has been drawn before
@@ -93,8 +80,8 @@ def test_every_epoch_sees_other_images(rows):
         }
         for epoch in range(2)
     ]
-    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(NUM_IMAGES))
-    assert all(epochs[0][position] != epochs[1][position] for position in range(NUM_IMAGES))
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(len(rows)))
+    assert all(epochs[0][position] != epochs[1][position] for position in range(len(rows)))
 
 
 class ImageTrainer(Trainer):
@@ -114,7 +101,7 @@ def test_a_trainer_continues_without_a_truncated_image_when_told_to_skip(rows, c
     truncate(rows[7])
     with pytest.raises(DataError, match=r"sample 7 \(position \d+ of epoch 0\) could not be read: .*image07\.jpg"):
         trained(dataset_of(rows), 1)
-    assert len(trained(dataset_of(rows), 2, bad_samples="skip").seen) == 2 * NUM_IMAGES // 4
+    assert len(trained(dataset_of(rows), 2, bad_samples="skip").seen) == 2 * len(rows) // 4
     assert [record.message for record in caplog.records if "image07.jpg" in record.message] != []
 
 
@@ -128,7 +115,7 @@ def test_a_truncated_image_is_a_data_error_that_names_it_or_is_skipped_and_the_o
         list(adopted(dataset_of(rows), num_workers).windows())
     loader = adopted(dataset_of(rows), num_workers, bad_samples="skip")
     positions = sorted(position for positions, _ in seen(loader.windows()) for position in positions)
-    assert positions == [index for index in range(NUM_IMAGES) if index != 5]
+    assert positions == [index for index in range(len(rows)) if index != 5]
     assert list(loader.skipped) == [5] and re.search(problem, loader.skipped[5][1])
 
 
@@ -152,7 +139,7 @@ def test_the_error_of_a_sample_can_cross_processes(rows):
 def test_a_dataset_can_be_pickled_and_gives_the_same(rows):
     dataset = dataset_of(rows, classification_train(12))
     copy = pickle.loads(pickle.dumps(dataset))
-    assert len(copy) == NUM_IMAGES
+    assert len(copy) == len(rows)
     samples = []
     for one in (dataset, copy):
         np.random.seed(1)
