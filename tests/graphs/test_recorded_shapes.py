@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import toys
+from distributed.launcher import exit_code
 from graphs.recorder import FakeCapturer, GraphedTrainer
 from loopwright.checkpoint import read
 from loopwright.engine.graphs import NotCapturableError, shape_key, signature
@@ -214,8 +215,7 @@ def test_a_checkpoint_of_a_version_without_a_list_is_continued_without_its_guara
 
 
 def test_a_killed_run_takes_the_same_graphs_when_it_is_resumed_in_another_process(tmp_path):
-    code = "from graphs.test_recorded_shapes import killed; killed({!r}, {!r})"
-    assert toys.python("-c", code.format(str(tmp_path / "run"), 9)).returncode == -signal.SIGKILL
+    assert exit_code(killed, tmp_path / "run", 9) == -signal.SIGKILL
     resumed = trained(checkpoints=toys.saving(tmp_path / "run"), resume_from="auto")
     whole = trained()
     assert resumed.modes == whole.modes[-len(resumed.modes) :] and len(resumed.modes) < 22
