@@ -46,10 +46,11 @@ def test_each_format_is_found_in_each_kind_of_file(tmp_path, name, ending):
     assert f"format {name} (30)" in told and "turns user 30 · assistant 30" in told
 
 
-def test_tools_and_a_column_of_another_name_are_taken(tmp_path):
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_tools_and_a_column_of_another_name_are_taken(ending, tmp_path):
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
-    rows = [{"dialog": messages(number), "tools": tools if number % 2 else None} for number in range(20)]
-    path = write_rows(tmp_path / "chats.jsonl", rows)
+    rows = [{"dialog": messages(number), "tools": tools if number % 2 else "", "lang": "en"} for number in range(20)]
+    path = write_rows(tmp_path / f"chats.{ending}", rows)
     for columns in ({}, {"chat": "dialog"}):
         plan = preflight(SCHEMA, data=path, columns=columns)
         assert plan.chats["tools"] == {"conversations": 10} and plan.columns["chat"] == ("dialog", "tools")

@@ -159,7 +159,7 @@ def test_each_column_that_is_named_has_that_meaning_in_files_and_in_python(names
 @pytest.mark.parametrize(
     "columns, names, fix",
     [
-        (("id", "q", "win", "lose"), ("q", "", ""), "--prompt_column q --chosen_column win --rejected_column lose"),
+        (("id", "q", "win", "rejected"), ("q", "", ""), "--prompt_column q --chosen_column win"),
         (("prompt", "win", "lose"), ("", "", "lose"), "--chosen_column win --rejected_column lose"),
         (("prompt", "chosen", "rejected"), ("prmpt", "", ""), "--prompt_column prompt"),
         (("q", "chosen", "rejected"), ("", "winner", ""), "--chosen_column chosen"),
@@ -177,3 +177,41 @@ def test_a_missing_column_is_named_with_flags_that_work(columns, names, fix, tmp
     given = tuple(flags.get(f"--{name}_column", "") for name in ("prompt", "chosen", "rejected"))
     if flags:
         assert preflight(Schema("preference", (Role("pair", "pair", names=given),)), data=path).columns["pair"]
+
+
+PLACES = {name: f"--{name}_column COLUMN" for name in ("prompt", "chosen", "rejected")}
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+@pytest.mark.parametrize("make", [lambda text: text, lambda text: [{"role": "assistant", "content": text}]])
+@pytest.mark.parametrize(
+    "columns, names, fix, left",
+    [
+        (("ask", "good", "bad"), (), PLACES, "'ask', 'good', 'bad'"),
+        (("input", "accepted", "rejected"), (), {**PLACES, "rejected": ""}, "'input', 'accepted'"),
+        (("prompt", "good", "bad"), (), {**PLACES, "prompt": ""}, "'good', 'bad'"),
+        (("q", "good", "bad"), ("q", "", ""), {**PLACES, "prompt": "--prompt_column q"}, "'good', 'bad'"),
+    ],
+)
+def test_no_fix_guesses_which_answer_is_the_better_one(columns, names, fix, left, make, ending, tmp_path):
+    rows = [{name: make(f"The {name} {number}") for name in columns} for number in range(30)]
+    path = write(tmp_path / f"a.{ending}", rows)
+    with pytest.raises(InputError) as raised:
+        preflight(Schema("preference", (Role("pair", "pair", names=names),)), data=path)
+    assert raised.value.code == "data.column" and all(name in " ".join(raised.value.saw) for name in columns)
+    assert raised.value.fix == f"{' '.join(filter(None, fix.values()))}, where COLUMN is one of {left}"
+
+
+@pytest.mark.parametrize("first", ["The", ""], ids=["one beginning", "no common beginning"])
+def test_a_third_text_is_suggested_as_the_prompt(first, tmp_path):
+    rows = [{"ask": f"Q {number}", "good": f"{first} {number}", "bad": f"{first} no"} for number in range(30)]
+    path = write(tmp_path / "a.jsonl", rows)
+    schemas = [Schema("preference", (Role("pair", "pair", names=(each, "good", "bad")),)) for each in ("", "ask")]
+    if first:
+        assert "--prompt_column ask" in preflight(schemas[0], data=path).warnings[0]
+    else:
+        with pytest.raises(InputError) as raised:
+            preflight(schemas[0], data=path)
+        assert raised.value.code == "data.pair" and raised.value.fix.startswith("--prompt_column ask   or   ")
+    plan = preflight(schemas[1], data=path)
+    assert plan.columns["pair"] == ("ask", "good", "bad") and "--prompt_column" not in " ".join(plan.warnings)

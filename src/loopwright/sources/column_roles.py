@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 from loopwright.config.display_width import display_width, pad, truncate
 from loopwright.errors import InputError, nearest
 from loopwright.metrics.words import count_words
-from loopwright.sources.chats.pairs import missing_columns
+from loopwright.sources.chats.formats import parsed
+from loopwright.sources.chats.pairs import BESIDE, missing_columns
 from loopwright.sources.chats.roles import CHAT_KINDS, chat_columns, could_be_chat, with_beside
 from loopwright.sources.delimited import names_fix
 from loopwright.sources.images.image_file import is_image_name
 from loopwright.sources.schema import Role, Schema
-from loopwright.sources.tables import Row, Table, value_at
+from loopwright.sources.tables import Row, Table, outer_column, value_at
 
 ROWS_SAMPLED = 500
 _EXAMPLE_COLUMNS = 40
@@ -78,6 +79,10 @@ class ColumnSample(NamedTuple):
         return len(texts) == len(self.values) and not all(is_number(text) for text in texts if text.strip())
 
     @property
+    def has_chats(self) -> bool:
+        return all(could_be_chat(parsed(value)) for value in self.values)
+
+    @property
     def could_be_label(self) -> bool:
         if not self.values or self.is_nested:
             return False
@@ -108,11 +113,12 @@ class ColumnSample(NamedTuple):
             return self.is_text and not (self.could_be_label and role.is_input)
         if role.kind in ("label", "class", "position"):
             return self.could_be_label
+        if role.kind in ("chat", "prompt"):  # a pair has several columns
+            return bool(self.values) and self.has_chats
         tests = {
             **dict.fromkeys(("tokens", "tags", "multi", "texts"), lambda value: isinstance(value, list)),
             **dict.fromkeys(("image", "mask"), _could_be_image),
             "float": is_number,
-            **dict.fromkeys(("chat", "prompt"), could_be_chat),  # a pair has several columns
             "objects": lambda value: isinstance(value, dict) and len(value) > 1,
         }
         return role.kind in tests and bool(self.values) and all(map(tests[role.kind], self.values))
@@ -205,6 +211,17 @@ def choose_columns(schema: Schema, table: Table, given: GivenColumns) -> tuple[C
     return {role: choice.columns[role] for role in roles if role in choice.columns}, choice.guesses
 
 
+def possible_prompts(schema: Schema, table: Table, columns: Columns) -> list[str]:
+    """Return the unused columns that may hold the prompts of pairs, where no column of prompts is known."""
+    pairs = [column_names(columns[role.name]) for role in schema.roles if role.kind == "pair"]
+    if all(len([name for name in names if name not in BESIDE]) > 2 for names in pairs):
+        return []
+    choice = _Choice(schema, table)
+    choice.columns = columns
+    samples = [choice.samples[name] for name in choice.texts()]
+    return [each.name for each in samples if each.num_distinct > 1 and not each.could_be_label]
+
+
 def _refuse_one_column(table: Table) -> None:
     """Refuse a file whose only column holds several: the same sign is in each row, equally often."""
     rows = [str(row.get(table.columns[0], "")) for row in islice(table, ROWS_SAMPLED)]
@@ -295,6 +312,13 @@ class _Choice:
         self.columns[role.name] = column
         self.guesses.append(Guess(role.name, column, reason))
 
+    def texts(self) -> list[str]:
+        """Return the unused columns that may be a part of a pair: texts, or lists of messages."""
+        free = [name for name in self._free() if name not in BESIDE and not _ID.search(name.lower())]
+        found = [name for name in free if self.samples[name].is_text or self.samples[name].has_chats]
+        parts = [name for name in self._free(True) if not _ID.search(name.lower())]
+        return found + [name for name in parts if outer_column(found, name) is None]
+
     def _free(self, is_nested: bool = False) -> list[str]:
         used = {name for column in self.columns.values() for name in column_names(column)}
         return [name for name in self.samples if name not in used and (name in self.nested) == is_nested]
@@ -355,9 +379,7 @@ class _Choice:
             first, last = ", ".join(map(repr, fitting[:-1])), repr(fitting[-1])
             what = f"{first} and {last} would {'both' if len(fitting) == 2 else 'all'} do"
         if role.kind == "pair":
-            free = [name for name in self._free() + self._free(True) if not _ID.search(name.lower())]
-            texts = [name for name in free if self.samples[name].is_text or name in self.nested]
-            what, fix = missing_columns(self.table.columns, role.names, texts)
+            what, fix = missing_columns(self.table.columns, role.names, self.texts())
             fix = fix or f"name the columns of {self.table.name} prompt, chosen and rejected"
             return InputError("data.column", what, saw=describe_columns(self.table, self.samples), fix=fix)
         saw, fix = describe_columns(self.table, self.samples), self._languages_fix(fitting) or self._fix(role, fitting)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,7 @@ class _Check:
     kept: dict[str, Mask] = field(default_factory=dict)
     scans: dict[str, Scan] = field(default_factory=dict)
     lengths: Lengths = field(default_factory=dict)
+    prompts: list[str] = field(default_factory=list)  # columns that may hold the prompts of pairs
 
     def __post_init__(self) -> None:
         self.lead, self.lead_table = next(iter(self.tables.items()))
@@ -178,6 +180,10 @@ class _Check:
         table = self.lead_table
         if not table.has_fixed_columns:
             columns, self.guesses = column_roles.choose_columns(self.schema, table, self.given)
+            self.prompts = column_roles.possible_prompts(self.schema, table, columns)
+            if self.prompts:
+                flags = "   or   ".join(f"--prompt_column {quote(name)}" for name in self.prompts)
+                self.warnings.append(f"the prompt is what both answers begin with; if a column holds it, {flags}")
             return columns
         groups = {role: str(column) for role, column in self.given.items() if role == GROUP.name}
         for column in set(groups.values()) - set(table.columns):
@@ -221,7 +227,14 @@ class _Check:
         if isinstance(table, TableOfImages):
             table.find_images(str(columns["image"]))
         kind = label_kind if role is not None and role.name in columns else None
-        scan = self.scans[split] = scan_table(table, self.schema, columns, kind, self.options, self.lengths, self.say)
+        try:
+            scan = scan_table(table, self.schema, columns, kind, self.options, self.lengths, self.say)
+        except InputError as refused:
+            if refused.flag == "--prompt_column":
+                flags = [f"--prompt_column {quote(name)}" for name in self.prompts]
+                refused.fix = "   or   ".join([*flags, refused.fix or ""])
+            raise
+        self.scans[split] = scan
         self.warnings += [*table.notes, *scan.notes]
         self.kept[split] = np.ones(len(table), np.bool_)
         is_bad = np.isin(np.arange(len(table)), list(scan.bad_rows))

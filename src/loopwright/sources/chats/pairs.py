@@ -72,20 +72,29 @@ def _found_columns(columns: Iterable[str], given: Sequence[str]) -> dict[str, st
 
 
 def missing_columns(columns: Iterable[str], given: Sequence[str], free: Sequence[str]) -> tuple[str, str]:
-    """Return which columns of a pair are not there, and flags that name them, or "" without any column to name."""
-    found, whats, flags, left = _found_columns(columns, given), [], [], [*free]
+    """Return which columns of a pair are not there, and a fix, or "" with too few columns to name.
+
+    Flags name columns by their names or as the last one that is left. Which answer is better is never guessed.
+    """
+    found, whats, flags = _found_columns(columns, given), [], dict[str, str | None]()
+    left = [each for each in free if each not in found.values()]
     for role, name in zip(PAIR_NAMES, given or [""] * len(PAIR_NAMES), strict=True):
-        left = [each for each in left if each != found[role]]
         if found[role] is not None or (role == "prompt" and not name):
-            flags += [f"--{role}_column {quote(name)}"] if name else []
+            flags |= {role: name} if name else {}
             continue
         whats.append(f"--{role}_column {name!r}: no such column" if name else f"no column of {role} answers")
-        best = nearest(name, left) or next((each for each in (*PAIR_NAMES[role], *left) if each in left), None)
-        if best is None:
-            return "; ".join(whats), ""
-        left.remove(best)
-        flags.append(f"--{role}_column {quote(best)}")
-    return "; ".join(whats), " ".join(flags)
+        near = nearest(name, left) if name else None
+        flags[role] = near or next((each for each in PAIR_NAMES[role] if each in left), None)
+        left = [each for each in left if each != flags[role]]
+    unnamed = [role for role, name in flags.items() if name is None]
+    if len(left) < len(unnamed):
+        return "; ".join(whats), ""
+    if len(left) > len(unnamed) > 0 and found["prompt"] is None and "prompt" not in flags:
+        flags, unnamed = {"prompt": None, **flags}, ["prompt", *unnamed]
+    elif len(left) == len(unnamed) == 1:
+        flags[unnamed.pop()] = left[0]
+    fix = " ".join(f"--{role}_column {'COLUMN' if name is None else quote(name)}" for role, name in flags.items())
+    return "; ".join(whats), f"{fix}, where COLUMN is one of {', '.join(map(repr, left))}" if unnamed else fix
 
 
 def read_pair(cells: Mapping[str, Any], *, where: str = "") -> Pair:
@@ -156,7 +165,9 @@ def _read_texts(parts: Mapping[str, str], place: str) -> Pair:
     if size and chosen[size - 1] == " ":  # tokens begin with the blank before a word
         size -= 1
     if not chosen[:size].strip():
-        raise _unusable(place, "there is no prompt, and the answers have no common beginning", parts)
+        error = _unusable(place, "there is no prompt, and the answers have no common beginning", parts)
+        error.flag = "--prompt_column"
+        raise error
     return Pair(chosen[:size], chosen[size:], rejected[size:], format="whole texts")
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from loopwright.sources.chats.formats import FORMATS, Chat, chat_format, read_chat
+from loopwright.sources.chats.formats import FORMATS, Chat, chat_format, parsed, read_chat
 from loopwright.sources.chats.pairs import BESIDE, Pair, pair_columns, read_pair
 
 CHAT_KINDS = ("chat", "prompt", "pair")
@@ -74,7 +74,8 @@ def _as_format(cells: dict[str, Any]) -> dict[str, Any]:
     if len(others) != 1 or others[0] in FORMATS or others[0] in ("prompt", "instruction"):
         return cells
     value = cells.pop(others[0])
-    return {("conversations" if could_be_chat(value) and "from" in value[0] else "messages"): value, **cells}
+    found = parsed(value)
+    return {("conversations" if could_be_chat(found) and "from" in found[0] else "messages"): value, **cells}
 
 
 def could_be_chat(value: Any) -> bool:
