@@ -8,10 +8,14 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 _PLURALS = {"is": "are", "has": "have", "lacks": "lack", "belongs": "belong", "holds": "hold", "class": "classes"}
 
 
+def agreeing(number: int, word: str) -> str:
+    """Return a noun or a verb in the singular or plural."""
+    return word if number == 1 else _PLURALS.get(word, f"{word}s")
+
+
 def counted(number: int, noun: str, verb: str = "") -> str:
     """Return a number with its noun, and a verb if given: `1 row has`, `3 rows have`."""
-    words = [each if number == 1 else _PLURALS.get(each, f"{each}s") for each in (noun, verb) if each]
-    return " ".join([f"{number:,}", *words])
+    return " ".join([f"{number:,}", *(agreeing(number, each) for each in (noun, verb) if each)])
 
 
 def size(num_bytes: float) -> str:

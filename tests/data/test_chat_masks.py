@@ -40,7 +40,7 @@ def trl_templates() -> dict[str, str]:
 
 def chat(*turns, tools=None) -> Chat:
     row = {"messages": [turn if isinstance(turn, dict) else {"role": turn[0], "content": turn[1]} for turn in turns]}
-    return read_chat({**row, "tools": tools}, where="chats.jsonl, line 7")
+    return read_chat({**row, "tools": tools}, where="line 7 of chats.jsonl")
 
 
 def encoder(name: str, mark: str = "plain", **options) -> ChatEncoder:
@@ -304,7 +304,7 @@ def test_a_long_conversation_is_truncated_by_turns_and_a_long_turn_within():
     assert text and "one two three".startswith(text)
     assert encoder("chatml", max_length=4, overlong="truncate")(chat(*PLAIN)) is None
     assert encoder("chatml", max_length=4, overlong="drop")(chat(*PLAIN)) is None
-    with pytest.raises(InputError, match="chats.jsonl, line 7 has [0-9]+ tokens, more than 4") as raised:
+    with pytest.raises(InputError, match="line 7 of chats.jsonl has [0-9]+ tokens, more than 4") as raised:
         encoder("chatml", max_length=4)(chat(*PLAIN))
     assert raised.value.code == "model.length" and "--overlong truncate" in raised.value.fix
 
@@ -312,7 +312,7 @@ def test_a_long_conversation_is_truncated_by_turns_and_a_long_turn_within():
 def refused(template: str, *turns, code: str = "data.chat_mask") -> str:
     with pytest.raises(InputError) as raised:
         ChatEncoder(tokenizer(), chat_template=template)(chat(*turns))
-    assert raised.value.code == code and raised.value.what.startswith("chats.jsonl, line 7")
+    assert raised.value.code == code and raised.value.what.startswith("line 7 of chats.jsonl")
     return str(raised.value)
 
 

@@ -26,7 +26,7 @@ def test_an_image_that_is_cut_off_or_none_is_named_or_left_out(tmp_path, ending,
     content = bad.read_bytes()
     bad.write_bytes({"cut off": content[: len(content) * 2 // 3], "no image": b"<html>no</html>", "empty": b""}[flaw])
     refusal = assert_refused("data.image", CLASSIFY, tmp_path / "pets")
-    assert refusal.error.what == "1 of 21 images of pets are missing, truncated or not images"
+    assert refusal.error.what == "1 of 21 images of pets is missing, truncated or not readable"
     assert refusal.error.saw[0].startswith(str(bad)) and refusal.fix == "--bad_images drop   or   put them back"
     plan = plan_of(CLASSIFY, tmp_path / "pets", bad_images="drop")
     assert plan.dropped == {"bad_images": 1} and sum(map(len, plan.splits.values())) == 20

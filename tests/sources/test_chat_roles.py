@@ -104,7 +104,7 @@ def test_a_bad_row_is_refused_with_its_place_or_dropped(tmp_path):
     path = write_rows(tmp_path / "chats.jsonl", rows)
     with pytest.raises(InputError) as caught:
         preflight(SCHEMA, data=path)
-    assert caught.value.code == "data.chat" and "chats.jsonl, line 5" in caught.value.what
+    assert caught.value.code == "data.chat" and "line 5 of chats.jsonl" in caught.value.what
     assert caught.value.fix.startswith("--bad_rows drop")
     plan = preflight(SCHEMA, data=path, options=DataOptions(bad_rows="drop"))
     assert plan.dropped == {"bad_rows": 1} and plan.chats["turns"]["user"] == 19

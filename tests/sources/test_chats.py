@@ -16,8 +16,8 @@ SCHEMA = {"name": "weather", "description": "", "parameters": {"type": "object",
 
 def refused(code: str, row: dict) -> InputError:
     with pytest.raises(InputError) as raised:
-        read_chat(row, where="chats.jsonl, line 3")
-    assert raised.value.code == code and raised.value.what.startswith("chats.jsonl, line 3")
+        read_chat(row, where="line 3 of chats.jsonl")
+    assert raised.value.code == code and raised.value.what.startswith("line 3 of chats.jsonl")
     return raised.value
 
 

@@ -130,6 +130,13 @@ def test_paths_in_a_csv_file_go_from_its_folder_or_from_images_in_it(tmp_path, i
     assert [file.sha256 for file in plan_of(CLASSIFY, path, **options).files] != before
 
 
+def test_a_note_about_a_table_of_images_is_kept(tmp_path):
+    rows = [[draw(tmp_path / f"{number}.png", number).name, ["cat", "dog"][number % 2]] for number in range(20)]
+    path = write_csv(tmp_path / "pets.csv", rows, ["file", "kind"])
+    path.write_text(f"Pets of 2024\n{path.read_text()}")
+    assert any("the header of pets.csv is in line 2" in each for each in plan_of(CLASSIFY, path).warnings)
+
+
 def test_moved_data_has_the_same_hash(tmp_path):
     plan = plan_of(CLASSIFY, class_folders(tmp_path / "here"))
     (tmp_path / "here").rename(tmp_path / "there")

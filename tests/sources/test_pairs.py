@@ -80,7 +80,7 @@ def test_system_and_tools_belong_to_the_prompt():
 
 def refused(code: str, row: dict) -> InputError:
     with pytest.raises(InputError) as raised:
-        read_pair(row, where="pairs.jsonl, line 3")
+        read_pair(row, where="line 3 of pairs.jsonl")
     assert raised.value.code == code
     return raised.value
 
@@ -116,7 +116,7 @@ def refused(code: str, row: dict) -> InputError:
 )
 def test_a_row_without_two_different_answers_to_one_prompt_is_refused(row, why):
     error = refused("data.pair", row)
-    assert error.what.startswith("pairs.jsonl, line 3") and why in error.what and error.saw
+    assert error.what.startswith("line 3 of pairs.jsonl") and why in error.what and error.saw
 
 
 def test_bad_rows_are_refused_with_their_place_or_dropped_with_a_count(tmp_path):
@@ -128,7 +128,9 @@ def test_bad_rows_are_refused_with_their_place_or_dropped_with_a_count(tmp_path)
     assert raised.value.code == "data.pair" and "line 8" in raised.value.what
     assert raised.value.fix.startswith("--bad_rows drop")
     plan = preflight(SCHEMA, data=path, options=DataOptions(bad_rows="drop"))
-    assert plan.dropped == {"bad_rows": 1} and any("chosen and rejected are the same" in each for each in plan.warnings)
+    why = "line 8 of pairs.jsonl: chosen and rejected are the same"
+    assert plan.dropped == {"bad_rows": 1}
+    assert f"1 row of pairs.jsonl cannot be used ({why}) and is left out" in plan.warnings
 
 
 def test_columns_of_other_names_are_named_and_a_file_without_answers_is_refused(tmp_path):

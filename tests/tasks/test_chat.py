@@ -293,7 +293,7 @@ def test_tokens_that_a_template_adds_are_trained_beside_adapters_and_no_others(t
     assert all(not torch.equal(start[token], after.get_input_embeddings().weight[token]) for token in new)
 
 
-def test_predictions_are_one_per_row_whatever_the_format(learnt, tmp_path):
+def test_predictions_are_one_per_row_whatever_the_format(learnt, tmp_path, capsys):
     prompts = [row["messages"][:1] for row in dialogues(5)]
     texts = [turns[-1]["content"] for turns in prompts if len(turns) == 1 and turns[0]["role"] == "user"]
     assert len(texts) >= 3
@@ -308,7 +308,8 @@ def test_predictions_are_one_per_row_whatever_the_format(learnt, tmp_path):
     assert len(found) == len(rows)
     assert [each.get("answer") for each in found[:1] + found[3:-2]] == one_by_one
     assert found[-2]["answer"] == one_by_one[0] and isinstance(found[-1]["answer"], str)
-    assert found[1]["error"].startswith("data.chat") and found[2]["error"].startswith("model.length")
+    assert found[1]["error"].startswith("data.chat: line 2 of prompts.jsonl, message 1")
+    assert found[2]["error"].startswith("model.length")
     mixed = [{"messages": [], "prompt": texts[0]}, {"conversations": [{"from": "human", "value": texts[1]}]}]
     mixed = learnt.predict(write_jsonl(tmp_path / "mixed.jsonl", [*mixed, {"messages": rows[0]["messages"]}]))
     assert [each["answer"] for each in mixed] == [*one_by_one[:2], one_by_one[0]]
@@ -316,6 +317,8 @@ def test_predictions_are_one_per_row_whatever_the_format(learnt, tmp_path):
     assert [each["answer"] for each in named] == one_by_one
     out = tmp_path / "out.jsonl"
     assert main(["predict", str(learnt.path), str(path), "--out", str(out)]) == 0
+    assert main(["predict", str(learnt.path), str(tmp_path / "mixed.jsonl")]) == 0
+    assert "chat is read from 'messages', 'conversations', 'prompt'" in capsys.readouterr().err
     assert [json.loads(line)["messages"] for line in out.read_text().splitlines()] == [row["messages"] for row in rows]
 
 
@@ -445,13 +448,13 @@ def test_rows_that_the_template_refuses_are_refused_or_dropped_with_a_count(llam
             assert caught.value.code == code and caught.value.fix.startswith("--bad_rows drop")
             assert f"row {rows.index(bad) + 1}" in caught.value.what
             found = encoded(tokenizer, rows, bad_rows="drop")
-            assert len(found) == 5 and "1 training conversation dropped" in found.notes("training")[0]
+            assert len(found) == 5 and "1 training conversation dropped" in found.notes()[0]
         for options in ({}, {"bad_rows": "drop"}):
             with pytest.raises(InputError) as caught:
                 encoded(tokenizer, [bad, bad], **options)
             assert caught.value.code == code and "--bad_rows" not in caught.value.fix
     found = encoded(tokenizer, [{**row, "tools": [{"name": "f"}]} for row in good])
-    assert found.notes("training") == ["the template drops the tools in 5 training conversations"]
+    assert found.notes() == ["the template drops the tools in 5 training conversations"]
 
 
 def test_the_fixes_for_long_conversations_leave_something_to_train_on(llama):
@@ -468,9 +471,11 @@ def test_the_fixes_for_long_conversations_leave_something_to_train_on(llama):
         ([hopeless], "refuse", 40, ["shorten the conversations in the data file"]),
     ):
         with pytest.raises(InputError) as caught:
-            encoded(tokenizer, rows, 40, overlong, limit=limit)
+            encoded(tokenizer, rows, 40, overlong, limit=limit, name="validation")
         assert caught.value.code == "model.length" and caught.value.fix.split("   or   ") == fixes
-        assert caught.value.what.startswith(f"{len(rows) - (short in rows)} of {len(rows)} ")
+        number = len(rows) - (short in rows)
+        size = f"{len(rows)} validation conversations" if len(rows) > 1 else "1 validation conversation"
+        assert caught.value.what == f"{number} of {size} {'have' if number > 1 else 'has'} more than 40 tokens"
     for overlong, kept in (("truncate", 2), ("drop", 1)):
         assert len(encoded(tokenizer, [short, hopeless, cut], 40, overlong)) == kept
 

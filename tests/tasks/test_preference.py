@@ -247,10 +247,10 @@ def test_what_the_template_drops_of_pairs_is_counted(folder):
     (row,) = chat_rows(1)
     brief = Pair(**{**row, "prompt": [{"role": "system", "content": "Be brief"}, *row["prompt"]]})
     rows = [{"pair": each} for each in (Pair(**row), brief, Pair(**row, tools=[{"type": "function", "function": {}}]))]
-    notes = PairDataset(rows, PairEncoder(tokenizer), 128, "refuse").notes("training", 128)
+    notes = PairDataset(rows, PairEncoder(tokenizer), 128, "refuse").notes(128)
     assert [note.partition(" pairs")[0] for note in notes] == ["training: the template drops texts or tools of 1 of 3"]
     tokenizer.chat_template = f"{{% set messages = messages | rejectattr('role', 'equalto', 'system') %}}{CHATML}"
-    notes = PairDataset(rows, PairEncoder(tokenizer), 128, "refuse").notes("training", 128)
+    notes = PairDataset(rows, PairEncoder(tokenizer), 128, "refuse").notes(128)
     assert [note.partition(" pairs")[0] for note in notes] == ["training: the template drops texts or tools of 2 of 3"]
 
 
@@ -277,7 +277,8 @@ def test_simpo_needs_no_reference_and_a_model_from_scratch_learns(tmp_path):
 def test_bad_input_is_refused_with_the_row_and_a_fix(folder, tmp_path):
     data = write_jsonl(tmp_path / "pairs.jsonl", text_rows(40))
     defaults = {"data": data, "model": folder / "model", **TRAINING}
-    assert "longer than 8 tokens" in refusal("preference", defaults, "model.length", max_length=8)
+    told = refusal("preference", defaults, "model.length", max_length=8)
+    assert "34 of 36 training pairs are longer than 8 tokens" in told
     assert "positions for 128" in refusal("preference", defaults, "model.length", max_length=1000)
     lora = {"lora": "r=2", "trained_tokens": ["<|im_ends|>", "<|pad|>"]}
     assert "--trained_tokens '<|pad|>' '<|im_end|>'" in refusal("preference", {**defaults, **lora}, "args.value")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from loopwright.sources.chats.roles import CHAT_KINDS, as_chat, chat_text
 from loopwright.sources.column_roles import column_names
 from loopwright.sources.labels import has_value
 from loopwright.sources.schema import PICTURE_KINDS
-from loopwright.sources.tables import DamagedRow, Row
+from loopwright.sources.tables import DamagedRow, Row, Table
 from loopwright.sources.values import UnusableValueError, as_role, as_text
 from loopwright.tasks.base import Task
 
@@ -32,7 +33,7 @@ class InputRows:
 
     Args:
         given: the inputs by number, each a dict by column.
-        convert: makes a row by role of an input, or raises a ValueError.
+        convert: makes a row by role of an input, or raises a ValueError that names the place.
         roles: the roles that a row may have.
         columns: the columns known so far; those that only some rows have are added.
     """
@@ -40,7 +41,7 @@ class InputRows:
     def __init__(
         self,
         given: Sequence[Row] | Any,
-        convert: Callable[[Row], Row],
+        convert: Callable[[Row, str], Row],
         roles: Sequence[Role],
         columns: Sequence[str] = (),
     ) -> None:
@@ -51,8 +52,11 @@ class InputRows:
         for number in range(len(given)):
             values = given[number]
             self.columns |= dict.fromkeys(values)
-            try:
+            with suppress(ValueError):
                 self._row(values)
+                continue
+            try:  # again with its place, which is slow to find
+                self._row(values, self._place(number))
             except ValueError as error:
                 self.errors[number] = error.with_traceback(None)  # which would keep the values of the row
         self._numbers = np.setdiff1d(np.arange(len(given)), list(self.errors), assume_unique=True)
@@ -69,8 +73,12 @@ class InputRows:
             what = f"{len(self.errors):,} of {len(self.given):,} rows cannot be predicted"
             raise InputError(_code(next(iter(self.errors.values()))), what, saw=saw, fix=STRICT_FIX)
 
-    def _row(self, values: Row) -> Row:
-        row = self._convert(values)
+    def _place(self, number: int) -> str:
+        table = self.given
+        return f"{table.place(number)} of {table.name}" if isinstance(table, Table) else f"row {number + 1:,}"
+
+    def _row(self, values: Row, where: str = "") -> Row:
+        row = self._convert(values, where)
         for role in self._roles:
             if role.name not in row and not role.is_required:
                 continue
@@ -106,16 +114,19 @@ def read_inputs(task: Task, settings: Settings, plan: DataPlan, inputs: str | Pa
         rows, table = found.rows("test"), found.tables[0]
         needed = {name for column in found.columns.values() for name in column_names(column)}
 
-        def complete(values: Row) -> Row:
+        def complete(values: Row, where: str) -> Row:
             """Make a row of one that lacks only its last fields, if the run does not need them."""
             is_ragged = isinstance(values, DamagedRow) and values.error.code == "data.ragged"
             # Its last field may be cut.
             is_short = is_ragged and len(values) < len(table.columns) and needed <= {*list(values)[:-1]}
-            return rows.by_role(table, dict(values) if is_short else values)
+            return rows.by_role(table, dict(values) if is_short else values, where)
 
         made = InputRows(table, complete, schema.roles, table.columns)
         other = {role: column for role, column in found.columns.items() if column != plan.columns.get(role)}
-        made.notes = [*table.notes, *(f"{role} is read from {column!r}" for role, column in other.items())]
+        made.notes = [
+            *table.notes,
+            *(f"{role} is read from {', '.join(map(repr, column_names(column)))}" for role, column in other.items()),
+        ]
         return made
     if not any(isinstance(each, Mapping) for each in inputs):
         return InputRows(task.rows_of_texts(plan, [_line(each) for each in inputs]), _checked, schema.roles)
@@ -125,9 +136,10 @@ def read_inputs(task: Task, settings: Settings, plan: DataPlan, inputs: str | Pa
         row = by_role(plan, values)
         return row | {"tokens": row["text"]} if "tokens" in kinds and "text" in row and "tokens" not in row else row
 
-    def convert(values: Row) -> Row:
+    def convert(values: Row, where: str) -> Row:
         row = named(values)
-        chats = {role.name: as_chat(role.kind, row[role.name]) for role in schema.roles if role.kind in CHAT_KINDS}
+        kinds_of_chats = {role.name: role.kind for role in schema.roles if role.kind in CHAT_KINDS}
+        chats = {name: as_chat(kind, row[name], where) for name, kind in kinds_of_chats.items()}
         return _checked({name: as_role(kinds[name], row[name]) if name in kinds else row[name] for name in row} | chats)
 
     given = [dict(each) if isinstance(each, Mapping) else {task.roles[0].name: each} for each in inputs]
@@ -146,7 +158,7 @@ def _line(item: Any) -> str:
         return ""
 
 
-def _checked(row: Row) -> Row:
+def _checked(row: Row, where: str = "") -> Row:
     """Refuse half characters, which only a text that Python was given can have."""
     for value in row.values():
         (value if isinstance(value, str) else chat_text(value)).encode()

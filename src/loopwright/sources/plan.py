@@ -248,8 +248,8 @@ class SplitRows:
         table, row = self._locate(index)
         return self.by_role(table, table[row])
 
-    def by_role(self, table: Table, values: Row) -> Row:
-        """Return a row of a table in the task's format; raise a ValueError if that cannot be."""
+    def by_role(self, table: Table, values: Row, where: str = "") -> Row:
+        """Return a row of a table in the task's format; raise a ValueError if that cannot be, about the row `where`."""
         if isinstance(values, DamagedRow):
             raise values.error
         found: Row = {}
@@ -257,7 +257,9 @@ class SplitRows:
             names = column_names(column)
             if all(outer_column(table.columns, name) for name in names):
                 value = cell_of(values, names, self._kinds[role])
-                found[role] = self._form(self._kinds[role], value, found, table, names[0])
+                is_chat = self._kinds[role] in CHAT_KINDS
+                kind, name = self._kinds[role], names[0]
+                found[role] = as_chat(kind, value, where) if is_chat else self._form(kind, value, found, table, name)
         return found
 
     def place(self, index: int) -> str:
@@ -278,8 +280,6 @@ class SplitRows:
         return self._tables[part], int(self._rows[part][index - start])
 
     def _form(self, kind: str, value: Any, found: Row, table: Table, column: str) -> Any:
-        if kind in CHAT_KINDS:
-            return as_chat(kind, value)
         if kind in ("text", "texts", "tokens", "answers"):
             return as_role(kind, value, found.get("context", ""))
         if kind not in PICTURE_KINDS:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from loopwright.errors import InputError
-from loopwright.quantities import counted
+from loopwright.quantities import agreeing, counted
 from loopwright.sources import column_roles, label_checks
 from loopwright.sources.chats.roles import describe_chats
 from loopwright.sources.column_roles import Columns, GivenColumns, Guess, column_names, is_number, sample_values
@@ -245,13 +245,13 @@ class _Check:
         is_missing = np.logical_or.reduce(list(scan.missing.values())) & ~is_bad
         if is_missing.any():
             number = int(is_missing.sum())
-            what = f"{number:,} of {len(table):,} rows of {table.name} lack a value"
+            what = f"{number:,} of {counted(len(table), 'row')} of {table.name} {agreeing(number, 'lacks')} a value"
             saw = [_missing_rows(name, found, table) for name, found in scan.missing.items() if found.any()]
             used = {name for column in columns.values() for name in column_names(column)}
             others = {name: each for each in table.columns for name in used - {each} if name.lower() == each.lower()}
             saw += [f"{name!r} and {other!r} are two columns: is it one?" for name, other in others.items()]
             error = InputError("data.missing", what, saw=saw, fix="--missing_values drop   or   fill them in")
-            note = f"{counted(number, 'row')} of {table.name} {'lacks' if number == 1 else 'lack'} a value"
+            note = f"{counted(number, 'row')} of {table.name} {agreeing(number, 'lacks')} a value"
             self._drop(split, "missing_values", is_missing, note, error)
         if scan.scenes is None:
             return
@@ -262,11 +262,14 @@ class _Check:
         if problem is not None:
             if not is_unusable.any():
                 raise problem
-            note = f"{int(is_unusable.sum()):,} images of {table.name} have annotations that cannot be used"
+            number = int(is_unusable.sum())
+            has = agreeing(number, "has")
+            note = f"{counted(number, 'image')} of {table.name} {has} annotations that cannot be used"
             self._drop(split, "bad_annotations", is_unusable, f"{note} ({problem.saw[0]})", problem)
         bad = scan.scenes.bad
         if bad.number:
-            what = f"{bad.number:,} of {len(table):,} images of {table.name} are missing, truncated or not images"
+            of_all = f"{bad.number:,} of {counted(len(table), 'image')} of {table.name}"
+            what = f"{of_all} {agreeing(bad.number, 'is')} missing, truncated or not readable"
             error = InputError("data.image", what, saw=bad.first, fix=scan.scenes.bad_fix)
             note = f"{counted(bad.number, 'image')} of {table.name} cannot be read ({bad.first[0]})"
             self._drop(split, "bad_images", scan.scenes.is_bad, note, error)
@@ -274,7 +277,8 @@ class _Check:
     def _drop(self, split: str, option: str, is_dropped: Mask, note: str, error: InputError) -> None:
         if getattr(self.options, option) == "refuse":
             raise error
-        self._leave_out(split, option, is_dropped, f"{note} and are left out")
+        verb = agreeing(int(is_dropped.sum()), "is")
+        self._leave_out(split, option, is_dropped, f"{note} and {verb} left out")
 
     def _leave_out(self, split: str, option: str, is_dropped: Mask, note: str) -> None:
         self.dropped[option] += int(is_dropped.sum())
@@ -436,7 +440,8 @@ class _Check:
             fix = label_checks.fix_of_names(labels.names, [clean[place] for place in unknown])
         error = label_checks.unknown_labels("label", number, scan.table, lead, labels.names, first, saw, fix)
         is_unknown = scan.rows_with(unknown) & self.kept[split]
-        note = f"{int(is_unknown.sum()):,} rows of {scan.table.name} have an unknown label"
+        number = int(is_unknown.sum())
+        note = f"{counted(number, 'row')} of {scan.table.name} {agreeing(number, 'has')} an unknown label"
         self._drop(split, "unknown_labels", is_unknown, note, error)
 
     def _count_labels(self, parts: Parts, labels: Labels | None) -> dict[str, dict[str, int]]:

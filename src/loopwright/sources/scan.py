@@ -145,7 +145,7 @@ def _convert_chats(role: Role, cells: list[Row], table: Table, block: Block, bad
     converted: list[Any] = []
     errors: dict[int, InputError] = {}
     for row, values in enumerate(cells, block.start):
-        where = f"{table.name}, {table.place(row)}"
+        where = f"{table.place(row)} of {table.name}"
         try:
             converted.append([] if row in block.damaged else as_chat(role.kind, values, where))
         except InputError as error:

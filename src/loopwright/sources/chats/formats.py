@@ -66,7 +66,7 @@ def chat_format(row: Mapping[str, Any], *, is_prompt: bool = False) -> str | Non
 def read_chat(row: Mapping[str, Any], *, where: str = "", is_prompt: bool = False) -> Chat:
     """Return the conversation of a row; InputError if it has none that can be trained on.
 
-    `where` says which row it is, such as "chats.jsonl, line 3". A prompt needs no answer, and may be a text.
+    `where` says which row it is, such as "line 3 of chats.jsonl". A prompt needs no answer, and may be a text.
     """
     place, completion = where or "this row", 0
     row = row if isinstance(row, Mapping) else {"messages": row}

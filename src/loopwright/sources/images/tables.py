@@ -59,6 +59,7 @@ class TableOfImages(ImageTable):
         self.columns = table.columns
         self.sha256 = table.sha256
         self.num_bytes = table.num_bytes
+        self.notes = table.notes
         self.image_dir = image_dir
         self.names_file = names_file
         folder = "." if table.kind == "hub" else os.path.dirname(os.path.abspath(table.path))

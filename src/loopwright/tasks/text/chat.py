@@ -136,8 +136,9 @@ class ChatTuning(Task):
             return chats.prompts(job, rows)
         most = None if args.model is None else text.longest_allowed(job.processor, job.model.config)
         with text.quiet():
-            found = chats.Conversations(rows, _encoder(args, job.processor), bad_rows=args.bad_rows, limit=most)
-        job.notes += found.notes("training" if is_training else "validation")
+            encoder, name = _encoder(args, job.processor), "training" if is_training else "validation"
+            found = chats.Conversations(rows, encoder, name, bad_rows=args.bad_rows, limit=most)
+        job.notes += found.notes()
         return causal_lm.PackedLines(found, args.max_length) if is_training and args.packing else found
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.errors import InputError
-from loopwright.quantities import counted
+from loopwright.quantities import agreeing, counted
 from loopwright.sources.chats import Chat
 from loopwright.tasks.base import Job, Rows
 from loopwright.tasks.data import KeptRows, RowDataset
@@ -29,14 +29,24 @@ class Conversations(RowDataset):
 
     Args:
         encode: encodes a conversation, and says what happens to one that is too long.
+        name: of the split, for errors and notes.
         bad_rows: "refuse" or "drop" rows that cannot be trained on, such as those that the template refuses.
         limit: the most tokens that the model takes.
     """
 
-    def __init__(self, rows: Rows, encode: Any, *, bad_rows: str = "refuse", limit: int | None = None) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        encode: Any,
+        name: str = "training",
+        *,
+        bad_rows: str = "refuse",
+        limit: int | None = None,
+    ) -> None:
         kept, ids, labels = list[int](), list[Ids](), list[Ids]()
         long, bad, first = dict[int, int](), list[str](), ""
         self._lost: Counter[str] = Counter()
+        self._name = name
         problem: InputError | None = None
         for index in range(len(rows)):
             encoded = None
@@ -59,7 +69,7 @@ class Conversations(RowDataset):
                 labels.append(np.array(encoded.labels, np.int32))
                 self._lost.update([*["assistant"] * bool(encoded.dropped), *encoded.ignored])
         if long and (encode.overlong == "refuse" or not kept):
-            raise _too_long(rows, encode, long, kept, limit)
+            raise _too_long(rows, name, encode, long, kept, limit)
         if problem is not None and not kept:
             raise problem
         num_cut = sum(index in long for index in kept)
@@ -84,17 +94,20 @@ class Conversations(RowDataset):
         ids, labels = (each[start:end].astype(np.int64) for each in (self._ids, self._labels))
         return {"input_ids": ids[:-1], "labels": labels[1:]}
 
-    def notes(self, name: str) -> list[str]:
+    def notes(self) -> list[str]:
         """Describe what was lost: conversations that are bad or too long, and texts that the template drops."""
-        found = [f"{counted(number, f'{name} conversation')} {what}" for number, what in self._reduced if number]
+        noun = f"{self._name} conversation"
+        found = [f"{counted(number, noun)} {what}" for number, what in self._reduced if number]
         for whose, number in self._lost.items():
             what = "the tools" if whose == "tools" else f"texts of the {whose}"
             more = ", such as earlier thinking" if whose == "assistant" else ""
-            found.append(f"the template drops {what} in {counted(number, f'{name} conversation')}{more}")
+            found.append(f"the template drops {what} in {counted(number, noun)}{more}")
         return found
 
 
-def _too_long(rows: Rows, encode: Any, long: Mapping[int, int], kept: Sequence[int], limit: int | None) -> InputError:
+def _too_long(
+    rows: Rows, name: str, encode: Any, long: Mapping[int, int], kept: Sequence[int], limit: int | None
+) -> InputError:
     """Return the error for rows that are too long, with the fixes that would leave something to train on."""
     first, longest = next(iter(long)), max(long.values())
     fixes = []
@@ -104,7 +117,8 @@ def _too_long(rows: Rows, encode: Any, long: Mapping[int, int], kept: Sequence[i
         fixes.append("--overlong drop")
     if limit is None or longest <= limit:
         fixes.append(f"--max_length {longest}")
-    what = f"{len(long):,} of {counted(len(rows), 'conversation')} have more than {encode.max_length:,} tokens"
+    size, has = counted(len(rows), f"{name} conversation"), agreeing(len(long), "has")
+    what = f"{len(long):,} of {size} {has} more than {encode.max_length:,} tokens"
     saw = [f"{placed_chat(rows, first).where}: {long[first]:,} tokens", f"the longest has {longest:,}"]
     return InputError(
         "model.length", what, saw=saw, fix="   or   ".join(fixes) or "shorten the conversations in the data file"

@@ -14,6 +14,7 @@ from typing import Any
 from loopwright.baselines import Constant, MostFrequentAnswer, Predictor
 from loopwright.errors import InputError
 from loopwright.metrics import load as load_metric
+from loopwright.quantities import agreeing, counted
 from loopwright.sources import DataPlan, Role
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
@@ -325,7 +326,8 @@ def _check_rows(rows: Rows, *, is_labelled: bool, is_unanswered_allowed: bool) -
     bare = [index for index in range(len(rows)) if not features.answers_of(rows[index])]
     if bare:
         place = getattr(rows, "place", lambda index: f"row {index}")
-        what = f"{len(bare):,} of {len(rows):,} questions have no answer, but each must have one"
+        has = agreeing(len(bare), "has")
+        what = f"{len(bare):,} of {counted(len(rows), 'question')} {has} no answer, but each must have one"
         fix = "--version_2_with_negative   or   remove these rows"
         raise InputError("data.answers", what, saw=[place(index) for index in bare[:3]], fix=fix)
 

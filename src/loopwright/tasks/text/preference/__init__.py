@@ -179,8 +179,9 @@ class PreferenceTuning(Task):
             return chats.prompts(job, rows)
         if not is_labelled:
             return RowDataset(rows, _encoder(job.args, job.processor, job.args.max_length))
-        dataset = answers.PairDataset(rows, _encoder(job.args, job.processor), job.args.max_length, job.args.overlong)
-        job.notes += dataset.notes("training" if is_training else "validation", job.args.max_length)
+        encoder, name = _encoder(job.args, job.processor), "training" if is_training else "validation"
+        dataset = answers.PairDataset(rows, encoder, job.args.max_length, job.args.overlong, name)
+        job.notes += dataset.notes(job.args.max_length)
         if job.reference is not None:
             model = job.model if job.is_initial else None
             compute = partial(_log_probs_of_rows, job)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from loopwright.errors import InputError
+from loopwright.quantities import agreeing, counted
 from loopwright.sources.chats import Chat
 from loopwright.sources.chats.pairs import Pair
 from loopwright.tasks.base import Job, Rows
@@ -67,8 +68,9 @@ class PairEncoder:
 class PairDataset(RowDataset):
     """Pairs, encoded once; `reference` has the log-probabilities of the reference model, if the loss needs them."""
 
-    def __init__(self, rows: Rows, encode: PairEncoder, max_length: int, overlong: str) -> None:
+    def __init__(self, rows: Rows, encode: PairEncoder, max_length: int, overlong: str, name: str = "training") -> None:
         self.reference: Any = None
+        self._name = name  # of the split, for errors and notes
         self._pairs: list[tuple[int, list[Any]]] = []
         self._num_unlike = self._num_lost = 0
         kept, long = [], {}
@@ -89,7 +91,7 @@ class PairDataset(RowDataset):
             self._pairs.append((found["start"], both))
         self.num_long, self.num_dropped, self._size = len(long), len(rows) - len(kept), len(rows)
         if long and (overlong == "refuse" or not kept):
-            raise _too_long(rows, long, max_length, overlong)
+            raise _too_long(rows, name, long, max_length, overlong)
         super().__init__(KeptRows(rows, kept))
 
     def features(self, position: int) -> dict[str, Any]:
@@ -100,19 +102,18 @@ class PairDataset(RowDataset):
         found = super().__getitem__(position)
         return found if self.reference is None else {**found, "reference": self.reference[position]}
 
-    def notes(self, split: str, max_length: int) -> list[str]:
-        notes = []
+    def notes(self, max_length: int) -> list[str]:
+        notes, size = [], counted(self._size, "pair")
         if self.num_long:
             cut = self.num_long - self.num_dropped
             done = f"{f'{cut:,} truncated, ' if cut else ''}{self.num_dropped:,} left out"
-            notes.append(
-                f"{split}: {self.num_long:,} of {self._size:,} pairs are longer than {max_length} tokens: {done}"
-            )
+            is_long = f"{agreeing(self.num_long, 'is')} longer than {max_length} tokens"
+            notes.append(f"{self._name}: {self.num_long:,} of {size} {is_long}: {done}")
         if self._num_unlike:
-            what = f"{split}: {self._num_unlike:,} of {self._size:,} prompts are tokenized differently before an answer"
-            notes.append(f"{what}: the answer begins where they differ")
+            where = f"{self._name}: in {self._num_unlike:,} of {size}"
+            notes.append(f"{where} the prompt has other tokens before an answer: the answer begins where they differ")
         if self._num_lost:
-            what = f"{split}: the template drops texts or tools of {self._num_lost:,} of {self._size:,} pairs"
+            what = f"{self._name}: the template drops texts or tools of {self._num_lost:,} of {size}"
             notes.append(f"{what}, such as a system message or earlier thinking")
         return notes
 
@@ -121,9 +122,10 @@ def _place(rows: Rows, position: int) -> str:
     return str(rows.place(position)) if hasattr(rows, "place") else f"row {position}"
 
 
-def _too_long(rows: Rows, long: Mapping[int, int], max_length: int, overlong: str) -> InputError:
+def _too_long(rows: Rows, name: str, long: Mapping[int, int], max_length: int, overlong: str) -> InputError:
     position, longest = next(iter(long.items()))
-    what = f"{len(long):,} of {len(rows):,} pairs are longer than {max_length} tokens"
+    verb = agreeing(len(long), "is")
+    what = f"{len(long):,} of {counted(len(rows), f'{name} pair')} {verb} longer than {max_length} tokens"
     saw = [f"{_place(rows, position)}: {longest:,} tokens", f"the longest has {max(long.values()):,}"]
     others = (f"--overlong {each}" for each in ("truncate", "drop") if overlong == "refuse")
     return InputError("model.length", what, saw=saw, fix="   or   ".join(others) or "leave out --max_length")
