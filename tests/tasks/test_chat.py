@@ -18,6 +18,7 @@ from loopwright.data import packing
 from loopwright.demos.dialogue_rows import dialogue_rows, right_answer
 from loopwright.engine import segments
 from loopwright.errors import InputError
+from loopwright.runs.console.screen import Screen
 from loopwright.runs.trained_model import load_run
 from loopwright.sources.chats import Chat, read_chat
 from loopwright.tasks.data import RowDataset
@@ -409,6 +410,22 @@ def test_lw_check_marks_the_trained_tokens(llama, data, capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(words) == 0
     assert f"\x1b[32m{said[0]}{END}\x1b[0m" in capsys.readouterr().out
+
+
+def test_a_trained_line_break_after_the_end_of_a_turn_is_noted_and_marked(llama, capsys):
+    from loopwright.data.chats import BUILT_IN, ChatEncoder
+
+    tokenizer = text_models.load_tokenizer(str(llama))
+    row = {"chat": read_chat({"prompt": "Who?", "completion": "Ada."})}
+    for is_marked in (True, False):
+        template = BUILT_IN["chatml"] if is_marked else re.sub(r"\{% (end)?generation %\}", "", BUILT_IN["chatml"])
+        for train_on, name in (("assistant", "training"), ("assistant", "validation"), ("all", "training")):
+            encode = ChatEncoder(tokenizer, chat_template=template, train_on=train_on)
+            tail = [each for each in chats.Conversations([row], encode, name).notes() if "never generated" in each]
+            is_noted = not is_marked and (train_on, name) == ("assistant", "training")
+            assert len(tail) == is_noted and all("'\\n' after the end of a turn" in each for each in tail)
+    Screen().marked("row 1", [("Who?\n", False), ("Ada.<|im_end|>\n", True)])
+    assert "⟦Ada.<|im_end|>⏎⟧\n" in capsys.readouterr().out
 
 
 def test_long_conversations_are_refused_truncated_or_dropped_with_counts(llama, data):

@@ -23,6 +23,7 @@ T = TypeVar("T")
 _SILENT_SECONDS = 1.0  # shorter work gets no line
 _SECONDS_BETWEEN = 0.1
 _INDENT = 8
+_BREAK = "⏎"  # of a line, where it is marked
 _FALLBACK_WIDTH = 80
 
 
@@ -112,10 +113,11 @@ class Screen:
             self.print(head + f"\n{' ' * _INDENT}".join(parts), head + line, colour)
 
     def marked(self, name: str, pieces: Iterable[tuple[str, bool]]) -> None:
-        """Print a text in pieces, those that are marked in green, or in brackets without colours."""
+        """Print a text in pieces, those that are marked in green, or in brackets without colours, with line breaks."""
         lines, painted = [f"{name:<{_INDENT}}"], [f"{name:<{_INDENT}}"]
         for piece, is_marked in pieces:
-            for index, part in enumerate(visible(piece).split("\n")):
+            text = visible(piece)
+            for index, part in enumerate((text.replace("\n", f"{_BREAK}\n") if is_marked else text).split("\n")):
                 margin = f"\n{' ' * _INDENT}" if index else ""
                 lines.append(margin + (f"⟦{part}⟧" if is_marked and part else part))
                 painted.append(margin + (paint(part, "green", sys.stdout) if is_marked else part))

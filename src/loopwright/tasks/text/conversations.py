@@ -80,6 +80,7 @@ class Conversations(RowDataset):
         self._ends = np.cumsum([len(each) for each in ids])
         self._ids, self._labels = np.concatenate(ids), np.concatenate(labels)
         encode.check(labels, first)
+        self._tail = _trained_tail(encode, labels[0]) if name == "training" else ""
 
     @property
     def targets(self) -> tuple[Ids, Ids]:
@@ -102,7 +103,19 @@ class Conversations(RowDataset):
             what = "the tools" if whose == "tools" else f"texts of the {whose}"
             more = ", such as earlier thinking" if whose == "assistant" else ""
             found.append(f"the template drops {what} in {counted(number, noun)}{more}")
+        if self._tail:
+            what = "which is trained, as in trl, but never generated; generation marks leave it out"
+            found.append(f"the template writes {self._tail!r} after the end of a turn, {what}")
         return found
+
+
+def _trained_tail(encode: Any, labels: Ids) -> str:
+    """Return what is trained after the end-of-turn token."""
+    ends = np.flatnonzero(labels == encode.end_of_turn)
+    if not len(ends) or encode.train_on == "all":
+        return ""
+    after = labels[ends[-1] + 1 :]
+    return str(encode.tokenizer.decode(after[np.cumsum(after == text.IGNORED) == 0]))
 
 
 def _too_long(
