@@ -101,10 +101,21 @@ def test_counts_of_what_is_left_out(tokenizer):
     assert (len(dataset), dataset.num_dropped_rows, dataset.num_dropped_texts) == (2, 0, 1)
 
 
-def test_a_dataset_without_trained_tokens_or_with_nothing_else_is_refused(tokenizer):
-    with pytest.raises(InputError, match="no token would be trained in 0 conversations \\(10 too long\\)") as raised:
-        ChatDataset(ROWS, tokenizer, chat_template="chatml", max_length=3, overlong="drop")
-    assert raised.value.code == "data.chat_mask"
+def test_the_fixes_for_a_dataset_of_which_nothing_is_left_leave_something(tokenizer):
+    for most, overlong, fixes in ((3, "truncate", 1), (3, "drop", 1), (26, "drop", 2)):
+        with pytest.raises(InputError, match=f"nothing is left of 10 conversations in {most} tokens") as raised:
+            ChatDataset(ROWS, tokenizer, chat_template="chatml", max_length=most, overlong=overlong)
+        found = dict(each.strip("- ").split() for each in raised.value.fix.split("   or   "))
+        assert raised.value.code == "model.length" and len(found) == fixes
+        for name, value in found.items():
+            options = {"max_length": most, "overlong": overlong, name: int(value) if name == "max_length" else value}
+            assert len(ChatDataset(ROWS, tokenizer, chat_template="chatml", **options)) > 0
+    with pytest.raises(InputError, match="there are no conversations") as raised:
+        ChatDataset([], tokenizer, chat_template="chatml")
+    assert raised.value.code == "data.no_rows"
+
+
+def test_a_dataset_without_untrained_tokens_is_refused(tokenizer):
     bare = "{% for message in messages if message.role == 'assistant' %}{{ message.content }}{% endfor %}"
     with pytest.raises(InputError, match="every token would be trained") as raised:
         ChatDataset(ROWS, tokenizer, chat_template=bare)
@@ -118,6 +129,9 @@ def test_bad_rows_and_arguments_are_refused_before_training(tokenizer):
     with pytest.raises(InputError, match="row 1 has 27 tokens, more than 8") as raised:
         ChatDataset(ROWS, tokenizer, chat_template="chatml", max_length=8)
     assert raised.value.code == "model.length"
+    with pytest.raises(InputError, match=r"message 1: U\+100001 in .*to \\U00100001") as raised:
+        ChatDataset([{"prompt": "Hi to \U00100001", "completion": "Hi"}], tokenizer, chat_template="chatml")
+    assert raised.value.code == "data.chat"
     with pytest.raises(InputError, match="the tokenizer has no chat template") as raised:
         ChatDataset(ROWS, tokenizer)
     assert raised.value.code == "model.chat_template" and "built in: alpaca, chatml" in str(raised.value)

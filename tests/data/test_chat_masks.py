@@ -268,6 +268,12 @@ def test_a_turn_of_weight_0_is_never_trained(mark):
     with pytest.raises(InputError) as raised:
         encoder("chatml", mark, train_on="all")(row)
     assert raised.value.code == "data.chat" and raised.value.fix == "--train_on assistant"
+    row = chat(*turns[:4])
+    row.messages[3]["weight"] = 0
+    with pytest.raises(InputError) as raised:
+        encoder("chatml", mark, train_on="completion")(row)
+    assert raised.value.code == "data.chat" and "assistant (weight 0)" in raised.value.saw[0]
+    assert raised.value.fix.startswith("--train_on assistant") and trained(encoder("chatml", mark)(row))
 
 
 def test_a_conversation_of_which_truncation_leaves_nothing_to_train_on_is_dropped():
@@ -399,6 +405,14 @@ def test_a_template_that_writes_the_next_header_after_the_last_turn_is_refused()
     assert ChatEncoder(tokenizer(), chat_template=always, train_on="all")(chat(*PLAIN)).labels
     other = always.replace("<|im_start|>assistant\n", "{{ eos_token }}")  # ends the text
     assert trained(ChatEncoder(tokenizer(), chat_template=other)(chat(*PLAIN)))[0] == "Hello<|im_end|>\n"
+
+
+def test_a_built_in_template_is_named_in_errors_also_as_the_tokenizers_own():
+    own = copy.copy(tokenizer())
+    own.chat_template = BUILT_IN["gemma"]
+    with pytest.raises(InputError, match="the chat template gemma refuses it") as raised:
+        ChatEncoder(own)(chat(("user", "A"), ("tool", "4"), ("assistant", "Cold.")))
+    assert raised.value.code == "model.chat_template"
 
 
 def test_a_template_that_reverses_the_turns_is_refused():

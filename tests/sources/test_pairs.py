@@ -97,6 +97,8 @@ def refused(code: str, row: dict) -> InputError:
         ({"chosen": [ASKED, GOOD, ASKED, GOOD], "rejected": [ASKED, BAD, ASKED, GOOD]}, "last turns"),
         ({"chosen": [ASKED, GOOD, ASKED, BAD], "rejected": [ASKED, BAD]}, "the same"),
         ({"chosen": [ASKED, GOOD, ASKED, BAD], "rejected": [ASKED, BAD, ASKED, GOOD]}, "a turn of the user"),
+        ({"prompt": [ASKED], "chosen": [ASKED], "rejected": [BAD]}, "the chosen answer ends with a turn of the user"),
+        ({"chosen": [ASKED, GOOD], "rejected": [ASKED]}, "the rejected answer ends with a turn of the user"),
         ({"chosen": [ASKED, EMPTY], "rejected": [ASKED, BAD]}, "no chosen answer"),
         ({"chosen": [ASKED, {**BAD, "content": "No "}], "rejected": [ASKED, {**BAD, "score": 1}]}, "last turns"),
         ({"prompt": "Hi", "chosen": "No", "rejected": " No"}, "the same"),

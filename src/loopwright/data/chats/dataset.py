@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.data.chats.encoder import ChatEncoder
-from loopwright.sources.chats import read_chat
+from loopwright.errors import InputError
+from loopwright.quantities import counted
+from loopwright.sources.chats import Chat, read_chat
 from loopwright.sources.values import as_plain
 
 
@@ -48,18 +50,28 @@ class ChatDataset:
         self.num_dropped_rows, self.num_dropped_texts = 0, 0
         self._samples: list[npt.NDArray[np.int32]] = []  # ids and labels
         self._first_text = ""
-        is_arrow = type(rows).__module__.partition(".")[0] == "datasets"
         for index in range(len(rows)):
-            row = as_plain(rows[index]) if is_arrow else rows[index]
-            encoded = self.encoder(read_chat(row, where=f"row {index + 1:,}"))
+            encoded = self.encoder(_chat_at(rows, index))
             if encoded is None:
                 self.num_dropped_rows += 1
                 continue
             self._first_text = self._first_text or encoded.text
             self.num_dropped_texts += len(encoded.dropped)
             self._samples.append(np.array([encoded.input_ids, encoded.labels], np.int32))
-        labels = [each[1] for each in self._samples]
-        self.encoder.check(labels, self._first_text, f" ({self.num_dropped_rows:,} too long)")
+        if not self._samples:
+            raise self._nothing_left(rows)
+        self.encoder.check([each[1] for each in self._samples], self._first_text)
+
+    def _nothing_left(self, rows: Sequence[Mapping[str, Any]]) -> InputError:
+        """Return the error for no rows, or rows that are all too long, with the fixes that leave some."""
+        if not len(rows):
+            return InputError("data.no_rows", "there are no conversations", fix="give rows with conversations")
+        chats = [_chat_at(rows, index) for index in range(len(rows))]
+        longest = max(len(self.encoder.whole(each).input_ids) for each in chats)
+        fixes = ["--overlong truncate"] if any(map(self.encoder.truncated, chats)) else []
+        what = f"nothing is left of {counted(len(rows), 'conversation')} in {self.encoder.max_length:,} tokens"
+        saw = [f"the longest has {longest:,} tokens", f"overlong: {self.encoder.overlong}"]
+        return InputError("model.length", what, saw=saw, fix="   or   ".join([*fixes, f"--max_length {longest}"]))
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -67,3 +79,8 @@ class ChatDataset:
     def __getitem__(self, index: int) -> dict[str, list[int]]:
         ids, labels = self._samples[index].tolist()
         return {"input_ids": ids, "labels": labels}
+
+
+def _chat_at(rows: Sequence[Mapping[str, Any]], index: int) -> Chat:
+    is_arrow = type(rows).__module__.partition(".")[0] == "datasets"
+    return read_chat(as_plain(rows[index]) if is_arrow else rows[index], where=f"row {index + 1:,}")

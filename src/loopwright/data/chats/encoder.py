@@ -21,6 +21,7 @@ from loopwright.data.chats.spans import PRIVATE, Rendering, Sentinels, common_pr
 from loopwright.data.chats.templates import resolve_template
 from loopwright.data.columns import IGNORED
 from loopwright.errors import ConfigError, InputError, nearest
+from loopwright.quantities import counted
 from loopwright.sources.chats import Chat, is_trained
 
 TRAIN_ON = ("assistant", "all", "last", "completion")
@@ -32,6 +33,7 @@ _OPEN_THOUGHT = re.compile(r"<think>\s*(</think>\s*)?$")
 _LEAST_SUFFIX = 3
 _MOST_KNOWN = 10_000
 _MOST_SHOWN = 200
+_AROUND = 30  # characters that are shown on each side
 
 Span = tuple[int, int]
 
@@ -116,16 +118,13 @@ class ChatEncoder:
             )
         return self.truncated(chat) if self.overlong == "truncate" else None
 
-    def check(self, labels: Sequence[Any], first_text: str, more: str = "") -> None:
-        """Raise an InputError if no token of a dataset is trained, or every token although train_on is not "all"."""
-        is_trained = [np.asarray(each) != IGNORED for each in labels]
-        num_trained = sum(int(each.sum()) for each in is_trained)
-        if num_trained and (self.train_on == "all" or num_trained < sum(map(len, is_trained))):
+    def check(self, labels: Sequence[Any], first_text: str) -> None:
+        """Raise an InputError if every token of a dataset is trained although train_on is not "all"."""
+        if self.train_on == "all" or any((np.asarray(each) == IGNORED).any() for each in labels):
             return
-        what = f"{'every' if num_trained else 'no'} token would be trained in {len(labels):,} conversations{more}"
+        what = f"every token would be trained in {counted(len(labels), 'conversation')}"
         saw = [f"template: {self.template.name}", f"first conversation: {shown(first_text, 2 * _MOST_SHOWN)}"]
-        fix = "--train_on all" if num_trained else "--overlong truncate   or   --chat_template chatml"
-        raise InputError("data.chat_mask", what, saw=saw, fix=fix)
+        raise InputError("data.chat_mask", what, saw=saw, fix="--train_on all")
 
     def truncated(self, chat: Chat) -> EncodedChat | None:
         """Return a conversation of at most `max_length` tokens; None if none of them would be trained."""
@@ -144,9 +143,13 @@ class ChatEncoder:
 
     def whole(self, chat: Chat, *, is_part: bool = False) -> EncodedChat:
         """Return a conversation of any length; one of which nothing is trained must be a part of another."""
-        if any(PRIVATE.search(json.dumps(each, ensure_ascii=False, default=str)) for each in chat.messages):
-            what = f"{place_of(chat)} has characters of the private use area B"
-            raise InputError("data.chat", what, fix="delete these characters from the data file")
+        for number, each in enumerate(chat.messages, 1):
+            written = json.dumps(each, ensure_ascii=False, default=str)
+            if found := PRIVATE.search(written):
+                what = f"{place_of(chat)} has characters of the private use area B"
+                around = ascii(written[max(0, found.start() - _AROUND) : found.end() + _AROUND])
+                saw = [f"message {number}: U+{ord(found[0]):X} in {around}"]
+                raise InputError("data.chat", what, saw=saw, fix="delete these characters from the data file")
         if self.train_on == "all" and not all(map(is_trained, chat.messages)):
             what = f"{place_of(chat)} has a turn of the weight 0, which train_on='all' would train"
             raise InputError("data.chat", what, fix="--train_on assistant")
@@ -159,6 +162,11 @@ class ChatEncoder:
         tokens = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids = np.asarray(tokens["input_ids"], np.int64)
         trains = trained_tokens(text, tokens["offset_mapping"], spans, segments)
+        if not trains.any() and not is_part and self.train_on != "all" and not self._chosen(chat):
+            what = f"{place_of(chat)}: train_on={self.train_on!r} would train turns of the weight 0 alone"
+            roles = [each["role"] + ("" if is_trained(each) else " (weight 0)") for each in chat.messages]
+            fix = "--train_on assistant   or   correct this row in the data file"
+            raise InputError("data.chat", what, saw=[f"roles: {', '.join(roles)}"], fix=fix)
         if not trains.any() and not is_part:
             raise self._unproven(chat, "no token would be trained", text[-_MOST_SHOWN:], chat.messages)
         return EncodedChat(ids.tolist(), np.where(trains, ids, IGNORED).tolist(), text, spans, dropped, ignored)
@@ -169,23 +177,28 @@ class ChatEncoder:
         """Return the trained characters, the assistant's own among them, the texts that were dropped, and others'."""
         sentinels, found = self._located(chat, messages, text)
         turns = [index for index, each in enumerate(messages) if each["role"] == "assistant"]
-        weighted = [index for index in turns if is_trained(chat.messages[index])]
         self._check_marks(chat, found, turns)
         by_turn = self._by_turn(chat, sentinels, found, turns)
-        users = [index for index, each in enumerate(messages) if each["role"] == "user"]
-        first = chat.completion
-        if self.train_on == "completion" and not first:
-            first = max((index for index in users if index < turns[-1]), default=0)
-        elif self.train_on == "last":
-            first = max(weighted, default=0)
         texts = [each for each in found.segments if each.text]
         own = [each for each in texts if each.message in turns]
         lost = {each.message for each in own} - {each.message for each in own if not each.is_dropped}
-        trained = [index for index in weighted if index >= first and index not in lost]
+        trained = [index for index in self._chosen(chat) if index not in lost]
         spans = [span for index in trained for span in by_turn.get(index, ())]
         segments = [span for index in trained for span in found.of_message(index)]
         ignored = {messages[each.message]["role"] for each in texts if each.is_dropped} - {"assistant"}
         return spans, segments, [each.text for each in own if each.is_dropped], sorted(ignored)
+
+    def _chosen(self, chat: Chat) -> list[int]:
+        """Return the turns that `train_on` names, without those of the weight 0."""
+        turns = [index for index, each in enumerate(chat.messages) if each["role"] == "assistant"]
+        weighted = [index for index in turns if is_trained(chat.messages[index])]
+        first = chat.completion
+        if self.train_on == "completion" and not first:
+            users = (index for index in range(turns[-1]) if chat.messages[index]["role"] == "user")
+            first = max(users, default=0)
+        elif self.train_on == "last":
+            first = max(weighted, default=0)
+        return [index for index in weighted if index >= first]
 
     def _located(self, chat: Chat, messages: list[dict[str, Any]], text: str) -> tuple[Sentinels, Rendering]:
         """Return the rendering with the positions of all texts, proven to equal the plain one."""

@@ -163,7 +163,8 @@ def resolve_template(tokenizer: Any, given: str | Path | None = None) -> ChatTem
             fix="--chat_template chatml   or   --chat_template template.jinja",
             flag="--chat_template",
         )
-    return ChatTemplate(_first_line(default), default, tool_use)
+    built_in = next((name for name, text in BUILT_IN.items() if text == default), None)
+    return ChatTemplate(built_in or _first_line(default), default, tool_use)
 
 
 def _first_line(template: str) -> str:

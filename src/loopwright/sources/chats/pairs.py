@@ -178,9 +178,17 @@ def _is_of_word(character: str) -> bool:
 def _read_whole(parts: Mapping[str, Any], role: str, more: Mapping[str, Any], place: str) -> Chat:
     """Return an answer with its prompt as one conversation, whether or not the answer repeats the prompt."""
     prompt, answer = parts["prompt"], parts[role]
+    row = {"prompt": prompt, "completion": answer} if _is_said(prompt) else {"messages": answer}
+    try:
+        chat = read_chat({**row, **more}, where=place)
+    except InputError:
+        turns = [] if isinstance(answer, str) else read_chat({"messages": answer}, where=place, is_prompt=True).messages
+        if not turns or turns[-1]["role"] == "assistant":
+            raise
+        what = f"the {role} answer ends with a turn of the {turns[-1]['role']}, not of the assistant"
+        raise _unusable(place, what, parts) from None
     if not _is_said(prompt):
-        return read_chat({"messages": answer, **more}, where=place)
-    chat = read_chat({"prompt": prompt, "completion": answer, **more}, where=place)
+        return chat
     if chat.messages[chat.completion]["role"] not in ("user", *_SYSTEM):
         return chat
     whole = read_chat({"messages": answer, **more}, where=place)
