@@ -5,7 +5,8 @@ from __future__ import annotations
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
-_PLURALS = {"is": "are", "has": "have", "lacks": "lack", "belongs": "belong", "holds": "hold", "class": "classes"}
+_PLURALS = {"is": "are", "has": "have", "lacks": "lack", "belongs": "belong", "holds": "hold"}
+_PLURALS |= {"class": "classes", "box": "boxes", "category": "categories"}
 
 
 def agreeing(number: int, word: str) -> str:

@@ -95,7 +95,7 @@ def test_images_outside_class_folders_are_refused_and_empty_classes_are_told(tmp
     (tmp_path / "cow").mkdir()
     assert plan_of(CLASSIFY, tmp_path).warnings[0].endswith("1 folder holds no image and makes no class: cow")
     draw(tmp_path / "loose.png", 3)
-    assert "1 of 21 images are not in a class folder" in refused("data.folder", CLASSIFY, tmp_path)
+    assert "1 of 21 images is not in a class folder" in refused("data.folder", CLASSIFY, tmp_path)
 
 
 def test_images_without_masks_or_objects_are_no_data_for_those_tasks(tmp_path):

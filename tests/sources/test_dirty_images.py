@@ -85,7 +85,7 @@ def test_values_of_masks_are_given_as_words_or_as_a_file_and_named(tmp_path):
 
 def test_masks_that_need_no_flag_and_those_with_blurred_edges(tmp_path):
     plan = plan_of(SEGMENT, dirty.masks_that_need_no_flag(tmp_path / "a"))
-    assert plan.label_names == ("0", "1") and any("are scaled to their images" in note for note in plan.warnings)
+    assert plan.label_names == ("0", "1") and any("scaled to the size of the image" in note for note in plan.warnings)
     for row in plan.rows("train"):
         assert (load_scene(row).semantic == 1).mean() == 0.25
     folder = dirty.masks_with_blurred_edges(tmp_path / "b")

@@ -385,7 +385,7 @@ def test_boxes_are_cut_at_the_edge_left_out_without_size_and_found_by_the_outlin
         "number": 1,
         "first": ["0.png: box [25, 2, 29, 6] lies outside the image of 20 x 10"],
     }
-    assert any("have no size and are left out: 0.png" in warning for warning in plan.warnings)
+    assert any("left out: 2 boxes of train.json without a size: 0.png" in warning for warning in plan.warnings)
     assert "2 boxes of train.json are clipped at the image's edge" in plan.warnings
     assert json.loads(plan.to_json())["images"]["dropped_boxes"]["zero_size"]["number"] == 2
     found = [

@@ -296,14 +296,14 @@ def test_bad_annotations_are_reported_before_training(place, value, said, boxes,
 
 @pytest.mark.parametrize(
     ("box", "said"),
-    [([200, 5, 4, 4], "lie outside their image"), ([3, 5, 0, 4], "have no size")],
+    [([200, 5, 4, 4], "outside the image"), ([3, 5, 0, 4], "without a size")],
     ids=["outside", "no size"],
 )
 def test_invisible_boxes_are_dropped_and_counted(box, said, boxes, tmp_path, capsys):
     data = changed(boxes, tmp_path / "data", "annotations", 0, "bbox", box)
     words = ["--max_steps", "1", "--no_rehearsal", "--threads", "1", "--max_eval_samples", "2"]
     assert main(["train", TASK, "--data", str(data), "--out", str(tmp_path / "run"), *words]) == 0
-    assert f"1 boxes of train.json {said} and are left out" in capsys.readouterr().out
+    assert f"left out: 1 box of train.json {said}: " in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.errors import InputError
-from loopwright.quantities import counted
+from loopwright.quantities import agreeing, counted
 from loopwright.sources.files import FileBytes, Say
 from loopwright.sources.images.tables import ROWS_TRIED, ListedTable, find_folder
 from loopwright.sources.json_files import encodable, load_json
@@ -87,7 +87,8 @@ class CocoTable(ListedTable):
             raise error
         first = ", ".join(f"{name}[{place}]" for place in found[:_MOST_NAMED])
         self.num_left_out += len(found)
-        self.notes += (f"{len(found):,} {name} of {self.name} {why} and are left out: {first}",)
+        noun = "category" if name == "categories" else name[:-1]
+        self.notes += (f"left out: {counted(len(found), noun)} of {self.name} {why}: {first}",)
 
     def _read_images(self, images: list[Row]) -> None:
         ids = [image.get("id") for image in images]
@@ -107,7 +108,7 @@ class CocoTable(ListedTable):
             saw = [image["file_name"] for image in images if image.get("id") == number]
             what = f"{self.path}: two images have the id {number!r}"
             error = InputError("data.annotations", what, saw=saw, fix="give each image its own id")
-            self._leave_out(error, "images", again, "have the id of another one", len(images))
+            self._leave_out(error, "images", again, "with the id of another one", len(images))
         images = [images[place] for place in rows.values()]
         self.files = [image["file_name"] for image in images]
         self._ids = [image["id"] for image in images]
@@ -129,7 +130,7 @@ class CocoTable(ListedTable):
                     "give each category its own id and name",
                 )
                 error = InputError("data.classes", what, saw=saw, fix=fix)
-                self._leave_out(error, "categories", [place], "have the id or name of another one", len(categories))
+                self._leave_out(error, "categories", [place], "with the id or name of another one", len(categories))
             else:
                 names[number] = name
                 taken.add(name)
@@ -140,20 +141,21 @@ class CocoTable(ListedTable):
     def _incomplete(self, name: str, places: list[int], needed: str, values: list[Row]) -> None:
         what, saw = f"{self.path}: {name}[{places[0]}] lacks {needed}", [json.dumps(values[places[0]])[:100]]
         error = InputError("data.annotations", what, saw=saw, fix=f"give each of the {name} {needed}")
-        self._leave_out(error, name, places, f"lack {needed}", len(values))
+        self._leave_out(error, name, places, f"without {needed}", len(values))
 
     def _read_annotations(self, annotations: list[Row]) -> None:
         left_out: set[int] = set()
         rows = {number: row for row, number in enumerate(self._ids)}
         unlisted = _unknown_ids(annotations, "image_id", rows)
         if unlisted:
-            what = f"{len(unlisted):,} of {len(annotations):,} annotations are of an image that is not listed"
+            of_all = f"{len(unlisted):,} of {counted(len(annotations), 'annotation')}"
+            what = f"{of_all} {agreeing(len(unlisted), 'is')} of an image that is not listed"
             saw = [f"annotations[{place}]: image_id {found!r}" for place, found in unlisted[:_MOST_NAMED]]
             fix = 'list the images under "images" with these ids'
             fix = f"write each image_id {_UNQUOTED}" if _are_quoted(unlisted, rows) else fix
             error = InputError("data.annotations", f"{self.path}: {what}", saw=saw, fix=fix)
             left_out = {place for place, _ in unlisted}
-            self._leave_out(error, "annotations", left_out, "are of an image that is not listed", len(annotations))
+            self._leave_out(error, "annotations", left_out, "of an image that is not listed", len(annotations))
         nameless = [each for each in _unknown_ids(annotations, "category_id", self.names) if each[0] not in left_out]
         if nameless:
             ids = ", ".join(sorted({str(found) for _, found in nameless})[:8])
@@ -167,7 +169,7 @@ class CocoTable(ListedTable):
             what = f"{self.path}: {counted(len(nameless), 'annotation', 'has')} a category without a name: {ids}"
             places = [place for place, _ in nameless]
             error = InputError("data.classes", what, saw=saw, fix=fix)
-            why, number = f"have a category without a name ({ids})", len(annotations) - len(left_out)
+            why, number = f"with a category without a name ({ids})", len(annotations) - len(left_out)
             self._leave_out(error, "annotations", places, why, number)
             left_out.update(places)
         self._leave_out_copies(annotations, left_out)
@@ -184,7 +186,7 @@ class CocoTable(ListedTable):
         first = {text: place for place, text in reversed([*enumerate(texts)])}
         copies = [place for place, text in enumerate(texts) if first[text] != place and place not in left_out]
         if copies:
-            self._leave_out(None, "annotations", copies, "repeat another one")
+            self._leave_out(None, "annotations", copies, "equal to another one")
             left_out.update(copies)
 
     def row(self, index: int) -> Row:

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from loopwright.errors import InputError
-from loopwright.quantities import counted
+from loopwright.quantities import agreeing, counted
 from loopwright.sources.files import folder_listing
 from loopwright.sources.images.image_file import UNREAD_ENDINGS, is_image_name
 from loopwright.sources.images.names import names_of_folder
@@ -99,7 +99,8 @@ class ImageFolderTable(ListedTable):
         self.files, self.num_bytes, self.notes = images_of(path)
         loose = [name for name in self.files if "/" not in name]
         if loose:
-            what = f"{path}: {len(loose):,} of {len(self.files):,} images are not in a class folder"
+            are = agreeing(len(loose), "is")
+            what = f"{path}: {len(loose):,} of {counted(len(self.files), 'image')} {are} not in a class folder"
             example = Path(path.name, "cat", loose[0])
             fix = f"move each image into a folder of its class ({example}), or give a csv file with image and label"
             raise InputError("data.folder", what, saw=loose[:_MOST_NAMED], fix=fix)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from loopwright.errors import InputError
-from loopwright.quantities import counted
+from loopwright.quantities import agreeing, counted
 from loopwright.sources.images.masks import AUTO, GREY, MOST_VALUES, MaskValues, likely_values, value_texts
 from loopwright.sources.images.names import Names
 from loopwright.sources.images.scene_scan import MOST_NAMED, Findings, SceneScan
@@ -24,11 +24,11 @@ _LEAST_GAPS = 10  # classes for each id that occurs
 _MOST_NAMELESS = 1_000
 _SHARP = 0.8  # of the pixels in masks whose edges are blurred
 _LEFT_OUT = {
-    "zero_size": "have no size",
-    "outside": "lie outside their image",
-    "unusable": "cannot be used",
-    "no_outline": "have no outline",
-    "nameless": "have a category without a name",
+    "zero_size": "without a size",
+    "outside": "outside the image",
+    "unusable": "that cannot be used",
+    "no_outline": "without an outline",
+    "nameless": "with a category without a name",
 }
 
 Parts = Mapping[str, Sequence[tuple[str, Any]]]  # by split: (split of the file, rows)
@@ -99,14 +99,14 @@ class Scenes:
         for scan in self.scans.values():
             for reason, found in scan.dropped.items():
                 self.dropped[f"boxes_{reason}"] += found.number
-                what, boxes = _LEFT_OUT[reason], f"{found.number:,} boxes of {scan.table.name}"
-                self.warnings.append(f"{boxes} {what} and are left out: {found.first[0]}")
+                boxes = f"{counted(found.number, 'box')} of {scan.table.name} {_LEFT_OUT[reason]}"
+                self.warnings.append(f"left out: {boxes}: {found.first[0]}")
             number = scan.clipped.number
             if number:
                 is_doubtful = number > max(scan.num_objects.sum() // (4 if scan.are_corners else 2), FEW_CLIPPED)
                 doubt = ": boxes are x, y, width, height; are these corners?" if is_doubtful else ""
-                boxes, are = ("1 box", "is") if number == 1 else (f"{number:,} boxes", "are")
-                self.warnings.append(f"{boxes} of {scan.table.name} {are} clipped at the image's edge{doubt}")
+                boxes = f"{counted(number, 'box')} of {scan.table.name} {agreeing(number, 'is')}"
+                self.warnings.append(f"{boxes} clipped at the image's edge{doubt}")
 
     def _mask_labels(self) -> Labels:
         lead, options = self._lead, self.options
@@ -171,7 +171,8 @@ class Scenes:
     def _note_masks(self) -> None:
         for scan in self.scans.values():
             if scan.scaled.number:
-                what = f"{scan.scaled.number:,} masks of {scan.table.name} are scaled to their images"
+                masks = f"{counted(scan.scaled.number, 'mask')} of {scan.table.name}"
+                what = f"{masks} {agreeing(scan.scaled.number, 'is')} scaled to the size of the image"
                 self.warnings.append(f"{what}: {scan.scaled.first[0]}")
             if scan.num_other_pixels:
                 share = f"{scan.num_other_pixels / scan.num_pixels:.2%} of the pixels in masks of {scan.table.name}"
