@@ -407,12 +407,14 @@ def test_a_template_that_writes_the_next_header_after_the_last_turn_is_refused()
     assert trained(ChatEncoder(tokenizer(), chat_template=other)(chat(*PLAIN)))[0] == "Hello<|im_end|>\n"
 
 
-def test_a_built_in_template_is_named_in_errors_also_as_the_tokenizers_own():
+@pytest.mark.parametrize("name", ["gemma", "chatml"])
+def test_a_built_in_template_is_named_in_errors_also_as_the_tokenizers_own(name):
     own = copy.copy(tokenizer())
-    own.chat_template = BUILT_IN["gemma"]
-    with pytest.raises(InputError, match="the chat template gemma refuses it") as raised:
-        ChatEncoder(own)(chat(("user", "A"), ("tool", "4"), ("assistant", "Cold.")))
+    own.chat_template = BUILT_IN[name]
+    with pytest.raises(InputError, match=f"the chat template {name} refuses it") as raised:
+        ChatEncoder(own)(chat(("user", "A"), ("developer", "4"), ("assistant", "Cold.")))
     assert raised.value.code == "model.chat_template"
+    assert ("--chat_template chatml" in raised.value.fix) == (name != "chatml")
 
 
 def test_a_template_that_reverses_the_turns_is_refused():

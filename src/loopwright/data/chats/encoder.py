@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loopwright.data.chats.renderer import PROBE, TEMPLATE_FIX, Renderer, place_of, shown
+from loopwright.data.chats.renderer import PROBE, Renderer, place_of, shown
 from loopwright.data.chats.spans import PRIVATE, Rendering, Sentinels, common_prefix
 from loopwright.data.chats.templates import resolve_template
 from loopwright.data.columns import IGNORED
@@ -236,7 +236,7 @@ class ChatEncoder:
                 f"the assistant's text: {shown(said[0] if said else '')}",
                 f"in the rendering: {shown(written)}",
             ],
-            fix=TEMPLATE_FIX,
+            fix=self.template.fix,
         )
 
     # ----------------------------------------------------------------------------------------------------- turns

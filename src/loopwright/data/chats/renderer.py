@@ -11,7 +11,6 @@ from loopwright.data.chats.templates import ChatTemplate
 from loopwright.errors import InputError
 from loopwright.sources.chats import Chat
 
-TEMPLATE_FIX = "--chat_template chatml   or   correct this row in the data file"
 PROBE = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 # The shapes of tool calls that templates take: arguments as an object or as JSON, no content as null or as "".
 _SHAPES = [{"is_json": is_json, "is_empty": is_empty} for is_empty in (False, True) for is_json in (False, True)]
@@ -56,7 +55,7 @@ class Renderer:
         saw = [f"template: {type(raised).__name__}: {shown(str(raised))}"]
         saw.append(f"roles: {', '.join(each['role'] for each in messages)}")
         what = f"{place_of(chat)}: the chat template {self.template.name} refuses it"
-        raise InputError("model.chat_template", what, saw=saw, fix=TEMPLATE_FIX) from raised
+        raise InputError("model.chat_template", what, saw=saw, fix=self.template.fix) from raised
 
     def render(self, messages: Any, tools: Any, *, marked: bool = False, prompt: bool = False) -> str:
         """Return the rendering of messages as they are; anything that the template raises."""

@@ -126,6 +126,12 @@ class ChatTemplate:
         return self.tool_use if has_tools and self.tool_use else self.default
 
     @property
+    def fix(self) -> str:
+        """What to do about a row that the template does not write as it should."""
+        row = "correct this row in the data file"
+        return row if self.name == "chatml" else f"--chat_template chatml   or   {row}"
+
+    @property
     def tokens(self) -> list[str]:
         """The control tokens that the template writes, such as <|im_start|>; a tokenizer should have them all."""
         return list(dict.fromkeys(_TOKEN.findall(self.default)))
