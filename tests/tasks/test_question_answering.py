@@ -359,7 +359,7 @@ def test_answers_that_are_needed_or_outside_the_context_are_refused(tmp_path):
     made[7]["answers"] = {"text": [], "answer_start": []}
     data = write_jsonl(tmp_path / "questions.jsonl", made)
     told = refused("data.answers", data=data, version_2_with_negative=False)
-    assert "have no answer" in told and "line 8 of questions.jsonl" in told
+    assert "has no answer" in told and "line 8 of questions.jsonl" in told
     made = [row | {"answers": {"text": [], "answer_start": []}} for row in questions(10)]
     told = refused("data.answers", data=write_jsonl(tmp_path / "questions.jsonl", made))
     assert "none of the" in told and "answers are read from" in told
