@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from loopwright.runs.settings import create_parser
+from loopwright.tasks import get_task, task_names
 from source_trees import modules
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "messages.txt"
@@ -94,11 +96,32 @@ NO_WAY = re.compile(
 )
 
 
+# A flag that is written out in full, but of a program that is not ours.
+FLAG = re.compile(r"(?<!\S)(?<!pip install )--[A-Za-z]\w*(?![\w{-])")
+
+
 def test_every_fix_has_the_grammar_of_fixes():
     found = [(path, fix) for path, tree in modules().items() for fix in fixes(tree)]
     assert len(found) >= 250
     ways = [(path, way) for path, fix in found for way in re.split(" {3}(?:or|then)(?: {3}|$)", fix)]
     assert [(path, way) for path, way in ways if NO_WAY.search(way.strip())] == []
+
+
+def known_flags() -> set[str]:
+    """Return the flags of all tasks, and those that a verb adds, in cli/."""
+    parsers = [create_parser(get_task(name)) for name in task_names()]
+    found = {flag for parser in parsers for flag in parser._option_string_actions}
+    calls = [node for path, tree in modules().items() if path.startswith("cli/") for node in ast.walk(tree)]
+    calls = [node for node in calls if isinstance(node, ast.Call) and name_of(node) == "add_argument"]
+    named = {each.value for call in calls for each in call.args if isinstance(each, ast.Constant)}
+    return found | named | {f"--{name}" for parser in parsers for name in parser._full_names}
+
+
+def test_every_flag_of_a_fix_exists():
+    named = [(path, flag) for path, tree in modules().items() for fix in fixes(tree) for flag in FLAG.findall(fix)]
+    assert len(named) >= 150
+    known = known_flags()
+    assert [(path, flag) for path, flag in named if flag not in known] == []
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Tasks of other packages: found by their entry points, registered in Python, and harmless when they are broken."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import loopwright
 from loopwright.cli import main
 from loopwright.demos import write_demo
 from loopwright.errors import ConfigError, InputError
+from loopwright.runs.settings import settle
 from loopwright.tasks import TASKS, Task, get_task, load_tasks, register, registry, summaries, task_names
 from tasks.reviews import read_lines
 
@@ -151,3 +153,14 @@ def test_two_packages_with_a_task_of_one_name_are_both_named(site):
     assert error.value.code == "install.task"
     assert "own-task 1.0" in error.value.what and "rival 1.0" in error.value.what
     assert [task.name for task in load_tasks()[0]] == list(TASKS)
+
+
+def test_a_switch_that_the_data_decides_if_unset_can_be_switched_off():
+    found = []
+    for name in task_names():
+        task = get_task(name)
+        for field in dataclasses.fields(task.arguments):
+            if field.type == "bool | None":
+                found.append(field.name)
+                assert getattr(settle(task, [f"--no_{field.name}"]).args, field.name) is False
+    assert {"packing", "channels_last", "ordered_tags"} <= set(found)

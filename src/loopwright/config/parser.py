@@ -227,9 +227,9 @@ class HfArgumentParser(argparse.ArgumentParser):
             if "choices" in field.metadata:
                 self._choices[field.name] = field.metadata["choices"]
             self._owners[field.name] = kind
-            self._add_field(group, field, hints[field.name])
+            self._add_field(group, field, hints[field.name], getattr(kind, "negates_unset", False))
 
-    def _add_field(self, group: Any, field: Any, hint: Any) -> None:
+    def _add_field(self, group: Any, field: Any, hint: Any, negates_unset: bool) -> None:
         given = {key: field.metadata[key] for key in _ARGPARSE_KEYS if key in field.metadata}
         if is_hidden(field):
             given["help"] = argparse.SUPPRESS
@@ -244,7 +244,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         if field.name in self._choices and "metavar" not in given:
             options["metavar"] = _braced(self._choices[field.name])
         group.add_argument(f"--{field.name}", *aliases, dest=field.name, action=_Field, **options)
-        if bool in conversion.members(hint) and default is True:
+        if bool in conversion.members(hint) and (default is True or (default is None and negates_unset)):
             text = argparse.SUPPRESS if is_hidden(field) else f"the same as --{field.name} false"
             options = {"nargs": 0, "default": argparse.SUPPRESS, "help": text}
             group.add_argument(f"--no_{field.name}", dest=field.name, action=_Field, **options)

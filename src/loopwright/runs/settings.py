@@ -44,7 +44,7 @@ _NOT_KEPT = frozenset(
 _PATHS = ("model", "data", "train_file", "validation_file", "test_file")
 _SHORT_NAMES = (
     "Short names: --lr for --learning_rate, --epochs for --num_train_epochs, --batch for "
-    "--per_device_train_batch_size, --out for --output_dir. --no_NAME switches a flag off that is on by default. "
+    "--per_device_train_batch_size, --out for --output_dir. --no_NAME switches off a flag that is on or unset. "
     "--lr and --batch accept auto. The flags --check, --print_config, --quiet, --plain and --json are described by "
     "lw train --help."
 )

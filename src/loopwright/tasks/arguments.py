@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from loopwright.config import TrainingArguments
 from loopwright.config.accelerator import AcceleratorConfig
@@ -143,6 +143,8 @@ class TaskTrainingArguments(TrainingArguments):
 @dataclass
 class TaskArguments(metaclass=AcceptsOldNames):
     """The flags of every task besides `TrainingArguments`; a task derives from it to add its own."""
+
+    negates_unset: ClassVar[bool] = True  # --no_NAME also for a bool | None, which transformers' parser does not have
 
     task: str = flag("", "The task; the first word after the verb.", is_hidden=True)
 

@@ -100,7 +100,7 @@ class CausalLanguageModel(language.LanguageTask):
         if args.packing:
             if (reason := language.why_not_packed(loaded.model, args.block_size)) is not None:
                 what = "--packing: this model does not keep packed rows apart"
-                raise InputError("args.value", what, saw=[reason], fix="--no_packing")
+                raise InputError("args.value", what, saw=[reason], fix="leave out --packing")
             notes += language.separate_rows(loaded.model, training, args.block_size)
         row_width = language.packed_width(training, args.block_size, is_packing=args.packing, model=loaded.model)
         collator = language.PaddingCollator("left", pad_id=tokenizer.pad_token_id, row_width=row_width)
