@@ -255,8 +255,15 @@ def test_tokens_per_update_are_packed_rows(llama, data):
     assert "2 × accum 4 × 1 device = 8" in (run.path / "log.txt").read_text()
     text = refusal("chat", {**FLAGS, "data": data, "model": llama}, "args.value", tokens_per_update=1000)
     assert "--packing --tokens_per_update 896" in text
-    flags = {**FLAGS, "data": data, "model": llama, "tokens_per_update": 1024, "effective_batch": 8}
-    assert "leave out --effective_batch" in refusal("chat", flags, "args.value")
+    flags = {**FLAGS, "data": data, "model": llama, "tokens_per_update": 1024}
+    assert "leave out --effective_batch" in refusal("chat", flags, "args.value", effective_batch=9)
+    text = refusal("chat", flags, "args.value", batch=3)
+    assert "--tokens_per_update 1024: " in text and text.endswith("fix: --tokens_per_update 1152")
+    for batch, steps in ((2, 2), (None, 3)):
+        text = refusal("chat", flags, "args.value", batch=batch, gradient_accumulation_steps=steps)
+        assert "--tokens_per_update 1024" in text and text.endswith("fix: leave out --gradient_accumulation_steps")
+    again = api.resume(run.path, max_steps=2, quiet=True)
+    assert again.result["updates"] == 2
 
 
 def test_a_pretrained_model_gets_a_pad_token_and_ends_its_turns_and_a_pipeline_answers(llama, data, tmp_path):

@@ -41,19 +41,20 @@ def choose_batch(run: RunJob) -> None:
     if BATCH not in args.auto and settings.is_given(BATCH):
         _accumulate(settings, training.train_batch_size, effective, num_processes)
         return
+    asked = "--batch auto" if BATCH in args.auto else f"{_update_flag(args)} without --batch"
     if num_processes > 1:
-        what = f"--batch auto is for one process, and there are {num_processes}"
+        what = f"{asked} is for one process, and there are {num_processes}"
         raise InputError("args.value", what, fix=f"--batch {training.train_batch_size}")
     if settings.is_given(_ACCUMULATION) and args.effective_batch is not None:
         raise InputError(
             "args.value",
-            f"--effective_batch {effective} and --gradient_accumulation_steps {training.gradient_accumulation_steps} "
+            f"{_update_flag(args)} and --gradient_accumulation_steps {training.gradient_accumulation_steps} "
             "with a --batch that is to be found: the accumulation follows from both",
             fix="leave out --gradient_accumulation_steps",
         )
     reason = job.task.why_not_cut(job)
     if reason is not None:
-        raise InputError("args.value", f"--batch auto: {reason}", fix=f"--batch {effective}")
+        raise InputError("args.value", f"{asked}: {reason}", fix=f"--batch {effective}")
     if BATCH not in args.auto:
         args.auto.append(BATCH)
     largest = _largest(run, effective)
@@ -61,13 +62,25 @@ def choose_batch(run: RunJob) -> None:
     _accumulate(settings, largest, effective, 1)
 
 
+def _update_flag(args: Any) -> str:
+    """Return the flag that was given for the samples of an update; chat derives them from tokens."""
+    tokens = getattr(args, "tokens_per_update", None)
+    return f"--effective_batch {args.effective_batch}" if tokens is None else f"--tokens_per_update {tokens}"
+
+
 def _accumulate(settings: Settings, batch: int, effective: int, num_processes: int) -> None:
     accumulation, rest = divmod(effective, batch * num_processes)
+    each = f" on {num_processes} processes" if num_processes > 1 else ""
+    what = f"{_update_flag(settings.args)}: an update of {effective} samples"
     if rest or not accumulation:
-        each = f" on {num_processes} processes" if num_processes > 1 else ""
-        what = f"an update of {effective} samples cannot be made of micro-batches of {batch}{each}"
-        fix = f"--effective_batch {batch * num_processes * max(1, round(effective / (batch * num_processes)))}"
-        raise InputError("args.value", what, fix=fix)
+        possible = batch * num_processes * max(1, round(effective / (batch * num_processes)))
+        flag, value = _update_flag(settings.args).split()
+        fix = f"{flag} {int(value) // effective * possible}"
+        raise InputError("args.value", f"{what} cannot be made of micro-batches of {batch}{each}", fix=fix)
+    given = settings.training.gradient_accumulation_steps
+    if settings.args.effective_batch is not None and settings.is_given(_ACCUMULATION) and given != accumulation:
+        what = f"{what} in micro-batches of {batch}{each} accumulates {accumulation}, not {given}"
+        raise InputError("args.value", what, fix="leave out --gradient_accumulation_steps")
     settings.training.gradient_accumulation_steps = accumulation
     settings.sources[_ACCUMULATION] = "auto"
 

@@ -333,12 +333,15 @@ def _choose_packing(args: Any, model: Any, is_asked: bool) -> list[str]:
         reason = f"the logits of a {type(model).__name__} differ from those of each alone"
     if reason is not None:
         if is_asked or args.tokens_per_update is not None:
-            what = "--packing: this model does not keep packed conversations apart"
-            raise InputError("args.value", what, saw=[reason], fix="--no_packing")
+            flag, fix = "--packing", "--no_packing"
+            if args.tokens_per_update is not None:
+                flag, fix = "--tokens_per_update", "leave out --tokens_per_update"
+            what = f"{flag}: this model does not keep packed conversations apart"
+            raise InputError("args.value", what, saw=[reason], fix=fix)
         args.packing = False
     if args.tokens_per_update is not None:
         rows, rest = divmod(args.tokens_per_update, args.max_length)
-        if args.effective_batch is not None:
+        if args.effective_batch not in (None, rows):  # a run that is begun again has the rows of its tokens
             what = "--tokens_per_update and --effective_batch exclude each other"
             raise InputError("args.value", what, fix="leave out --effective_batch   or   leave out --tokens_per_update")
         if rest or not args.packing:
