@@ -18,7 +18,9 @@ from loopwright.data import packing
 from loopwright.demos.dialogue_rows import dialogue_rows, right_answer
 from loopwright.engine import segments
 from loopwright.errors import InputError
+from loopwright.run_folder import RunFolder
 from loopwright.runs.console.screen import Screen
+from loopwright.runs.resume import resume_run
 from loopwright.runs.trained_model import load_run
 from loopwright.sources.chats import Chat, read_chat
 from loopwright.tasks.data import RowDataset
@@ -574,11 +576,19 @@ def test_a_killed_run_resumes_to_the_same_bits(lora, tmp_path):
     assert [line["update"] for line in lines] == [3, 6, 8, None]
 
 
-@pytest.mark.parametrize(("flag", "value"), [("chat_template", "llama-3"), ("vocab_size", 700)])
-def test_a_resumed_run_keeps_its_tokenizer(learnt, flag, value):
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("chat_template", "llama-3"), ("vocab_size", 700), ("train_on", "last"), ("packing", False), ("max_length", 256)]
+    + [("overlong", "drop"), ("exact_match_rows", 0), ("tokens_per_update", 1024), ("effective_batch", 16)],
+)
+def test_a_resumed_run_keeps_its_tokenizer_and_what_is_counted(learnt, flag, value):
     with pytest.raises(InputError) as caught:
         api.resume(learnt.path, max_steps=1000, quiet=True, **{flag: value})
     assert caught.value.code == "args.value" and caught.value.fix == f"leave out --{flag}"
+    if value is False:
+        with pytest.raises(InputError) as caught:
+            resume_run(RunFolder(learnt.path), [f"--no_{flag}", "--max_steps", "1000"], Screen(is_quiet=True))
+        assert caught.value.fix == f"leave out --no_{flag}"
 
 
 def test_a_model_that_mixes_packed_conversations_is_not_packed(data, tmp_path, monkeypatch):

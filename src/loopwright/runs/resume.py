@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
@@ -27,7 +27,7 @@ from loopwright.tasks.consent import check_foreign
 from loopwright.tasks.data import RunData
 from loopwright.tasks.pretrained import CONSENTS
 
-_TOKENIZER_FLAGS = ("vocab_size", "chat_template")
+_TOKENIZER_FLAGS = ("vocab_size", "vocabulary_size", "tokenizer_unit", "chat_template")
 _ADAPTER_FLAGS = ("lora", "load_in", "lora_rank", "lora_target")
 # Of an error: the flags that may have caused it, and what else is a fix.
 _CAUSES = {
@@ -74,7 +74,7 @@ def _resume(
         write_atomically(folder.config, read_bytes(config))
     if settings.training.max_steps > 0 and "num_train_epochs" in settings.given:
         screen.remark("note", f"--max_steps {settings.training.max_steps} sets the length of the run, not --epochs")
-    changed = _changed(settings, settle(task, config=config))
+    changed = _changed(settings, settle(task, config=config), changes, task)
     with ReadingProgress(screen) as progress:
         plan = _same_plan(task, settings, folder, progress)
     status, updates = folder.status, folder.read_result().get("updates")  # of an earlier end, after a kill
@@ -106,18 +106,20 @@ def _naming(changed: Sequence[str]) -> Iterator[None]:
         raise
 
 
-def _changed(settings: Settings, then: Settings) -> list[str]:
-    """Return the given flags that differ from the run's; refuse those of its tokenizer, its adapters and its data."""
+def _changed(settings: Settings, then: Settings, changes: Collection[str], task: Task) -> list[str]:
+    """Return the given flags that differ from the run's; refuse those that it keeps, such as those of its data."""
     before, now = then.values(), settings.values()
     changed = [name for name in sorted(settings.given) if before.get(name) != now.get(name)]
+    kept_flags = {*task.kept_flags, "effective_batch"}
     has_other = _adapters(settings.args) != _adapters(then.args)
     for name in changed:
-        kept = "tokenizer" if name in _TOKENIZER_FLAGS else "adapters" if name in _ADAPTER_FLAGS and has_other else ""
+        kept = "tokenizer" if name in _TOKENIZER_FLAGS else name if name in kept_flags else ""
+        kept = "adapters" if name in _ADAPTER_FLAGS and has_other else kept
         if not settings.args.allow_changed_data:
             kept = "columns" if name.endswith(("_column", "_columns")) else kept
             kept = "own value" if name in _DATA_OPTIONS else kept
         if kept:
-            flag = f"--{name}"
+            flag = f"--no_{name}" if f"--no_{name}" in changes else f"--{name}"
             raise InputError(
                 "args.value", f"{flag}: a resumed run keeps its {kept}", fix=f"leave out {flag}", flag=flag
             )

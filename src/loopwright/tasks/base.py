@@ -123,6 +123,7 @@ class Task(ABC):
     samples_at_end: ClassVar[bool] = False  # the best model writes samples too
     repeated: ClassVar[tuple[str, ...]] = ()  # the fields of a prediction that repeat its input
     prediction_flags: ClassVar[tuple[str, ...]] = ()  # its own flags that `predict` and `evaluate` accept
+    kept_flags: ClassVar[tuple[str, ...]] = ()  # that a resumed run keeps: they decide what is counted, or its samples
     counts_labels: ClassVar[bool] = False  # the batch loss averages over the labels that are not ignored
     weighs_classes: ClassVar[bool] = False  # it has the flag class_weights, by class of a row or a token
     takes_modules: ClassVar[bool] = False  # a model may be an `nn.Module`, passed in or "package.module:function"

@@ -71,6 +71,7 @@ class CausalLanguageModel(language.LanguageTask):
     forward_options = {"use_cache": False}
     samples_at_end = True
     prediction_flags = ("max_new_tokens", "temperature")
+    kept_flags = ("line_by_line", "block_size", "packing")
     demo = dict(block_size=128, vocab_size=1024, epochs=1, batch=16, lr=3e-3, warmup_steps=0.1, threads=1)
     demo_note = "a small GPT-2 learns Python's docstrings from scratch: bits per byte 2.48 (gzip 2.55), 75 s"
 

@@ -100,6 +100,7 @@ class ChatTuning(Task):
     forward_options = {"use_cache": False}
     predicted = ("answer",)
     prediction_flags = ("max_new_tokens", "temperature")
+    kept_flags = ("train_on", "max_length", "overlong", "packing", "tokens_per_update", "exact_match_rows")
     keeps_generation = True
     counts_labels = True
     logs_samples = samples_at_end = True

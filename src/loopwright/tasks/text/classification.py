@@ -81,6 +81,7 @@ class TextClassification(Task):
     arguments = TextClassificationArguments
     defaults = {**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 16}
     adapter_kind = "SEQ_CLS"
+    kept_flags = ("glue",)
     weighs_classes = True
     demo = {"freeze": "4", "max_length": 24, "epochs": 2, "batch": 16, "lr": 5e-4, "warmup_steps": 0.1, "threads": 1}
     demo_model = "minilm"

@@ -99,6 +99,7 @@ class SentenceEmbedding(Task):
     adapter_kind = "FEATURE_EXTRACTION"
     not_inputs = ("position", "is_text", "labels")
     prediction_flags = ("candidates",)
+    kept_flags = ("pool_size",)
     demo = {"freeze": "4", "max_length": 32, "epochs": 1, "batch": 32, "lr": 3e-4, "warmup_steps": 0.1, "threads": 1}
     demo_model = "minilm"
     demo_rows = ("function_rows", "pair_rows", "csv")

@@ -55,6 +55,7 @@ class MaskedLanguageModel(language.LanguageTask):
     example = "lw train masked-lm --data book.txt --epochs 3 --batch 16 --lr 1e-3"
     pretrained, pretrained_megabytes = "distilbert/distilroberta-base", 331
     scratch_updates = 500
+    kept_flags = ("line_by_line", "block_size", "mlm_probability")
     predicted = ("text", "masks")
     arguments = MaskedArguments
     defaults = {**language.DEFAULTS, "per_device_train_batch_size": 16, "per_device_eval_batch_size": 16}

@@ -96,6 +96,7 @@ class QuestionAnswering(Task):
     counts_labels = True  # of a generated answer
     not_inputs = ("position", "window", "num_windows", "offsets", "null_index", "context", "reference")
     prediction_flags = ("n_best", "max_answer_length", "max_new_tokens", "null_score_diff_threshold", "num_beams")
+    kept_flags = ("version_2_with_negative", "max_length", "stride")
     demo = {"freeze": "3", "epochs": 1, "batch": 8, "lr": 1e-3, "warmup_steps": 0.1, "threads": 1}
     demo_model = "minilm"
     demo_rows = ("function_rows", "question_rows", "jsonl")

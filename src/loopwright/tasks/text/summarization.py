@@ -39,6 +39,7 @@ class Summarization(SequenceToSequence):
     example = "lw train summarization --data articles.jsonl --model ./t5-small --epochs 3 --batch 8 --lr 1e-4"
     pretrained, pretrained_megabytes = "google-t5/t5-small", 242
     arguments = SummarizationArguments
+    kept_flags = ("use_stemmer",)
     defaults = {**COMMON_DEFAULTS, "learning_rate": 1e-4, "per_device_train_batch_size": 8}
     predicted = ("summary",)
     params_of_model = "summarization"

@@ -74,6 +74,7 @@ class TokenClassification(Task):
     arguments = TokenClassificationArguments
     defaults = {**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 16}
     adapter_kind = "TOKEN_CLS"
+    kept_flags = ("ordered_tags", "label_all_tokens")
     weighs_classes = True
     counts_labels = True
     not_inputs = ("position", "num_items", "words", "tags", "labels")

@@ -46,6 +46,7 @@ class Translation(SequenceToSequence):
     example = "lw train translation --data wmt.jsonl --source_lang en --target_lang ro --model ./t5-small --epochs 3"
     pretrained, pretrained_megabytes = "google-t5/t5-small", 242
     arguments = TranslationArguments
+    kept_flags = ("bleu_tokenize",)
     defaults = {**COMMON_DEFAULTS, "learning_rate": 1e-4, "per_device_train_batch_size": 16}
     predicted = ("translation",)
     rivals = {"copy": CopyInput()}

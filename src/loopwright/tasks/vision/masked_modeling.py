@@ -52,6 +52,7 @@ class MaskedImageModeling(VisionTask):
     example = "lw train masked-image-modeling --data photos/ --epochs 100 --batch 64 --lr 1e-3"
     pretrained, pretrained_megabytes = "microsoft/swin-tiny-patch4-window7-224", 113
     scratch_updates = 500
+    kept_flags = ("mask_ratio",)
     auto_class = "AutoModelForMaskedImageModeling"
     predicted = ("image", "masked_mse")
     arguments = MaskedImageArguments

@@ -117,6 +117,7 @@ class PreferenceTuning(Task):
     adapter_kind = "CAUSAL_LM"
     forward_options = {"use_cache": False}
     prediction_flags = ("max_new_tokens", "temperature")
+    kept_flags = ("answer_end", "loss", "max_length", "overlong")
     keeps_generation = True
     logs_samples = True
     dialogue = chats.Dialogue
