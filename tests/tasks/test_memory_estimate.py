@@ -61,7 +61,11 @@ def test_the_prediction_holds_for_what_an_update_takes_up(models, name, words):
     assert expected.weights == found.weights and expected.gradients == found.gradients
     if "adafactor" not in words:  # its step reads values
         assert expected.optimizer == pytest.approx(found.optimizer, rel=0.01)
-    assert 0.8 < expected.activations / found.activations < 1.25
+    if "checkpointing" in words:  # backward recomputes one of the two layers at a time
+        whole = memory.estimate(run, {"gradient_checkpointing": False}).activations
+        assert found.activations + 0.3 * whole < expected.activations < whole
+    else:
+        assert 0.8 < expected.activations / found.activations < 1.25
     assert expected.logits == 3 * 4 * 4 * 32 * 300
 
 
@@ -100,7 +104,7 @@ def test_lw_check_says_what_to_change_before_it_loads_what_will_not_fit(models, 
     assert "--batch 2 --gradient_accumulation_steps 2 (−" in warned and "--gradient_checkpointing (−" in warned
     alone = said(total - 0.45 * most)  # half a batch is just enough, adapters are not
     assert "--batch 2 --gradient_accumulation_steps 2 (−" in alone and "--lora" not in alone
-    all_together = said(total - 0.8 * most)
+    all_together = said(total - 0.65 * most)
     assert "--batch 2 --gradient_accumulation_steps 2 --gradient_checkpointing --lora" in all_together, all_together
     monkeypatch.delattr(pretrained, "open_weights")
     refused = said(need["weights"])

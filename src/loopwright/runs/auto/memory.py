@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -31,7 +33,7 @@ _BATCH = "per_device_train_batch_size"
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """The bytes of a training update at its peak; activations are those that the forward pass keeps."""
+    """The bytes of a training update at its peak; activations are kept by forward, or recomputed by backward."""
 
     weights: int
     gradients: int
@@ -125,8 +127,11 @@ def _estimated(job: Job, settings: Settings) -> MemoryEstimate:
     tokens = asked or min(longest_allowed(job.processor, inner.config) or _LONGEST, _LONGEST)
     kept = SavedBytes(parameters)
     precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(str(training.mixed_precision))
-    with torch.autocast(training.device.type, precision, enabled=precision is not None), kept.counting():
-        outputs = model(**made_up_inputs(inner, rows, tokens), **getattr(job.task, "forward_options", {}))
+    forward = partial(model, **made_up_inputs(inner, rows, tokens), **getattr(job.task, "forward_options", {}))
+    with torch.autocast(training.device.type, precision, enabled=precision is not None):
+        with kept.counting():
+            outputs = forward()
+        recomputed = _recomputed_bytes(inner, parameters, forward) if training.gradient_checkpointing else 0
     logits, head = 0, inner.get_output_embeddings()
     if head is not None and outputs[0].dim() == 3:  # a language model
         at_once = tokens_at_a_time(model, rows * tokens, getattr(args, "loss_chunk", "off")) or rows * tokens
@@ -135,10 +140,23 @@ def _estimated(job: Job, settings: Settings) -> MemoryEstimate:
         weights=int(sum(_FOUR_BITS * each.numel() if id(each) in quantized else each.nbytes for each in parameters)),
         gradients=sum(each.nbytes for each in trained),
         optimizer=_optimizer_bytes(job, trained),
-        activations=kept.num_bytes,
+        activations=kept.num_bytes + recomputed,
         logits=logits,
         tokens=rows * tokens,
     )
+
+
+def _recomputed_bytes(model: Any, parameters: list[Any], forward: Callable[[], Any]) -> int:
+    """Return the bytes that backward keeps of the largest layer it recomputes, counted without checkpointing."""
+    model.gradient_checkpointing_disable()
+    kept, before, found = SavedBytes(parameters), dict[nn.Module, int](), [0]
+    for layer in model.modules():
+        if any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(layer).__mro__):  # transformers >= 4.53
+            layer.register_forward_pre_hook(lambda layer, inputs: before.update({layer: kept.num_bytes}))
+            layer.register_forward_hook(lambda layer, *values: found.append(kept.num_bytes - before[layer]))
+    with kept.counting():
+        forward()
+    return max(found)
 
 
 def _place_fakes(model: Any, device: torch.device) -> None:
