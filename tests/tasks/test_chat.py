@@ -65,6 +65,7 @@ def test_a_small_model_learns_from_scratch_and_beats_the_unigrams(learnt):
     assert_recomputed(learnt)
     log = (learnt.path / "log.txt").read_text()
     assert "conversations packed into rows of 128 tokens" in log and "turns user" in log
+    assert "40 updates will hardly do for a model from scratch: --max_steps 500" in log
     evaluations = read_lines(learnt.path / "eval" / "samples.jsonl")
     assert evaluations[-1]["update"] is None and all(len(each["samples"]) == 2 for each in evaluations)
     shown = evaluations[0]["samples"][0]
@@ -255,6 +256,7 @@ def test_accumulated_batches_train_as_one_large_batch_does(llama, data, packing)
 def test_tokens_per_update_are_packed_rows(llama, data):
     run = api.train("chat", data=data, model=llama, **{**FLAGS, "batch": 2, "max_steps": 1, "tokens_per_update": 1024})
     assert "2 × accum 4 × 1 device = 8" in (run.path / "log.txt").read_text()
+    assert ", 0 full epochs, 1 update, " in (run.path / "model" / "README.md").read_text()
     text = refusal("chat", {**FLAGS, "data": data, "model": llama}, "args.value", tokens_per_update=1000)
     assert "--packing --tokens_per_update 896" in text
     flags = {**FLAGS, "data": data, "model": llama, "tokens_per_update": 1024}

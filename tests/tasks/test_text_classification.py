@@ -190,7 +190,7 @@ def test_early_stopping_ends_a_run_that_does_not_improve(reviews):
     run = api.train("text-classification", data=reviews, **flags)
     assert run.result["epochs"] == 2 and "no improvement" in run.result["stop_reason"]
     assert run.folder.status.items() >= {"epoch": 2, "epochs": 2}.items()
-    assert "2 epochs" in (run.path / "model" / "README.md").read_text()
+    assert "2 full epochs" in (run.path / "model" / "README.md").read_text()
 
 
 def test_a_test_file_is_evaluated_once_at_the_end_also_without_evaluations_before(reviews, tmp_path):

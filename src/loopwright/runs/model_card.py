@@ -40,7 +40,7 @@ def model_card(job: Job, run: RunFolder, result: Mapping[str, Any]) -> str:
     lines += ["", "## Data", "", *_data(job), "", "## Limits", "", *_limits(job, result), "", "## How it was made", ""]
     lines += [
         f"Seed {job.training.seed}, "
-        f"{'' if result['epochs'] is None else _several(result['epochs'], 'epoch') + ', '}"
+        f"{'' if result['epochs'] is None else _several(result['epochs'], 'full epoch') + ', '}"
         f"{_several(result['updates'], 'update')}, learning rate "
         f"{job.training.learning_rate:g}, batch {job.training.train_batch_size}, {job.training.mixed_precision} mixed "
         "precision. All settings are in config.yaml of the run, all figures in report.html.",

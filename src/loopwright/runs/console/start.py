@@ -90,10 +90,11 @@ def print_few_updates(run: RunJob) -> None:
     if run.training.learning_rate == 0:
         run.screen.remark("note", "--lr 0 changes no weight, so nothing is learned")
     if run.checkpoint is None and updates * 5 < needed:
-        longer = math.ceil(needed / run.length.updates_per_epoch)
+        longer = f"--epochs {math.ceil(needed / run.length.updates_per_epoch)} makes about {needed}"
+        longer = f"--max_steps {needed}" if run.training.max_steps > 0 else longer
         kind = "from scratch" if run.is_from_scratch else "to fine-tune"
         what = f"{counted(updates, 'update')} will hardly do for a model {kind}"
-        run.screen.remark("note", f"{what}: --epochs {longer} makes about {needed}")
+        run.screen.remark("note", f"{what}: {longer}")
 
 
 def print_baselines(run: RunJob) -> None:
