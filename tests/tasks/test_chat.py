@@ -553,11 +553,13 @@ def test_models_that_cannot_chat_are_refused(kind, data, tmp_path):
         folder = tiny_bert(tmp_path / "bert")
         text_models.load_tokenizer(str(folder))
         flags = {"chat_template": "chatml", "max_length": 64, "overlong": "drop"}
-        refusal("chat", {**FLAGS, "data": data, "model": folder}, "model.task", **flags)
+        text = refusal("chat", {**FLAGS, "data": data, "model": folder}, "model.task", **flags)
+        assert "chat needs a causal" in text and "masked-lm" not in text and "fix: --model HuggingFaceTB" in text
     elif kind == "headless":
         folder = tiny_decoder(tmp_path / "headless", "headless")
         text = refusal("chat", {**FLAGS, "data": data, "model": folder}, "model.task")
-        assert "has no lm_head" in text and "LlamaModel" in text
+        assert "is a base model" in text and "LlamaModel" in text and "missing: lm_head.weight" in text
+        assert "fix: save it as a LlamaForCausalLM   or   --model HuggingFaceTB" in text
     else:
         folder = tiny_decoder(tmp_path / "plain", template=None)
         text = refusal("chat", {**FLAGS, "data": data, "model": folder}, "model.chat_template")

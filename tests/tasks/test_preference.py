@@ -300,7 +300,7 @@ def test_a_model_without_a_head_is_refused(tmp_path):
     model = write_model(tmp_path / "model")
     AutoModel.from_pretrained(model).save_pretrained(model)
     data = write_jsonl(tmp_path / "pairs.jsonl", text_rows(40))
-    assert "no lm_head" in refusal("preference", {"data": data, "model": model, **TRAINING}, "model.task")
+    assert "without the lm_head" in refusal("preference", {"data": data, "model": model, **TRAINING}, "model.task")
 
 
 def test_a_tokenizer_without_a_template_is_refused_with_the_built_in_ones(folder, tmp_path):

@@ -20,7 +20,7 @@ from loopwright.metrics import load as load_metric
 from loopwright.metrics.paired import rows_of
 from loopwright.metrics.words import first_words
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
-from loopwright.tasks.base import Job, Origin, Rows
+from loopwright.tasks.base import Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.scoring import BaselineScores, MetricScorer, Scorer
 from loopwright.tasks.text import language_model as language
@@ -94,7 +94,7 @@ class CausalLanguageModel(language.LanguageTask):
             tokenizer = text.load_tokenizer(origin.path, needs_pad=False)
             loaded = text.load_model(origin, AUTO_CLASS)
             if not origin.is_run:
-                check_causal(origin.path, loaded.model)
+                check_causal(self, origin.path, loaded.model)
                 notes += language.match_vocabulary(loaded.model, tokenizer)
                 limit = text.longest_allowed(tokenizer, loaded.model.config)
                 notes += language.choose_block(args, data, _counter(tokenizer), limit, _LARGEST_BLOCK)
@@ -296,7 +296,7 @@ def small_decoder(tokenizer: Any, num_positions: int) -> text.Loaded:
     return text.Loaded(GPT2LMHeadModel(GPT2Config(**sizes, **dropout, **ends)))
 
 
-def check_causal(path: str, model: Any) -> None:
+def check_causal(task: Task, path: str, model: Any) -> None:
     """Refuse a model whose outputs depend on later tokens: it would only copy them."""
     import torch
 
@@ -308,11 +308,12 @@ def check_causal(path: str, model: Any) -> None:
     with evaluating(model), torch.no_grad():
         change = (model(input_ids=ids).logits - model(input_ids=other).logits).float().abs().amax((0, 2))
     if change[:-1].max() > 1e-4 * change[-1]:
+        better = "masked-lm instead of causal-lm" if task.name == "causal-lm" else f"--model {task.pretrained}"
         raise InputError(
             "model.task",
-            f"{path} attends to later tokens: it is not a causal language model",
+            f"{path} attends to later tokens: {task.name} needs a causal language model",
             saw=[f"it was saved as {', '.join(model.config.architectures or ['no known class'])}"],
-            fix="masked-lm instead of causal-lm   or   leave out --model",
+            fix=f"{better}   or   leave out --model",
         )
 
 

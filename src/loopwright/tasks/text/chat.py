@@ -122,7 +122,7 @@ class ChatTuning(Task):
             if origin.is_run:
                 text.open_generation(loaded.model, Path(origin.path))
             else:
-                notes = _fit(args, loaded, origin.path, data)
+                notes = _fit(self, args, loaded, origin.path, data)
         if not origin.is_run:
             notes += _choose_packing(args, loaded.model, is_asked)
         if args.packing:
@@ -276,10 +276,10 @@ def _from_scratch(args: Any, data: RunData) -> tuple[text.Loaded, list[str]]:
     return loaded, notes
 
 
-def _fit(args: Any, loaded: text.Loaded, path: str, data: RunData) -> list[str]:
+def _fit(task: Task, args: Any, loaded: text.Loaded, path: str, data: RunData) -> list[str]:
     """Prepare a pretrained model for its template: added tokens, padding, the end of a turn, the length."""
     model, tokenizer = loaded.model, loaded.processor
-    decoders.check_decoder(path, loaded)
+    decoders.check_decoder(task, path, loaded)
     added = decoders.set_template(tokenizer, args.chat_template)
     encoder = _encoder(args, tokenizer)
     decoders.choose_trained_tokens(args, tokenizer, added)

@@ -7,19 +7,21 @@ from typing import Any
 
 from loopwright.errors import InputError, near_names
 from loopwright.tasks.arguments import flag_list
-from loopwright.tasks.base import Job
+from loopwright.tasks.base import Job, Task
 from loopwright.tasks.text import causal_lm, models
 
 
-def check_decoder(path: str, loaded: models.Loaded) -> None:
+def check_decoder(task: Task, path: str, loaded: models.Loaded) -> None:
     """Refuse a model whose output layer is in no file, or that sees the tokens it is to predict."""
     head = loaded.model.get_output_embeddings()
     own = {name for name, weight in loaded.model.named_parameters() if head is not None and weight is head.weight}
     if head is None or own & set(loaded.new):
-        what = f"{path} has no lm_head: the weights that predict tokens are in no file"
-        saw = [f"it was saved as {', '.join(loaded.model.config.architectures or ['no known class'])}", *sorted(own)]
-        raise InputError("model.task", what, saw=saw, fix="leave out --model")
-    causal_lm.check_causal(path, loaded.model)
+        what = f"{path} is a base model without the lm_head that {task.name} needs: its weights are in no file"
+        saw = [f"it was saved as {', '.join(loaded.model.config.architectures or ['no known class'])}"]
+        saw += [f"missing: {name}" for name in sorted(own)]
+        fix = f"save it as a {type(loaded.model).__name__}   or   --model {task.pretrained}"
+        raise InputError("model.task", what, saw=saw, fix=fix)
+    causal_lm.check_causal(task, path, loaded.model)
 
 
 def set_template(tokenizer: Any, given: str | None) -> list[str]:

@@ -160,7 +160,7 @@ class PreferenceTuning(Task):
             loaded = _create_model(args, training, tokenizer, origin)
         else:
             loaded = _create_model(args, training, tokenizer, origin)
-            decoders.check_decoder(origin.path, loaded)
+            decoders.check_decoder(self, origin.path, loaded)
             notes.append(_choose_length(args, tokenizer, data, text.longest_allowed(tokenizer, loaded.model.config)))
         notes += [] if origin.is_run else _note_tail(args, tokenizer, data, end)
         if end is not None:
