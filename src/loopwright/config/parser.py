@@ -200,11 +200,11 @@ class HfArgumentParser(argparse.ArgumentParser):
             self.fail(error, action)
         return self._given[name]
 
-    def check_choice(self, name: str, value: Any) -> Any:
+    def check_choice(self, name: str, value: Any, subject: str = "expected") -> Any:
         """Return a value if it is among the choices of its field, else raise a ConfigError."""
         for each in value if isinstance(value, list) else [value]:
             if name in self._choices and each is not None and each not in self._choices[name]:
-                raise not_among("expected", each, self._choices[name], flag=name)
+                raise not_among(subject, each, self._choices[name], flag=name)
         return value
 
     def fail(self, error: LoopwrightError, action: argparse.Action | None = None) -> NoReturn:

@@ -141,7 +141,7 @@ class TaskParser(HfArgumentParser):
         auto = {key: names[key] for key, value in values.items() if value == _AUTO and names[key] in AUTOMATIC}
         fields, unknown = super().read_values({key: values[key] for key in values if key not in auto}, place)
         for name, value in fields.items():
-            self.check_choice(name, value)
+            self.check_choice(name, value, f"{place}{name} must be")
             self.auto.pop(name, None)
         self.auto |= dict.fromkeys(auto.values(), "file" if place else "flag")
         return fields, unknown
