@@ -390,7 +390,7 @@ def _found(name: str) -> tuple[type[Optimizer], Mapping[str, Any]]:
     if wanted == "adamw_hf":
         raise ConfigError("the optimizer 'adamw_hf' was removed from transformers: use 'adamw_torch'")
     others = [kind.__name__ for each, kind in torch_names.items() if each not in {*_OWN_NAMES, "lbfgs"}]
-    known = [*_OWN_NAMES, *others]
+    known = [*_OWN_NAMES, *others, *(each for each, (_, path, _) in _FOREIGN_NAMES.items() if path)]
     near = nearest(wanted, [each.lower() for each in known])
     hint = f"did you mean {near!r}? " if near else ""
     what = f"there is no optimizer {name!r}: {hint}The names are {', '.join(known)}"

@@ -154,6 +154,7 @@ def without_packages(monkeypatch):
         ("sgd", {"momentum": 0.9}, "must be text like 'momentum=0.9,nesterov=true', got {'momentum': 0.9}"),
         ("adamw_troch", None, "did you mean 'adamw_torch'?"),
         ("Addam", None, "did you mean 'adam'?"),
+        ("adamw_8bt", None, "did you mean 'adamw_8bit'?"),
         ("adamw_hf", None, "use 'adamw_torch'"),
         ("paged_adamw_8bit", None, "pip install -U bitsandbytes, or use 'adafactor'"),
         ("lbfgs", None, "evaluates the loss several times in one update"),
