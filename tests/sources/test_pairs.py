@@ -199,7 +199,7 @@ PLACES = {name: f"--{name}_column COLUMN" for name in ("prompt", "chosen", "reje
 )
 def test_no_fix_guesses_which_answer_is_the_better_one(columns, names, fix, left, make, ending, tmp_path):
     rows = [{name: make(f"The {name} {number}") for name in columns} for number in range(30)]
-    path = write(tmp_path / f"a.{ending}", rows)
+    path = write_rows(tmp_path / f"a.{ending}", rows)
     with pytest.raises(InputError) as raised:
         preflight(Schema("preference", (Role("pair", "pair", names=names),)), data=path)
     assert raised.value.code == "data.column" and all(name in " ".join(raised.value.saw) for name in columns)
@@ -209,7 +209,7 @@ def test_no_fix_guesses_which_answer_is_the_better_one(columns, names, fix, left
 @pytest.mark.parametrize("first", ["The", ""], ids=["one beginning", "no common beginning"])
 def test_a_third_text_is_suggested_as_the_prompt(first, tmp_path):
     rows = [{"ask": f"Q {number}", "good": f"{first} {number}", "bad": f"{first} no"} for number in range(30)]
-    path = write(tmp_path / "a.jsonl", rows)
+    path = write_rows(tmp_path / "a.jsonl", rows)
     schemas = [Schema("preference", (Role("pair", "pair", names=(each, "good", "bad")),)) for each in ("", "ask")]
     if first:
         assert "--prompt_column ask" in preflight(schemas[0], data=path).warnings[0]
