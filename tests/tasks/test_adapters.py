@@ -15,7 +15,9 @@ from loopwright.errors import InputError
 from loopwright.runs.settings import settle
 from loopwright.tasks.adapters import LoraOptions, add_adapters, lora_options
 from loopwright.tasks.registry import get_task
+from tasks.dialogues import tiny_decoder
 from tasks.forked import run_lines
+from tasks.reviews import rows, write_csv
 from tasks.runs import assert_same_files, check_kill
 from tasks.texts import lines, tiny_gpt2, write_text
 
@@ -220,6 +222,13 @@ def test_merged_and_alone_the_exported_adapters_compute_the_same(lora_run, tmp_p
     config = json.loads((tmp_path / "alone/adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(lora_run.path.parent / "gpt2")
     assert_same_files(tmp_path / "merged", lora_run.path / "model", "model.safetensors")
+
+
+def test_no_library_logs_on_the_terminal_when_adapters_are_trained_with_checkpointing(tmp_path):
+    words = ["train", "text-classification", "--data", write_csv(tmp_path / "d.csv", rows(60)), "--out", "run"]
+    words += ["--model", tiny_decoder(tmp_path / "base"), "--max_steps", 1, "--lora", "--gradient_checkpointing"]
+    code, said = run_lines(words, folder=tmp_path)
+    assert code == 0 and "use_cache" not in said and "Failed to load" not in said, said
 
 
 def test_a_merge_that_changes_the_outputs_is_refused_with_figures(lora_run, tmp_path, monkeypatch):

@@ -437,6 +437,8 @@ def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> 
             leave_out_base(job.model, new)
     if training.gradient_checkpointing:
         options: Any = training.gradient_checkpointing_kwargs or {}
+        if getattr(getattr(job.model, "config", None), "use_cache", False) and not job.model.can_generate():
+            job.model.config.use_cache = False  # a cache is of no use, and transformers warns that it is left out
         job.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False, **options})
     return job
 

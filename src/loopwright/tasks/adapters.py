@@ -234,8 +234,11 @@ def _dropouts(owner: Any) -> list[str]:
 
 def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
     """Return a model that trains only low-rank adapters and its head."""
+    from loopwright.tasks.text.models import quiet
+
     try:
-        from peft import LoraConfig, get_peft_model
+        with quiet():
+            from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise InputError("install.extra", "--lora needs peft", fix="pip install 'loopwright[lora]'") from error
     options, heads = lora_options(args), _HEADS.get(kind or "") if kind is not None else _heads_of(model)
@@ -252,7 +255,7 @@ def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
         use_rslora=options.rslora,
     )
     try:
-        with warnings.catch_warnings():
+        with quiet(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "fan_in_fan_out is set")  # for GPT-2's layers; peft sets it itself
             found = get_peft_model(model, config)
     except ValueError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging as stdlib_logging
 import math
 import operator
 import os
@@ -173,15 +174,21 @@ def _offline(name: str, why: str) -> InputError:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and warnings while a block runs; we report the relevant ones."""
+    """Silence transformers' progress bars and warnings while a block runs; we report the relevant ones.
+
+    And those of bitsandbytes, which logs as soon as it is imported, and peft imports it wherever it is installed.
+    """
     from transformers.utils import logging
 
-    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    quantizer = stdlib_logging.getLogger("bitsandbytes")
+    level, has_bars, own_level = logging.get_verbosity(), logging.is_progress_bar_enabled(), quantizer.level
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    quantizer.setLevel(stdlib_logging.ERROR)
     try:
         yield
     finally:
+        quantizer.setLevel(own_level)
         logging.set_verbosity(level)
         if has_bars:
             logging.enable_progress_bar()
