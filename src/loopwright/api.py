@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["DataPlan", "Run", "check", "demo", "evaluate", "find_lr", "predict", "rate_lines", "resume", "train"]
 
 _BATCH_FLAG = "per_device_eval_batch_size"
+OPENING_FLAGS = ("model", *CONSENTS)  # of every verb that opens the model of a run
 # Of a file that is evaluated or predicted.
 _READING_FLAGS = frozenset(
     ("file_kind", "encoding", "sheet", "delimiter", "quoting", "column_names", "text_unit")
@@ -322,15 +323,16 @@ class Run:
         merge: bool = False,
         adapters: bool = False,
         say: Callable[[str], None] | None = None,
-        **consents: bool,
+        **changes: Any,
     ) -> Path:
         """Export the best model to a folder with a README.md on how to open it, and return the folder.
 
         `merge` merges the adapters of a run with --lora again, and checks that the outputs stay the same; `adapters`
         exports them alone, as peft reads them. `say` is called with the result of the check.
+        `changes` are consents, and `model`: the folder of the base model, if it has moved.
         """
-        _check_changes(consents, CONSENTS)
-        return export_run(self.folder, Path(folder), consents, merge, adapters, say)
+        _check_changes(changes, OPENING_FLAGS)
+        return export_run(self.folder, Path(folder), changes, merge, adapters, say)
 
     def _repr_html_(self) -> str:
         from loopwright.report import result_html
@@ -370,12 +372,12 @@ def _without_module(task: Task, flags: Mapping[str, Any]) -> tuple[dict[str, Any
 
 def evaluation_flags(task: Task) -> tuple[str, ...]:
     """Return the task flags that `evaluate` accepts."""
-    return (*_EVALUATION_FLAGS, *CONSENTS, *_data_flags(task), *task.prediction_flags)
+    return (*_EVALUATION_FLAGS, *OPENING_FLAGS, *_data_flags(task), *task.prediction_flags)
 
 
 def prediction_flags(task: Task) -> tuple[str, ...]:
     """Return the task flags that `predict` accepts."""
-    return (_BATCH_FLAG, *CONSENTS, *_data_flags(task), *task.prediction_flags)
+    return (_BATCH_FLAG, *OPENING_FLAGS, *_data_flags(task), *task.prediction_flags)
 
 
 def _data_flags(task: Task) -> list[str]:

@@ -169,6 +169,11 @@ def test_a_changed_base_is_refused_on_resume_and_a_moved_one_is_found(tmp_path):
     code, said = run_lines(["resume", "run", "--model", base], folder=tmp_path)
     assert code != 0 and "error[resume.model]" in said and "model.safetensors: sha256" in said, said
     save_file(weights, base / "model.safetensors", {"format": "pt"})
+    for verb in (["evaluate", "run"], ["predict", "run", "a b c"], ["export", "run", "--to", "merged", "--merge"]):
+        code, said = run_lines(verb, folder=tmp_path)
+        assert code != 0 and "give the folder it is in now as --model" in said, said
+        code, said = run_lines([*verb, "--model", base], folder=tmp_path)
+        assert code == 0, said
     code, said = run_lines(["resume", "run", "--model", base], folder=tmp_path)
     assert code == 0 and "resume  T0" in said and "T2" not in said, said
 

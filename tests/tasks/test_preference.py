@@ -178,6 +178,12 @@ def test_a_damaged_reference_is_computed_again_and_another_model_is_refused(fold
     with pytest.raises(InputError) as raised:
         resumed.evaluate(write_jsonl(tmp_path / "other.jsonl", chat_rows(12, seed=3)))
     assert raised.value.code == "resume.model" and resumed.evaluate() == resumed.metrics
+    write_model(tmp_path / "moved")
+    (tmp_path / "model").rename(tmp_path / "away")
+    with pytest.raises(InputError, match="the base model of this run cannot be opened") as raised:
+        resumed.evaluate(tmp_path / "other.jsonl")
+    assert raised.value.fix.endswith("give the folder it is in now as --model")
+    assert resumed.evaluate(tmp_path / "other.jsonl", model=tmp_path / "moved")
 
 
 def test_log_probabilities_do_not_depend_on_the_batch(folder):

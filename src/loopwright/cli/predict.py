@@ -114,9 +114,9 @@ def export(argv: list[str]) -> int:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--merge", action="store_true", help="merge the adapters of --lora anew, and check the outputs")
     kind.add_argument("--adapters", action="store_true", help="the adapters of --lora alone, as peft reads them")
-    asked, consents = parse_for_run(parser, argv, lambda task: api.CONSENTS)
+    asked, changes = parse_for_run(parser, argv, lambda task: api.OPENING_FLAGS)
     run = api.Run(find_run(asked.run))
-    target = run.export(asked.to, merge=asked.merge, adapters=asked.adapters, say=_remark, **consents)
+    target = run.export(asked.to, merge=asked.merge, adapters=asked.adapters, say=_remark, **changes)
     sys.stdout.write(f"{target}\n")
     return DONE
 

@@ -51,7 +51,7 @@ from loopwright.tasks.arguments import MODEL_FLAGS, NOT_FOLLOWED, START, TaskArg
 from loopwright.tasks.base import Job, Origin, Task
 from loopwright.tasks.consent import check_foreign
 from loopwright.tasks.data import RunData
-from loopwright.tasks.pretrained import consenting
+from loopwright.tasks.pretrained import consenting, finding_base
 from loopwright.tasks.scoring import finite
 from loopwright.tasks.text.models import load_config
 from loopwright.training.resume import stored_window
@@ -444,13 +444,8 @@ def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> 
 
 
 def _base_path(task: Task, settings: Settings) -> str:
-    try:
+    with finding_base(settings.args.model, "its checkpoints hold the adapters alone"):
         return str(given_origin(task, settings).path)
-    except InputError as error:
-        name = settings.args.model
-        what, saw = f"the base model of this run cannot be opened: {name}", "its checkpoints hold the adapters alone"
-        fix = f"put the model back: {name}   or   give the folder it is in now as --model"
-        raise InputError(str(error.code), what, saw=[error.what, saw], fix=fix) from error
 
 
 def _resized(job: Job, path: Any) -> list[str]:

@@ -57,6 +57,9 @@ def load_run(
     data = RunData(DataPlan.read(folder.data) if plan is None else plan)
     job = build_job(task, data, settings, Origin(str(model_source(folder, is_finished)), is_run=True, module=module))
     job.folder = folder.path
+    if "model" in (changes or {}) and not settings.args.lora and getattr(job, "reference", None) is None:
+        what = f"--model has no effect: {folder.path} has a whole model, and needs no base"
+        raise InputError("args.value", what, fix="leave out --model", flag="--model")
     if not is_finished:
         load_weights(job, folder)
     job.model.to(settings.training.device)

@@ -117,6 +117,21 @@ def check_config(path: str, config: Any) -> None:
         raise _unusable(Path(path) / "config.json", f"architectures: {names!s:.40}, expected a list of names")
 
 
+@contextmanager
+def finding_base(name: str | None, why: str) -> Iterator[None]:
+    """Turn the error about a model folder that has moved since the run began into one with a fix that every verb has.
+
+    Args:
+        why: the run needs it.
+    """
+    try:
+        yield
+    except InputError as error:
+        what = f"the base model of this run cannot be opened: {name}"
+        fix = f"put the model back: {name}   or   give the folder it is in now as --model"
+        raise InputError(str(error.code), what, saw=[error.what, why], fix=fix) from error
+
+
 def needs_code(path: str, why: str) -> InputError:
     """Return the error about a model whose code is not in transformers."""
     saw = [why, "--trust_remote_code runs that code with your rights: read it first"]

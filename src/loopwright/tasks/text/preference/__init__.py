@@ -27,7 +27,7 @@ from loopwright.tasks.adapters import four_bits, keeps_half
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows, Task
 from loopwright.tasks.data import RowDataset, RunData
-from loopwright.tasks.pretrained import consenting
+from loopwright.tasks.pretrained import consenting, finding_base
 from loopwright.tasks.text import causal_lm, decoders
 from loopwright.tasks.text import conversations as chats
 from loopwright.tasks.text import language_model as language
@@ -370,7 +370,8 @@ def _create_model(args: Any, training: Any, tokenizer: Any, origin: Origin) -> t
 
 def _reference_model(args: Any, training: Any, tokenizer: Any, is_quantized: bool) -> Any:
     with consenting(args):
-        path = None if args.model is None else text.find_model(args.model)
+        with finding_base(args.model, "it is the reference that answers are compared with"):
+            path = None if args.model is None else text.find_model(args.model)
         quantization = four_bits(training.bf16) if is_quantized else None
         origin = Origin(path, quantization=quantization, keeps_half=keeps_half(args, training))
         return _create_model(args, training, tokenizer, origin).model
