@@ -328,7 +328,7 @@ class Run:
         """Export the best model to a folder with a README.md on how to open it, and return the folder.
 
         `merge` merges the adapters of a run with --lora again, and checks that the outputs stay the same; `adapters`
-        exports them alone, as peft reads them. `say` is called with the result of the check.
+        exports them alone, as peft reads them, with the same check. `say` is called with the result of the check.
         `changes` are consents, and `model`: the folder of the base model, if it has moved.
         """
         _check_changes(changes, OPENING_FLAGS)

@@ -1,6 +1,7 @@
 """Low-rank adapters: the options of --lora, their errors, what is saved, and how they are merged."""
 
 import json
+import re
 import shlex
 from hashlib import sha256
 
@@ -15,11 +16,11 @@ from loopwright.errors import InputError
 from loopwright.runs.settings import settle
 from loopwright.tasks.adapters import LoraOptions, add_adapters, lora_options
 from loopwright.tasks.registry import get_task
-from tasks.dialogues import tiny_decoder
+from tasks.dialogues import tiny_decoder, write_dialogues
 from tasks.forked import run_lines
 from tasks.reviews import rows, write_csv
 from tasks.runs import assert_same_files, check_kill
-from tasks.texts import lines, tiny_gpt2, write_text
+from tasks.texts import lines, tiny_bert, tiny_gpt2, write_text
 
 
 def options(*words: str) -> LoraOptions:
@@ -227,6 +228,80 @@ def test_merged_and_alone_the_exported_adapters_compute_the_same(lora_run, tmp_p
     config = json.loads((tmp_path / "alone/adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(lora_run.path.parent / "gpt2")
     assert_same_files(tmp_path / "merged", lora_run.path / "model", "model.safetensors")
+
+
+def assert_opens_as_its_card_says(folder, whole):
+    """Run the lines of a model card, and compare the model with the merged one of the run; return it."""
+    names = {}
+    code = re.search("```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[1]
+    exec(code.replace("FOLDER", str(folder)), names)
+    model = names["model"]
+    merged = type(model.get_base_model()).from_pretrained(whole)
+    ids = torch.arange(len(merged.get_input_embeddings().weight) - 60, len(merged.get_input_embeddings().weight))[None]
+    with torch.no_grad():
+        one, other = (each.eval()(input_ids=ids).logits for each in (merged, model))
+    assert one.shape == other.shape and (one - other).abs().max() < 1e-4 * one.abs().max()
+    return model, merged, names["tokenizer"]
+
+
+@pytest.mark.parametrize("spare", [0, 40])
+def test_adapters_with_trained_embeddings_open_as_their_card_says(spare, tmp_path):
+    from transformers import AutoModelForCausalLM, pipeline
+
+    tiny_decoder(tmp_path / "base", template=None)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    base.resize_token_embeddings(base.config.vocab_size + spare)
+    base.save_pretrained(tmp_path / "base")
+    words = ["train", "chat", "--data", write_dialogues(tmp_path), "--model", tmp_path / "base", "--out", "run"]
+    words += [
+        "--lora",
+        "r=2",
+        "--chat_template",
+        "chatml",
+        "--lr",
+        1e-1,
+        "--max_steps",
+        4,
+        "--batch",
+        4,
+        "--max_length",
+        128,
+    ]
+    export = ["export", "run", "--to", "alone", "--adapters"]
+    code, said = run_lines(words, folder=tmp_path)
+    assert code == 0, said
+    base = (tmp_path / "base").rename(tmp_path / "moved")
+    code, said = run_lines(export, folder=tmp_path)
+    assert code != 0 and "give the folder it is in now as --model" in said, said
+    code, said = run_lines([*export, "--model", "moved"], folder=tmp_path)
+    assert code == 0 and re.fullmatch(r"outputs of the exported adapters differ by .*fp32\)\nalone\n", said), said
+    model, merged, tokenizer = assert_opens_as_its_card_says(tmp_path / "alone", tmp_path / "run/model")
+    assert model.generation_config.eos_token_id == merged.generation_config.eos_token_id
+    assert len(model.generation_config.eos_token_id) == 2
+    turn, answer = [{"role": "user", "content": "add 1"}], {"max_new_tokens": 4, "do_sample": False}
+    texts = [pipeline("text-generation", each, tokenizer=tokenizer)(turn, **answer) for each in (model, merged)]
+    assert texts[0] == texts[1]
+    code, said = run_lines(["predict", "run", "a text", "--model", "moved"], folder=tmp_path)
+    assert code != 0 and "error[args.value]: --model has no effect" in said, said
+
+
+def test_adapters_with_new_layers_and_labels_open_as_their_card_says(tmp_path):
+    made = [{**row, "stars": ("pos", "neg", "none")[number % 3]} for number, row in enumerate(rows(60))]
+    words = ["train", "text-classification", "--data", write_csv(tmp_path / "d.csv", made), "--out", "run"]
+    words += ["--model", tiny_bert(tmp_path / "base"), "--lora", "--max_steps", 2, "--threads", 1]
+    code, said = run_lines(words, ["export", "run", "--to", "alone", "--adapters"], folder=tmp_path)
+    assert code == 0, said
+    model, _, _ = assert_opens_as_its_card_says(tmp_path / "alone", tmp_path / "run/model")
+    assert list(model.config.id2label.values()) == ["neg", "none", "pos"]
+
+
+def test_adapters_of_random_weights_are_not_exported_alone(tmp_path):
+    data = write_text(tmp_path / "lines.txt", lines(60))
+    flags = {"block_size": 32, "vocab_size": 300, "max_steps": 1, "rehearsal": False, "quiet": True, "lora": True}
+    run = api.train("causal-lm", data=data, output_dir=tmp_path / "run", **flags)
+    with pytest.raises(InputError, match="from random weights") as caught:
+        run.export(tmp_path / "to", adapters=True)
+    assert caught.value.fix == "leave out --adapters" and run.export(tmp_path / "to")
 
 
 def test_no_library_logs_on_the_terminal_when_adapters_are_trained_with_checkpointing(tmp_path):

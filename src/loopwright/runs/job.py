@@ -427,7 +427,7 @@ def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> 
         if not origin.is_run and origin.path and hasattr(job.model, "config_class") and not training.fsdp:
             base = identify_base(origin.path)
         job.base = base
-        new = [] if base is None else [*job.new_weights, *_resized(job, origin.base or origin.path)]
+        new = [] if base is None else [*job.new_weights, *resized_embeddings(job, origin.base or origin.path)]
         job.model = add_adapters(job.model, args, job.adapter_kind or task.adapter_kind)
         task.finish_adapters(job)
         for each in job.model.parameters() if origin.keeps_half and not args.load_in else ():
@@ -448,7 +448,7 @@ def _base_path(task: Task, settings: Settings) -> str:
         return str(given_origin(task, settings).path)
 
 
-def _resized(job: Job, path: Any) -> list[str]:
+def resized_embeddings(job: Job, path: Any) -> list[str]:
     """Return the names of the embeddings if they have another number of rows than in the files of the model."""
     with consenting(job.args):
         configs = [load_config(path), job.model.config]

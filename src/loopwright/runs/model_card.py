@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from loopwright.report.summary import verdict_text
 from loopwright.run_folder import METRICS, RunFolder, read_json, read_metrics
 from loopwright.runs.console.screen import eval_metrics, metric_text
 from loopwright.runs.data import used_rows
+from loopwright.runs.model_sums import BASE_CONFIG
 from loopwright.runs.weights import best_checkpoint
+from loopwright.tasks.adapters import quantization_options
 from loopwright.tasks.base import Job
 
 _MOST_LABELS = 50
@@ -100,7 +103,8 @@ def _several(count: float, noun: str) -> str:
 
 
 def _how_to_open(job: Job) -> list[str]:
-    kind = type(job.model)
+    inner = job.model.get_base_model() if hasattr(job.model, "peft_config") else job.model
+    kind = type(inner)
     if isinstance(job.model, SmallModel):
         text = "A small net of loopwright"
         code = ["from loopwright import models", "", 'model = models.load("FOLDER")']
@@ -111,15 +115,42 @@ def _how_to_open(job: Job) -> list[str]:
         code = [
             f"from transformers import {', '.join(sorted((opener, kind.__name__)))}",
             "",
-            f'{name} = {opener}.from_pretrained("FOLDER")',
             f'model = {kind.__name__}.from_pretrained("FOLDER")',
         ]
+        if inner is not job.model:
+            text = "Adapters for a model of transformers, as peft reads them"
+            code = _opening_adapters(job, inner, opener)
+        code.append(f'{name} = {opener}.from_pretrained("FOLDER")')
     else:
         text = "Your own module: model.safetensors holds its weights, your code creates it"
         code = ["from safetensors.torch import load_file", "", 'weights = load_file("FOLDER/model.safetensors")']
     lines = [f"{text}; FOLDER is the folder of this file.", "", "```python", *code, "```"]
     notes = job.task.model_card_lines(job)
     return [*lines, "", *notes] if notes else lines
+
+
+def _opening_adapters(job: Job, base: Any, opener: str) -> list[str]:
+    """Return the lines that open the base model, with the head and the vocabulary of the run, and its adapters."""
+    kind, resized, names = type(base).__name__, [], {opener, type(base).__name__}
+    options = [f'config="FOLDER/{BASE_CONFIG}"', "ignore_mismatched_sizes=True"]
+    if job.args.load_in:
+        quantized = ", ".join(f"{name}={value!r}" for name, value in quantization_options(job.training.bf16).items())
+        options.append(f"quantization_config=BitsAndBytesConfig({quantized})")
+        resized.append(f"model.resize_token_embeddings({len(base.get_input_embeddings().weight)})")
+        names.add("BitsAndBytesConfig")
+    if base.can_generate():
+        resized.append('model.generation_config = GenerationConfig.from_pretrained("FOLDER")')
+        names.add("GenerationConfig")
+    return [
+        "from peft import PeftModel",
+        f"from transformers import {', '.join(sorted(names))}",
+        "",
+        f"model = {kind}.from_pretrained(",
+        *(f"    {option}," for option in (json.dumps(job.args.model, ensure_ascii=False), *options)),
+        ")",
+        *resized,
+        'model = PeftModel.from_pretrained(model, "FOLDER")',
+    ]
 
 
 def _table(split: str, result: Mapping[str, Any], prefix: str, baselines: Any) -> list[str]:

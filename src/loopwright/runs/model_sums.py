@@ -17,6 +17,7 @@ from loopwright.run_folder.files import DamagedFileError, open_regular, read_byt
 
 SUMS = "SHA256SUMS"
 BASE = "base.json"  # in the model folder of a run with adapters: the base model that its checkpoints leave out
+BASE_CONFIG = "base_config.json"  # beside exported adapters: the config of the base model with head and vocabulary
 _CARD = "README.md"  # only shown, and edited by people
 
 

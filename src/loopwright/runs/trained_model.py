@@ -14,6 +14,7 @@ from loopwright.run_folder.layout import free_path
 from loopwright.runs.console.screen import Screen
 from loopwright.runs.data import ReadingProgress, describe, plan_of_file
 from loopwright.runs.kept_config import config_of
+from loopwright.runs.model_sums import BASE_CONFIG
 from loopwright.runs.prediction import InputRows, Predictions, read_inputs
 from loopwright.runs.settings import settle
 from loopwright.sources import DataPlan, check_unchanged
@@ -21,9 +22,11 @@ from loopwright.tasks import get_task
 from loopwright.tasks.base import Origin, Task
 from loopwright.tasks.consent import check_foreign
 from loopwright.tasks.data import RunData
+from loopwright.tasks.pretrained import consenting
 
 if TYPE_CHECKING:
     from loopwright.metrics import Intervals
+    from loopwright.tasks.adapters import MergeCheck
     from loopwright.tasks.base import Job
 
 
@@ -153,21 +156,60 @@ def export_run(
         free = shlex.quote(str(free_path(target / folder.id)))
         raise InputError("args.value", f"--to {target} is not empty", fix=f"--to {free}")
     job = load_run(folder, changes=changes, has_adapters=merge or adapters)
-    from loopwright.runs.model_card import card_so_far
+    from loopwright.runs.creation import removed_on_error
+    from loopwright.runs.model_card import card_so_far, model_card
     from loopwright.tasks.adapters import merged
 
-    if adapters:
-        job.model.peft_config["default"].base_model_name_or_path = job.args.model
-    else:
+    check, is_kept = None, folder.is_finished and (folder.model / "README.md").is_file()
+    if not adapters:
         job.model, check = merged(job.model)
         if merge and (check is None or not check.is_passed):
             what = "the adapters cannot be merged: the merged model computes something else"
             saw = [check.text if check is not None else "its outputs cannot be compared: it takes unusual inputs"]
             raise InputError("model.merge", what, saw=saw, fix="--adapters instead of --merge")
-        if merge and check is not None and say is not None:
-            say(check.text)
-    target.mkdir(parents=True, exist_ok=True)
-    job.task.save(job, target)
-    card, is_kept = folder.model / "README.md", folder.is_finished and (folder.model / "README.md").is_file()
-    write_atomically(target / "README.md", read_bytes(card) if is_kept else card_so_far(job, folder))
+        card = read_bytes(folder.model / "README.md") if is_kept else card_so_far(job, folder)
+    else:
+        card = model_card(job, folder, folder.read_result()) if folder.is_finished else card_so_far(job, folder)
+    with removed_on_error(target):
+        target.mkdir(parents=True, exist_ok=True)
+        if adapters:
+            check = _write_adapters(job, target)
+        else:
+            job.task.save(job, target)
+        write_atomically(target / "README.md", card)
+    if (merge or adapters) and check is not None and say is not None:
+        say(check.text)
     return target
+
+
+def _write_adapters(job: Job, folder: Path) -> MergeCheck | None:
+    """Write adapters with what opening them takes, and open them as a check; the job is left without its model."""
+    from loopwright.run_folder.files import give_usual_mode
+    from loopwright.runs.job import resized_embeddings
+    from loopwright.tasks.adapters import compared, four_bits, leave_out_base, open_adapters, outputs_of, save_adapters
+
+    inner, base = job.model.get_base_model(), job.args.model and job.task.find_model(job.args.model)
+    if base is None or not hasattr(inner, "config_class"):
+        what = f"--adapters: a {type(inner).__name__} from {job.args.model or 'random weights'} is not opened by peft"
+        raise InputError("args.value", what, fix="leave out --adapters")
+    if job.base is None:  # its checkpoints have the whole model
+        leave_out_base(job.model, resized_embeddings(job, base))
+    before, device = outputs_of(job.model.eval()), next(inner.parameters()).device
+    quantization = four_bits(job.training.bf16) if job.args.load_in else None
+    computed_in = [quantization.bnb_4bit_compute_dtype] if quantization else []
+    job.model.peft_config["default"].base_model_name_or_path = job.args.model
+    job.task.save_skeleton(job, folder)
+    if inner.can_generate():
+        inner.generation_config.save_pretrained(folder)
+    save_adapters(job.model, folder)
+    give_usual_mode(folder)
+    job.model = inner = None  # two of them may not fit into memory
+    with consenting(job.args):
+        origin = Origin(str(folder), is_run=True, base=base, quantization=quantization)
+        opened = open_adapters(job.task.build(job.data, job.args, job.training, origin).model, folder)
+    check = compared("outputs of the exported adapters", before, opened.to(device), computed_in)
+    if check is not None and not check.is_passed:
+        what = "the adapters cannot be exported alone: on the base model they compute something else"
+        raise InputError("model.merge", what, saw=[check.text], fix="--merge instead of --adapters")
+    (folder / "config.json").rename(folder / BASE_CONFIG)  # or transformers takes the folder for a whole model
+    return check

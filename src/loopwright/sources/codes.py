@@ -63,7 +63,7 @@ CODES: dict[str, str] = {
     "model.folder": "The folder of a model does not exist, holds no model, or has a damaged file.",
     "model.length": "More tokens are requested than the model has positions for.",
     "model.mask_token": "The tokenizer has no mask token, which masked-lm needs.",
-    "model.merge": "A model with its adapters merged does not compute what it computes with them.",
+    "model.merge": "A model with merged or exported adapters does not compute what the trained model does.",
     "model.offline": "A model is neither a folder nor in the Hub's cache, and the Hub does not respond.",
     "model.pad_token": "The tokenizer has no token for padding.",
     "model.pickle": "The weights of a model are pickles, which can hold code.",

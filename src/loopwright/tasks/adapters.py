@@ -7,16 +7,19 @@ import math
 import re
 import shlex
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from loopwright.errors import InputError, near_names, nearest
+from loopwright.run_folder import write_atomically
 
 ALL_LINEAR = "all-linear"
+_OF_PEFT = re.compile(r"lora_|\.(modules_to_save|original_module)\.")  # weights that its own files have
 
 
 @dataclass(frozen=True)
@@ -282,12 +285,13 @@ def four_bits(is_bf16: bool) -> Any:
         raise InputError("install.extra", what, fix=fix, flag="--load_in")
     from transformers import BitsAndBytesConfig
 
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype="bfloat16" if is_bf16 else "float32",
-    )
+    return BitsAndBytesConfig(**quantization_options(is_bf16))
+
+
+def quantization_options(is_bf16: bool) -> dict[str, Any]:
+    """Return the arguments of the `BitsAndBytesConfig` of `four_bits`."""
+    kind = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    return {**kind, "bnb_4bit_compute_dtype": "bfloat16" if is_bf16 else "float32"}
 
 
 def _matching(model: Any, targets: list[str], args: Any) -> list[str]:
@@ -360,7 +364,7 @@ def _is_head(name: str) -> bool:
 
 def leave_out_base(model: Any, new_weights: Iterable[str]) -> None:
     """Make the `state_dict` of a model that of its adapters: without frozen weights, unless they are in no file."""
-    is_new, trained = set(new_weights), {id(each) for each in model.parameters() if each.requires_grad}
+    is_new, trained = {*map(_base_name, new_weights)}, {id(each) for each in model.parameters() if each.requires_grad}
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     left_out = {
@@ -387,8 +391,35 @@ def _excuse(names: set[str], model: Any, keys: Any) -> None:
     keys.missing_keys[:] = [name for name in keys.missing_keys if name not in names]
 
 
+def save_adapters(model: Any, folder: Path) -> None:
+    """Write adapters as peft reads them, with all other weights that a model without its base has in `state_dict`.
+
+    peft by itself leaves these out: embeddings with trained rows, layers that are in no file of the base, buffers.
+    """
+    from safetensors.torch import load_file, save
+
+    from loopwright.tasks.text.models import quiet
+
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save_pretrained(folder, save_embedding_layers=False)
+    state = {name: each for name, each in model.state_dict().items() if not _OF_PEFT.search(name)}
+    weights = {name: each.detach().cpu().contiguous().clone() for name, each in state.items()}
+    file = folder / "adapter_model.safetensors"
+    write_atomically(file, save({**weights, **load_file(file)}, metadata={"format": "pt"}))
+
+
+def open_adapters(model: Any, folder: Path) -> Any:
+    """Return a base model with the adapters of `save_adapters`, in evaluation mode."""
+    from peft import PeftModel
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return PeftModel.from_pretrained(model, folder, trust_remote_code=False).eval()
+
+
 class MergeCheck(NamedTuple):
-    """Whether the outputs of a merged model are those with adapters, within a tolerance; and the figures."""
+    """Whether a merged or reopened model has the outputs of the one with adapters, within a tolerance; and figures."""
 
     is_passed: bool
     text: str
@@ -401,22 +432,28 @@ def merged(model: Any) -> tuple[Any, MergeCheck | None]:
     is_quantized, was_training = bool(getattr(model, "is_loaded_in_4bit", False)), model.training
     computed_in = [model.config.quantization_config.bnb_4bit_compute_dtype] if is_quantized else []
     model.eval()
-    before = _outputs(model)
+    before = outputs_of(model)
     whole = (_dequantized(model) if is_quantized else model).merge_and_unload()
-    after = _outputs(whole)
+    check = compared("merged outputs", before, whole, computed_in)
     whole.train(was_training)
-    is_coarse = min(each.itemsize for each in (*whole.parameters(), *computed_in)) < 4
-    kind = ("16 bits" if is_coarse else "fp32") + (" from 4-bit weights" if is_quantized else "")
-    tolerance = 5e-2 if is_coarse else 1e-2 if is_quantized else 1e-4
+    return whole, check
+
+
+def compared(what: str, before: list[Any], model: Any, computed_in: Sequence[Any] = ()) -> MergeCheck | None:
+    """Compare the outputs of a model with earlier ones; `computed_in` is the type of a base in 4 bits, if it is."""
+    after, types = outputs_of(model), [*computed_in, *(each.dtype for each in model.parameters())]
+    is_coarse = min(each.itemsize for each in types if each.is_floating_point) < 4
+    kind = ("16 bits" if is_coarse else "fp32") + (" from 4-bit weights" if computed_in else "")
+    tolerance = 5e-2 if is_coarse else 1e-2 if computed_in else 1e-4
     largest = max((each.abs().max().item() for each in before), default=0.0) or 1.0
     differences = [(one - other).abs().max().item() / largest for one, other in zip(before, after, strict=True)]
     if not differences:
-        return whole, None
-    text = f"merged outputs differ by {max(differences):.1e} of the largest (tolerance {tolerance:g}, {kind})"
-    return whole, MergeCheck(max(differences) <= tolerance, text)
+        return None
+    text = f"{what} differ by {max(differences):.1e} of the largest (tolerance {tolerance:g}, {kind})"
+    return MergeCheck(max(differences) <= tolerance, text)
 
 
-def _outputs(model: Any) -> list[Any]:
+def outputs_of(model: Any) -> list[Any]:
     """Return the outputs of a model for a made-up input, as 32-bit tensors; none for a model that takes others."""
     import torch
 

@@ -183,7 +183,10 @@ class ChatTuning(Task):
         return [{"chat": Chat([{"role": "user", "content": each}]) if each.strip() else None} for each in texts]
 
     def model_card_lines(self, job: Job) -> list[str]:
-        return ['The folder has its chat template: pipeline("text-generation", "FOLDER") answers a list of messages.']
+        opened = "model=model, tokenizer=tokenizer"
+        return [
+            f'It has its chat template: transformers.pipeline("text-generation", {opened}) answers a list of messages.'
+        ]
 
     def preview(self, job: Job) -> list[tuple[str, bool]]:
         lines = getattr(job.train_dataset, "lines", job.train_dataset)
