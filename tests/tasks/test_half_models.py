@@ -49,8 +49,9 @@ def test_a_model_saved_in_16_bits_is_trained_like_one_in_32(folder, task, kind):
     assert {each.dtype for each in weights.values()} == {torch.float32}
 
 
-def test_the_reference_of_a_preference_has_the_same_weights(folder):
-    run = trained(folder, "pairs", "preference", "llama-half", num_samples=0)
+@pytest.mark.parametrize("flags", [{}, {"lora": "r=2", "bf16": True}], ids=["full", "adapters"])
+def test_the_reference_of_a_preference_has_the_same_weights(folder, flags):
+    run = trained(folder, f"pairs {len(flags)}", "preference", "llama-half", num_samples=0, **flags)
     (row,) = run.predict(chat_rows(1, seed=3))  # opens the model for its reference again
     assert {"preferred", "margin"} <= set(row) and "error" not in row
 

@@ -170,7 +170,7 @@ class PreferenceTuning(Task):
         if _loss(args).needs_reference:
             weights = None if origin.is_run else digest_of_weights(loaded.model)
             create = partial(_reference_model, args, training, tokenizer)
-            job.reference = Reference(create, weights, is_quantized=args.load_in is not None)
+            job.reference = Reference(create, weights, args.load_in is not None, keeps_half(args, training))
             job.is_initial = not origin.is_run
         return job
 
@@ -368,12 +368,12 @@ def _create_model(args: Any, training: Any, tokenizer: Any, origin: Origin) -> t
         return loaded
 
 
-def _reference_model(args: Any, training: Any, tokenizer: Any, is_quantized: bool) -> Any:
+def _reference_model(args: Any, training: Any, tokenizer: Any, is_quantized: bool, keeps_half: bool) -> Any:
     with consenting(args):
         with finding_base(args.model, "it is the reference that answers are compared with"):
             path = None if args.model is None else text.find_model(args.model)
         quantization = four_bits(training.bf16) if is_quantized else None
-        origin = Origin(path, quantization=quantization, keeps_half=keeps_half(args, training))
+        origin = Origin(path, quantization=quantization, keeps_half=keeps_half)
         return _create_model(args, training, tokenizer, origin).model
 
 

@@ -32,15 +32,17 @@ class Reference:
     """The model that a run began with.
 
     Attributes:
-        create: loads or builds it again, its weights quantized or not.
+        create: loads or builds it again, its weights quantized or not, and left in 16 bits or not.
         weights: the sha256 of its weights; None until it is known.
         is_quantized: whether they were in 4 bits; those of a finished run no longer are.
+        keeps_half: whether they stayed in 16 bits, if their file has them so.
         found: its log-probabilities, by the sha256 of the rows' tokens.
     """
 
-    create: Callable[[bool], Any]
+    create: Callable[[bool, bool], Any]
     weights: str | None = None
     is_quantized: bool = False
+    keeps_half: bool = False
     found: dict[str, LogProbs] = field(default_factory=dict)
     _model: Any = None
     _notes: list[str] = field(default_factory=list)
@@ -65,7 +67,7 @@ class Reference:
     def model(self) -> Any:
         """The model, loaded again: for rows that came later, or if the file is lost."""
         if self._model is None:
-            made = self.create(self.is_quantized)
+            made = self.create(self.is_quantized, self.keeps_half)
             weights = digest_of_weights(made)
             if self.weights not in (None, weights):
                 what = "the model that the run began with has changed, and its reference log-probabilities are needed"
@@ -85,6 +87,7 @@ class Reference:
                 values = np.frombuffer(base64.b64decode(text), _STORED).astype(np.float32)
                 self.found.setdefault(key, values.reshape(-1, 2))
             self.weights, self.is_quantized = weights, content.get("is_quantized", False)
+            self.keeps_half = content.get("keeps_half", True)  # as all weights did in older runs
         except (DamagedFileError, KeyError, ValueError, AttributeError):
             self._notes = [f"{FILE} is damaged: the log-probabilities of the reference model are computed again"]
 
@@ -94,8 +97,8 @@ class Reference:
 
     def write(self, folder: Path) -> None:
         texts = {key: base64.b64encode(each.astype(_STORED).tobytes()).decode() for key, each in self.found.items()}
-        content = {"weights": self.weights, "is_quantized": self.is_quantized, "log_probs": texts}
-        write_json(folder / FILE, content, is_sealed=True)
+        kinds = {"is_quantized": self.is_quantized, "keeps_half": self.keeps_half}
+        write_json(folder / FILE, {"weights": self.weights, **kinds, "log_probs": texts}, is_sealed=True)
 
 
 def digest_of_rows(dataset: Any) -> str:
