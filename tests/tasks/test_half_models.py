@@ -67,3 +67,6 @@ def test_frozen_weights_below_adapters_stay_in_16_bits_if_their_inputs_have_16(f
     parameters = list(load_run(run.folder, has_adapters=True).model.parameters())
     assert {each.dtype for each in parameters if each.requires_grad} == {torch.float32}
     assert {each.dtype for each in parameters if not each.requires_grad} == {base}
+    whole = run.export(folder / f"merged {bf16}", merge=True)
+    assert {each.dtype for each in load_file(whole / "model.safetensors").values()} == {torch.float32}
+    assert (run.export(folder / f"alone {bf16}", adapters=True) / "adapter_model.safetensors").is_file()

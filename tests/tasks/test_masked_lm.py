@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForMaskedLM
 
 from loopwright import api
 from loopwright.errors import ConfigError
@@ -109,3 +110,12 @@ def test_models_that_cannot_be_masked_are_refused(text_file, tmp_path, bert):
     refusal("masked-lm", FLAGS, "model.mask_token", data=text_file, model=folder)
     with pytest.raises(ConfigError, match="mlm_probability"):
         api.train("masked-lm", data=text_file, mlm_probability=1.5, **FLAGS)
+
+
+def test_the_bias_of_a_merged_head_is_saved_though_it_was_tied(text_file, tmp_path):
+    model = AutoModelForMaskedLM.from_pretrained(tiny_bert(tmp_path / "bert"))
+    torch.nn.init.normal_(model.cls.predictions.bias, std=3)
+    model.save_pretrained(tmp_path / "bert")
+    flags = {**FLAGS, "max_steps": 3, "block_size": 32, "lora": "r=2"}
+    run = train_in(tmp_path, "masked-lm", data=text_file, model=tmp_path / "bert", **flags)
+    assert run.evaluate()["loss"] == pytest.approx(run.metrics["loss"], rel=1e-4)

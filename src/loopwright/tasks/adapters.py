@@ -432,11 +432,33 @@ def merged(model: Any) -> tuple[Any, MergeCheck | None]:
     is_quantized, was_training = bool(getattr(model, "is_loaded_in_4bit", False)), model.training
     computed_in = [model.config.quantization_config.bnb_4bit_compute_dtype] if is_quantized else []
     model.eval()
-    before = outputs_of(model)
-    whole = (_dequantized(model) if is_quantized else model).merge_and_unload()
+    before, was_tied = outputs_of(model), getattr(model.config, "tie_word_embeddings", False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied")
+        whole = (_dequantized(model) if is_quantized else model).merge_and_unload()
     check = compared("merged outputs", before, whole, computed_in)
+    if was_tied and not whole.config.tie_word_embeddings:
+        _untie(whole)
+    if not is_quantized and len(_types(whole)) > 1:
+        whole.float()  # a head was trained in 32 bits, and a model is opened in one type
     whole.train(was_training)
     return whole, check
+
+
+def _untie(model: Any) -> None:
+    """Give each parameter its own tensor, as the model has once it is opened: a bias is tied with the embeddings."""
+    from torch import nn
+
+    known: set[int] = set()
+    for module in model.modules():
+        for name, each in list(module.named_parameters(recurse=False)):
+            if id(each) in known:
+                setattr(module, name, nn.Parameter(each.detach().clone(), each.requires_grad))
+            known.add(id(each))
+
+
+def _types(model: Any) -> set[Any]:
+    return {each.dtype for each in model.parameters() if each.is_floating_point()}
 
 
 def compared(what: str, before: list[Any], model: Any, computed_in: Sequence[Any] = ()) -> MergeCheck | None:
@@ -446,7 +468,8 @@ def compared(what: str, before: list[Any], model: Any, computed_in: Sequence[Any
     kind = ("16 bits" if is_coarse else "fp32") + (" from 4-bit weights" if computed_in else "")
     tolerance = 5e-2 if is_coarse else 1e-2 if computed_in else 1e-4
     largest = max((each.abs().max().item() for each in before), default=0.0) or 1.0
-    differences = [(one - other).abs().max().item() / largest for one, other in zip(before, after, strict=True)]
+    pairs = zip(before, after, strict=True) if len(before) == len(after) else ()
+    differences = [(one - other).abs().max().item() / largest for one, other in pairs]
     if not differences:
         return None
     text = f"{what} differ by {max(differences):.1e} of the largest (tolerance {tolerance:g}, {kind})"
@@ -458,8 +481,11 @@ def outputs_of(model: Any) -> list[Any]:
     import torch
 
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    types = _types(inner)
+    half = next(iter(types & {torch.bfloat16, torch.float16}), None) if len(types) > 1 else None
+    device = next(inner.parameters()).device.type
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(device, half, enabled=half is not None):
             found = inner(**made_up_inputs(inner, 2, 12))
     except Exception:  # noqa: BLE001 - it takes other inputs, and raises whatever it likes
         return []
