@@ -112,7 +112,7 @@ def export(argv: list[str]) -> int:
     add_run(parser)
     parser.add_argument("--to", required=True, help="a new folder; its README.md says how to open it")
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--merge", action="store_true", help="merge the adapters of --lora anew, and check the outputs")
+    kind.add_argument("--merge", action="store_true", help="merge the adapters of --lora again, and check the outputs")
     kind.add_argument("--adapters", action="store_true", help="the adapters of --lora alone, as peft reads them")
     asked, changes = parse_for_run(parser, argv, lambda task: api.OPENING_FLAGS)
     run = api.Run(find_run(asked.run))

@@ -1,4 +1,4 @@
-"""Values that hold for a block."""
+"""Temporary values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def replaced(held: MutableMapping[str, Any], values: Mapping[str, Any]) -> Iterator[None]:
-    """Run a block with other values in a mapping, and put back afterwards what it held of these names."""
+    """Replace values of a mapping within a block, and restore them afterwards."""
     before = {name: held[name] for name in values if name in held}
     held.update(values)
     try:

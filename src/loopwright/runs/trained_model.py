@@ -147,7 +147,7 @@ def export_run(
     adapters: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Path:
-    """Export the best model; with `merge` the adapters are merged anew and checked, with `adapters` they stay alone."""
+    """Export the best model; `merge` merges the adapters again and checks them, `adapters` exports them alone."""
     if (merge or adapters) and not (args := settle(task_of_run(folder), changes or {}, config_of(folder)).args).lora:
         flag = "--merge" if merge else "--adapters"
         saw = [f"it trained {'all weights' if args.freeze is None else 'what --freeze left'}, without --lora"]

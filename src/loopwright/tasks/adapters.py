@@ -271,9 +271,9 @@ def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
 
 
 def keeps_half(args: Any, training: Any) -> bool:
-    """Whether weights of 16 bits stay so: only frozen ones, below adapters, and only if their inputs have 16 bits.
+    """Whether 16-bit weights keep their type: only frozen ones under adapters, and only if their inputs are 16-bit too.
 
-    An update of a weight in 16 bits is mostly lost in rounding.
+    Most updates of a 16-bit weight are lost in rounding.
     """
     return bool(args.lora) and (training.bf16 or training.fp16 or args.load_in is not None)
 
@@ -440,13 +440,13 @@ def merged(model: Any) -> tuple[Any, MergeCheck | None]:
     if was_tied and not whole.config.tie_word_embeddings:
         _untie(whole)
     if not is_quantized and len(_types(whole)) > 1:
-        whole.float()  # a head was trained in 32 bits, and a model is opened in one type
+        whole.float()  # the head was trained in float32, and transformers loads a model in one type
     whole.train(was_training)
     return whole, check
 
 
 def _untie(model: Any) -> None:
-    """Give each parameter its own tensor, as the model has once it is opened: a bias is tied with the embeddings."""
+    """Give each parameter its own tensor: transformers saves a tied bias once, and no longer ties it on loading."""
     from torch import nn
 
     known: set[int] = set()

@@ -54,7 +54,7 @@ class Origin:
     is_run: bool = False  # the `model` folder of a run, whose weights come from a checkpoint unless they are there
     module: Any = None  # passed in Python, for a task with `takes_modules`; it overrides the path
     quantization: Any = None  # of the weights, as transformers takes it
-    keeps_half: bool = False  # leave weights of 16 bits as they are; those of a run always are as its config says
+    keeps_half: bool = False  # keep 16-bit weights in their type; a run's model always has the type in its config
     is_empty: bool = False  # build the model without reading its weights
     base: str | None = None  # a folder with the weights of a run whose checkpoints hold adapters alone
 

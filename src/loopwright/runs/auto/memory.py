@@ -147,7 +147,7 @@ def _estimated(job: Job, settings: Settings) -> MemoryEstimate:
 
 
 def _recomputed_bytes(model: Any, parameters: list[Any], forward: Callable[[], Any]) -> int:
-    """Return the bytes that backward keeps of the largest layer it recomputes, counted without checkpointing."""
+    """Return the activation bytes of the largest checkpointed layer, counted without checkpointing."""
     model.gradient_checkpointing_disable()
     kept, before, found = SavedBytes(parameters), dict[nn.Module, int](), [0]
     for layer in model.modules():
