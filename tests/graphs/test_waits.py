@@ -97,13 +97,14 @@ MODELS = {
     "T5ForConditionalGeneration": ({"vocab_size": VOCABULARY, "d_model": 16, "decoder_start_token_id": 0}, texts),
     "ViTForImageClassification": ({"image_size": 16, "patch_size": 8}, pictures),
 }
+WITHOUT_MASK = {"GPT2LMHeadModel": "causal", "ViTForImageClassification": "all"}
 
 
-def trained(name, rows, step_mode, kind=StrictTrainer, callbacks=(), **options):
+def trained(name, rows, step_mode, kind=StrictTrainer, callbacks=(), wrap=lambda model: model, **options):
     created = getattr(transformers, name)
     torch._dynamo.reset()
     config = created.config_class(**SIZES, **MODELS[name][0], **options)
-    model = toys.seeded(lambda: created(config), seed=1)
+    model = wrap(toys.seeded(lambda: created(config), seed=1))
     trainer = kind(model, None, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True), callbacks=callbacks)
     loader = {"num_workers": 0, "shuffle": False}
     trainer.train(
@@ -118,8 +119,26 @@ def trained(name, rows, step_mode, kind=StrictTrainer, callbacks=(), **options):
 def test_every_update_but_the_first_is_a_graph(name, step_mode):
     trainer = trained(name, MODELS[name][1](), step_mode)
     assert trainer.num_graphed_updates == trainer.progress.update - 1 == ROWS // 2 - 1
-    if name == "GPT2LMHeadModel":
-        assert set(trainer.capturer.attentions) == {"causal"}
+    if name in WITHOUT_MASK:
+        assert set(trainer.capturer.attentions) == {WITHOUT_MASK[name]}
+
+
+class Wrapped(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, pixel_values, labels):
+        return {"loss": self.inner(pixel_values, labels=labels).loss}
+
+
+def test_a_model_inside_of_another_takes_no_mask_for_images_and_has_the_bits_of_eager_updates():
+    name, rows = "ViTForImageClassification", [*pictures()]
+    graphed = trained(name, rows, "graph", wrap=Wrapped)
+    assert set(graphed.capturer.attentions) == {"all"} and graphed.num_graphed_updates == ROWS // 2 - 1
+    eager = trained(name, rows, "eager", EagerTrainer, wrap=Wrapped)
+    for one, other in zip(graphed.model.parameters(), eager.model.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(("step_mode", "has_mask"), [("graph", True), ("graph", False), ("compile", False)])

@@ -1,8 +1,9 @@
 """Attention without a mask for batches without padding, also in graphs: it takes the flash kernel.
 
 transformers leaves a mask out if every token is real. While something is recorded it cannot ask the device, and builds
-one, for which attention has slower kernels. The host knows: the model gets ones in the place of its mask, they are
-recognized where masks are built, and transformers decides as it does outside recordings for a batch without a mask.
+one, for which attention has slower kernels, even for images, which have none. The host knows: the model gets ones in
+the place of its mask, they are recognized where masks are built, and transformers decides as it does outside recordings
+for a batch without a mask.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from loopwright.engine.graphs import as_if_capturing
-from loopwright.engine.segments import why_no_segments
+from loopwright.engine.segments import NAME, why_no_segments
 
 
 def is_full(batch: Any) -> bool:
@@ -29,7 +31,12 @@ def is_full(batch: Any) -> bool:
 
 
 def leaves_masks_out(model: Any) -> bool:
-    """Whether `masks_left_out` does something for a model."""
+    """Whether `masks_left_out` does something for a model: it is one of transformers, or holds one."""
+    return "transformers" in sys.modules and any(hasattr(each, "set_attn_implementation") for each in model.modules())
+
+
+def recognizes_ones(model: Any) -> bool:
+    """Whether `masks_left_out` leaves a mask of ones out, not only one that does not exist."""
     return why_no_segments(model) is None and "attention_mask" in inspect.signature(type(model).forward).parameters
 
 
@@ -37,8 +44,8 @@ def leaves_masks_out(model: Any) -> bool:
 def masks_left_out(model: Any, mask: Tensor | None) -> Iterator[None]:
     """Run a block in which a model attends without a mask if it is called with this one, of ones, or with None."""
     transformers: Any = sys.modules["transformers"]  # the model comes from there
-    masks, name = transformers.AttentionMaskInterface, model.config._attn_implementation  # which has no public name
-    create = masks()[name]
+    masks: Any = transformers.AttentionMaskInterface
+    creates = {name: masks()[name] for name in ("sdpa", NAME) if name in masks()}
     ones: list[Tensor] = []  # what the model got last
     names = list(inspect.signature(type(model).forward).parameters)[1:]
 
@@ -54,15 +61,18 @@ def masks_left_out(model: Any, mask: Tensor | None) -> Iterator[None]:
         ones[:] = [torch.ones(ids.shape, dtype=torch.bool, device=ids.device)]
         return (), given | {"attention_mask": ones[0]}
 
-    def created(*args: Any, attention_mask: Tensor | None = None, **options: Any) -> Any:
-        if torch.compiler.is_compiling() or not ones or attention_mask is None or not attention_mask.is_set_to(ones[0]):
+    def created(create: Any, *args: Any, attention_mask: Tensor | None = None, **options: Any) -> Any:
+        is_of_ones = bool(ones) and attention_mask is not None and attention_mask.is_set_to(ones[0])
+        if torch.compiler.is_compiling() or (attention_mask is not None and not is_of_ones):
             return create(*args, attention_mask=attention_mask, **options)
         with as_if_capturing(False):
             return create(*args, attention_mask=None, **options)
 
-    masks.register(name, created)
+    for name, create in creates.items():
+        masks.register(name, partial(created, create))
     try:
-        with model.register_forward_pre_hook(before, with_kwargs=True):
+        with model.register_forward_pre_hook(before, with_kwargs=True) if recognizes_ones(model) else nullcontext():
             yield
     finally:
-        masks.register(name, create)
+        for name, create in creates.items():
+            masks.register(name, create)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from loopwright.back_reference import BackReference
 from loopwright.data import Window
-from loopwright.engine.attention_masks import is_full, leaves_masks_out, masks_left_out
+from loopwright.engine.attention_masks import is_full, leaves_masks_out, masks_left_out, recognizes_ones
 from loopwright.engine.joined_rows import JoinedRows, token_budget, usual_budget, why_padded
 from loopwright.engine.nested import map_tensors
 from loopwright.engine.seeding import preserved_generators
@@ -38,6 +38,7 @@ class UnpaddedRows:
         self._joined: JoinedRows | None = None
         self._is_proven = False
         self._leaves_masks_out = leaves_masks_out(run.bare_model())
+        self._recognizes_ones = recognizes_ones(run.bare_model())
         if not _is_wanted(run) or run.recordings.unpads is False:
             run.recordings.unpads = False
             return
@@ -96,7 +97,7 @@ class UnpaddedRows:
 
     def _tokens_of(self, batch: Any) -> int | str | None:
         # Compiled for all sizes, layers without a mask would be compiled once more.
-        if self._leaves_masks_out and not self.run.recordings.is_dynamic and is_full(batch):
+        if self._recognizes_ones and not self.run.recordings.is_dynamic and is_full(batch):
             return ALL
         return token_budget(batch) if self.is_on else None
 
