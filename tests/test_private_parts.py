@@ -55,8 +55,7 @@ USES = {
         *("_timeout", "_utils", "_worker_pids_set", "_worker_result_queue", "_workers", "_workers_done_event"),
         "_workers_status",
     },
-    "engine/attention_masks.py": {"_attn_implementation"},
-    "engine/compilation.py": {"_compiled_call_impl", "_orig_mod"},
+    "engine/compilation.py": {"_compiled_call_impl", "_dynamo", "_orig_mod"},
     "engine/buffers.py": {"_foreach_copy_", "_version"},
     "engine/engine.py": {
         *("_BatchNorm", "_is_accelerate_prepared", "_orig_mod", "_original_forward", "_reset_state"),
@@ -248,6 +247,11 @@ def _():
     assert isinstance(nn.BatchNorm1d(2), nn.modules.batchnorm._BatchNorm)
     assert isinstance(nn.SyncBatchNorm(2), nn.modules.batchnorm._BatchNorm)
     assert isinstance(nn.Dropout2d(0.5), nn.modules.dropout._DropoutNd) and nn.Dropout(0.5).p == 0.5
+
+
+@part("_dynamo")
+def _():
+    assert torch._dynamo.config.specialize_float in (True, False)
 
 
 @part("_compiled_call_impl", "_orig_mod")

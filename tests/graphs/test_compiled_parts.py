@@ -33,7 +33,7 @@ class Layer(nn.Module):
         return hidden + torch.relu(self.inner(self.norm(hidden)))
 
 
-class Pooler(nn.Module):
+class Summary(nn.Module):
     def __init__(self):
         super().__init__()
         self.dense = nn.Linear(6, 6)
@@ -56,14 +56,14 @@ class Reader(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embeddings, self.pooler, self.head = Embeddings(), Pooler(), nn.Linear(6, 2)
+        self.embeddings, self.summary, self.head = Embeddings(), Summary(), nn.Linear(6, 2)
         self.layers = nn.ModuleList(Layer() for _ in range(3))
 
     def forward(self, ids):
         hidden = self.embeddings(ids)
         for layer in self.layers:
             hidden = layer(hidden)
-        return self.head(self.pooler(hidden))
+        return self.head(self.summary(hidden))
 
 
 class Whole(nn.Module):
@@ -145,7 +145,10 @@ def trained(lengths, kind=CompiledTrainer, model=Reader, backend=None, callbacks
 
 def test_the_parts_are_the_layers_and_what_stands_beside_them_without_embeddings():
     model = Reader()
-    assert compiled_parts(model) == [model.pooler, *model.layers]
+    assert compiled_parts(model) == [model.summary, *model.layers]
+    model.summary.pooler = Summary()
+    model.pooler = Summary()
+    assert compiled_parts(model) == [model.summary, *model.layers]  # a pooler alone is not worth it
     whole = Whole()
     assert compiled_parts(whole) == [whole]
 
@@ -159,12 +162,13 @@ def test_layers_are_compiled_once_and_the_model_is_as_it_was_outside(compile_cou
         with compiled.active():
             assert torch.equal(model(ids), plain(ids))
         assert not any("forward" in vars(each) for each in model.modules())
-    assert compile_counts["unique_graphs"] == 2  # the layers, and the pooler
+    assert compile_counts["unique_graphs"] == 2  # the layers, and the summary
 
 
-def test_the_loss_of_a_language_model_is_a_part():
+@pytest.mark.parametrize(("vocabulary", "number"), [(64, 2), (20, 3)])
+def test_the_loss_of_a_language_model_is_a_part_and_a_head_whose_kernels_are_slow(vocabulary, number):
     transformers = pytest.importorskip("transformers")
-    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 20}
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": vocabulary}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
     ids, seen = torch.arange(12).reshape(2, 6), []
 
@@ -172,13 +176,20 @@ def test_the_loss_of_a_language_model_is_a_part():
         seen.append({tuple(each.shape) for each in inputs if isinstance(each, torch.Tensor)})
         return graph.forward
 
+    def gradients():
+        outputs = model(input_ids=ids, labels=ids)
+        assert outputs.logits.shape == (2, 6, vocabulary)
+        return [outputs.loss, *torch.autograd.grad(outputs.loss, list(model.parameters()))]
+
     compiled = CompiledModel(model, backend=backend)
     compiled.compile(is_dynamic=False)
-    expected = model(input_ids=ids, labels=ids).loss
+    expected = gradients()
     with compiled.active():
-        assert torch.equal(model(input_ids=ids, labels=ids).loss, expected)
-    assert len(seen) == 2 and any((2, 6, 20) in shapes for shapes in seen)  # a layer, and the logits' loss
-    assert "_loss_function" not in vars(model)
+        found = gradients()
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert len(seen) == number and any((2, 6, vocabulary) in shapes for shapes in seen)  # a layer, and the logits' loss
+    assert "_loss_function" not in vars(model) and "forward" not in vars(model.lm_head)
 
 
 @pytest.mark.parametrize("model", [Reader, Whole])

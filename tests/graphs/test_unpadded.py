@@ -103,7 +103,7 @@ def test_all_layers_are_compiled_once():
     with compiled.active(), joined.running(batch["attention_mask"], 56):
         model(**batch)
     joined.close()
-    assert len(compilations) == 2  # and the pooler
+    assert len(compilations) == 1
 
 
 def test_models_that_cannot_leave_padding_out_give_the_reason():

@@ -1,5 +1,7 @@
 """Models compiled by torch.compile in parts: each repeated layer, the modules next to the layers, and the loss.
 
+The output layer of a language model is compiled too if its kernels are slow for the size of the vocabulary.
+
 Layers of one class are compiled once, however many there are, so a large model takes no longer to compile than a small
 one. Modules with embeddings are left out: the compiled gradient of an embedding is a sum in no fixed order. A model
 without repeated layers is compiled as a whole.
@@ -15,11 +17,14 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from loopwright.engine.host_state import HOOKS
 from loopwright.engine.layers import layer_stacks
 from loopwright.engine.temporary import replaced
+
+_ALIGNED = 64  # tokens of a vocabulary: matrices of other sizes are multiplied at a third of the speed on CUDA
 
 
 class CompiledModel:
@@ -33,11 +38,16 @@ class CompiledModel:
     def __init__(self, model: nn.Module, **options: Any) -> None:
         self._options = options
         self._calls: list[tuple[Any, str, Callable[..., Any]]] = []
-        self._parts: list[tuple[Any, str, Any]] = [(part, "forward", part.forward) for part in compiled_parts(model)]
+        parts = compiled_parts(model)
+        self._parts: list[tuple[Any, str, Any]] = [(part, "forward", part.forward) for part in parts]
         # A model of transformers computes the loss of each token, with a function that may have been replaced.
         head = getattr(model, "get_output_embeddings", lambda: None)()
         if head is not None and hasattr(type(model), "loss_function") and "_loss_function" not in vars(model):
             self._parts.append((model, "_loss_function", model.loss_function))
+        known = {id(each) for part in parts for each in part.modules()}
+        is_alone = head is not None and "forward" not in vars(head) and id(head) not in known
+        if is_alone and type(head) is nn.Linear and head.out_features % _ALIGNED:
+            self._parts.append((head, "forward", MethodType(_aligned_linear, head)))
         self._hooks: list[Any] = []
         self._known: list[Any] = []
 
@@ -76,10 +86,20 @@ class CompiledModel:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Run a block in which calls of the model take its compiled parts."""
-        with ExitStack() as stack:
+        # For all sizes, floats would be inputs too, and half of the compilation would run before they are constants.
+        # torch.compile has no public option for it.
+        with ExitStack() as stack, torch._dynamo.config.patch(specialize_float=True):
             for owner, name, call in self._calls:
                 stack.enter_context(replaced(vars(owner), {name: call}))
             yield
+
+
+def _aligned_linear(head: nn.Linear, hidden: Tensor) -> Tensor:
+    """Return what an output layer returns, by larger matrices; compiled, nothing is copied for them but the weight."""
+    missing = -head.out_features % _ALIGNED
+    weight = functional.pad(head.weight, (0, 0, 0, missing))
+    bias = None if head.bias is None else functional.pad(head.bias, (0, missing))
+    return functional.linear(hidden, weight, bias)[..., : head.out_features]
 
 
 def _without_empty_caches(compiled: Any, call: Any) -> Any:
@@ -109,9 +129,11 @@ def compiled_parts(model: nn.Module) -> list[nn.Module]:
 
 
 def _parts(module: nn.Module, layers: set[int]) -> Iterator[nn.Module]:
-    for child in module.children():
+    for name, child in module.named_children():
         if id(child) in layers:
             yield child
+        elif name == "pooler":  # of one token per row: compiling takes seconds, and saves microseconds
+            continue
         elif any(id(each) in layers for each in child.modules()):
             yield from _parts(child, layers)
         elif _is_worth_compiling(child):
