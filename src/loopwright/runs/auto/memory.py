@@ -134,8 +134,10 @@ def _estimated(job: Job, settings: Settings) -> MemoryEstimate:
         recomputed = _recomputed_bytes(inner, parameters, forward) if training.gradient_checkpointing else 0
     logits, head = 0, inner.get_output_embeddings()
     if head is not None and outputs[0].dim() == 3:  # a language model
-        at_once = tokens_at_a_time(model, rows * tokens, getattr(args, "loss_chunk", "off")) or rows * tokens
-        logits = _LOGIT_COPIES * 4 * min(at_once, rows * tokens) * int(outputs[0].shape[-1])
+        at_once = tokens_at_a_time(model, rows * tokens, getattr(args, "loss_chunk", "off"), training.device)
+        is_in_place = at_once is not None and training.device.type == "cuda"  # by the kernel, in their own type
+        size_of_one = outputs[0].element_size() if is_in_place else _LOGIT_COPIES * 4
+        logits = size_of_one * min(at_once or rows * tokens, rows * tokens) * int(outputs[0].shape[-1])
     return MemoryEstimate(
         weights=int(sum(_FOUR_BITS * each.numel() if id(each) in quantized else each.nbytes for each in parameters)),
         gradients=sum(each.nbytes for each in trained),

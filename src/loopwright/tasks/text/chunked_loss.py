@@ -19,10 +19,13 @@ from torch.utils.checkpoint import checkpoint
 
 from loopwright.engine.modes import evaluating
 from loopwright.engine.seeding import preserved_generators
+from loopwright.engine.temporary import replaced
 
 _MOST_LOGITS = 2**26  # of a micro-batch, or of the tokens computed at a time
-# Of the tokens computed at a time there: each time the gradient of all weights is read and written.
-_MOST_LOGITS_ON_CUDA = 2**28
+# Bytes of a GPU's memory for each of the logits computed at a time, which in 16 bits take a 64th of it: more at a time
+# are faster, since each time the gradient of all weights is read and written.
+_BYTES_OF_GPU = 128
+_ALIGNED = 64  # tokens of a vocabulary: matrices of other sizes are multiplied at a third of the speed on CUDA
 _PROBED = 8  # tokens of the comparison
 _reasons: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # by model: why its loss cannot be chunked
 _warned: WeakSet[Any] = WeakSet()
@@ -44,22 +47,28 @@ class LinearCrossEntropy(torch.autograd.Function):
             needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
             total = torch.zeros((), dtype=torch.float32, device=hidden.device)
             of_hidden = torch.empty_like(inputs) if needs_hidden else None
-            of_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
+            of_weight: Tensor | None = None
             of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs_bias else None
+            rows, offsets = len(weight), None if bias is None else bias.to(dtype)
+            missing = -rows % _ALIGNED
+            if missing and hidden.is_cuda and _kernel() is not None:  # which leaves the gradient of these at zero
+                matrix = functional.pad(matrix, (0, 0, 0, missing))
+                offsets = None if offsets is None else functional.pad(offsets, (0, missing))
             for start in range(0, len(labels), chunk):
                 part = inputs[start : start + chunk]
-                logits = functional.linear(part, matrix, None if bias is None else bias.to(dtype))
-                losses, slope = _losses_and_slope(logits, labels[start : start + chunk], ignored)
+                logits = functional.linear(part, matrix, offsets)
+                losses, slope = _losses_and_slope(logits, rows, labels[start : start + chunk], ignored)
                 total += losses.sum()
                 if not any(ctx.needs_input_grad):
                     continue
                 if of_bias is not None:
-                    of_bias += slope.sum(0, dtype=torch.float32)
+                    of_bias += slope.sum(0, dtype=torch.float32)[:rows]
                 slope = slope.to(dtype)
                 if of_hidden is not None:
                     of_hidden[start : start + chunk] = slope @ matrix
-                if of_weight is not None:
-                    of_weight += slope.T @ part
+                if needs_weight:
+                    more = (slope.T @ part)[:rows]
+                    of_weight = more.float() if of_weight is None else of_weight.add_(more)
         ctx.gradients = [of_hidden, of_weight, of_bias]
         return total
 
@@ -74,10 +83,10 @@ class LinearCrossEntropy(torch.autograd.Function):
         return (*fitted, None, None, None)
 
 
-def _losses_and_slope(logits: Tensor, labels: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+def _losses_and_slope(logits: Tensor, vocabulary: int, labels: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
     """Return the loss of each token in 32 bits, and the gradient of the logits, perhaps in their place."""
     if logits.is_cuda and (kernel := _kernel()) is not None:
-        return kernel(logits, labels, ignored)
+        return kernel(logits[:, :vocabulary], labels, ignored)[0], logits
     is_asked, targets = (labels != ignored)[:, None], labels.clamp(min=0)[:, None]
     log_probs = logits.log_softmax(-1, dtype=torch.float32)
     losses = (log_probs.gather(-1, targets).neg_() * is_asked)[:, 0]
@@ -129,7 +138,7 @@ def token_loss(
 def _settled_chunk(
     inner: Any, labels: Tensor, chunk: str, why_not: str | None, options: Mapping[str, Any]
 ) -> int | None:
-    tokens = tokens_at_a_time(inner, labels.numel(), chunk)
+    tokens = tokens_at_a_time(inner, labels.numel(), chunk, labels.device)
     if tokens is None or (reason := why_not or _why_not(inner, options)) is None:
         return tokens
     if inner not in _warned:
@@ -138,24 +147,23 @@ def _settled_chunk(
     return None
 
 
-def tokens_at_a_time(model: Any, num_tokens: int, chunk: str) -> int | None:
+def tokens_at_a_time(model: Any, num_tokens: int, chunk: str, device: torch.device) -> int | None:
     """Return how many tokens' logits exist at a time, by `--loss_chunk`; None for all of them."""
-    weight = model.get_input_embeddings().weight
-    vocabulary = int(weight.shape[0])
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])
     if chunk == "off" or (chunk == "auto" and num_tokens * vocabulary <= _MOST_LOGITS):
         return None
-    most = _MOST_LOGITS_ON_CUDA if weight.is_cuda else _MOST_LOGITS
+    most = _MOST_LOGITS
+    if device.type == "cuda":
+        most = torch.cuda.get_device_properties(device).total_memory // _BYTES_OF_GPU
     return max(1, most // vocabulary) if chunk == "auto" else int(chunk)
 
 
 @contextmanager
 def _replaced_head(head: Any, compute: Callable[..., Tensor]) -> Iterator[None]:
     """Let an output layer return losses instead of logits, inside of the model's own forward pass."""
-    head.forward = lambda hidden: compute(hidden.flatten(0, -2), head.weight, head.bias)
-    try:
+    forward = lambda hidden: compute(hidden.flatten(0, -2), head.weight, head.bias)  # noqa: E731
+    with replaced(vars(head), {"forward": forward}):
         yield
-    finally:
-        del head.forward
 
 
 def _summed(
