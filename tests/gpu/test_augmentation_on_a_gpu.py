@@ -71,7 +71,7 @@ def test_a_gpu_augments_unless_told_otherwise_and_graphs_have_one_size(squares, 
 @pytest.mark.parametrize("step_mode", ["auto", "eager"])
 def test_a_resumed_run_has_the_same_bits(squares, tmp_path, step_mode):
     flags = {"data": squares, "full_determinism": True, "step_mode": step_mode, "workers": 2, **FLAGS}
-    flags |= {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+    flags |= {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant", "logging_steps": 1}
     part = api.train(TASK, output_dir=tmp_path / "part", max_steps=4, **flags)
     whole = api.train(TASK, output_dir=tmp_path / "whole", max_steps=9, **flags)
     resumed = api.resume(part.path, max_steps=9, quiet=True)
