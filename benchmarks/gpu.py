@@ -27,15 +27,17 @@ RESULTS = Path(os.environ.get("OUT") or ROOT / "benchmarks" / "results")
 BERT = "finetune.py --sides hand " + " ".join(
     f"loopwright-{name}" for name in ("graph", "compile", "all", "free", "casts")
 )
-LORA = (
-    "chat.py --settings lora --sides loopwright-auto trl loopwright-compile-flat loopwright-flat transformers trl-flat"
+FULL = (
+    "chat.py --settings full --sides trl loopwright-compile loopwright-compile-flat loopwright-auto trl-flex "
+    "transformers"
 )
+LORA = "chat.py --settings lora --sides trl loopwright-compile loopwright-compile-flat loopwright-auto"
 WHOLE = "finetune.py --settings bert8run --sides loopwright-auto hand loopwright-hf"
 MLP = "finetune.py --settings mlp --sides hand loopwright-eager loopwright-auto"
 START = "start.py --runs 1 --tasks"
 GPT2 = "pretrain.py --settings gpt2 --sides hand-compile loopwright-compile loopwright-auto hand"
 DECODER = "pretrain.py --settings decoder --sides loopwright-compile hand-compile loopwright-auto hand transformers"
-VISION = "vision.py --sides auto-device hand compile-device auto eager-device"
+VISION = "vision.py --sides compile-device hand auto-device auto"
 
 
 class Item(NamedTuple):
@@ -52,9 +54,9 @@ ITEMS = {
     "bert32": Item("1", f"{BERT} --settings bert32 --timeout 60", 120, f"{BERT} --settings bert32 --tiny"),
     "gpt2": Item("1", f"{GPT2} --timeout 90", 120, f"{GPT2} --tiny"),
     "bert8run": Item("1", f"{WHOLE} --timeout 110", 120, f"{WHOLE} --tiny"),
-    "chat_full": Item("2", "chat.py --settings full --timeout 70", 230, "chat.py --settings full --tiny"),
-    "vit": Item("2", f"{VISION} --settings vit --timeout 60", 130, f"{VISION} --settings vit --tiny"),
-    "chat_lora": Item("2", f"{LORA} --timeout 70", 170, f"{LORA} --tiny"),
+    "chat_full": Item("2", f"{FULL} --timeout 70", 220, f"{FULL} --tiny"),
+    "vit": Item("2", f"{VISION} --settings vit --timeout 60", 100, f"{VISION} --settings vit --tiny"),
+    "chat_lora": Item("2", f"{LORA} --timeout 70", 130, f"{LORA} --tiny"),
     "decoder": Item("3", f"{DECODER} --timeout 90", 180, f"{DECODER} --tiny"),
     "tests": Item("3", "gpu_tests.py", 90),
     "memory": Item("3", "memory.py", 60, "memory.py --size tiny"),

@@ -12,6 +12,7 @@ from graphs.recorder import FakeCapturer, GraphedTrainer
 from loopwright import Trainer
 from loopwright.callbacks import ProfileCallback
 from loopwright.engine.compilation import CompiledModel, compiled_parts
+from loopwright.engine.nested import UnfinishedBatch
 from loopwright.errors import MemoryLimitError, Preempted
 from loopwright.training.run import run_of
 
@@ -200,6 +201,22 @@ def test_batches_of_one_size_are_compiled_for_it_and_short_ones_run_as_written(m
     packed = trained(SAME, model=model, collate_fn=Announced(row_width=4))
     assert not run_of(packed).recordings.is_dynamic
     assert len(backend.sizes) == (2 if model is Reader else 1)
+
+
+class Cut(UnfinishedBatch):
+    """Arrives in any length; finished, all have one."""
+
+    def finish(self):
+        return {**self, "ids": self["ids"][:, :2]}
+
+
+def test_sizes_are_those_of_finished_batches():
+    def collate(rows):
+        return Cut(zip(("ids", "labels"), pad(rows), strict=True))
+
+    trainer = trained([5, 2, 3, 3, 9, 2], collate_fn=collate)
+    recordings = run_of(trainer).recordings
+    assert not recordings.is_dynamic and recordings.compiled_for == [[2, 2], [2]]
 
 
 def test_batches_whose_collate_function_pads_are_compiled_once_for_all_sizes():

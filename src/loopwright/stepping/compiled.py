@@ -70,7 +70,8 @@ class CompiledStepper(EagerStepper):
         recordings, loader = self.run.recordings, self.run.train_loader
         full = getattr(loader, "batch_size", None)
         fewest = 1 if full == 1 else 2
-        whole = [piece.batch for piece in window.pieces if piece.rows >= fewest and full in (None, piece.rows)]
+        pieces = [piece for piece in window.pieces if piece.rows >= fewest and full in (None, piece.rows)]
+        whole = [piece.for_graph(self.run.engine.device) for piece in pieces]
         sizes = [[list(each.shape) for each in iter_tensors(batch)] for batch in whole]
         if sizes and recordings.compiled_for is None:
             recordings.compiled_for = sizes[0]
