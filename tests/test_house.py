@@ -42,7 +42,7 @@ MOST_LINES = {
     "cli": 2165,
     "config": 2682,
     "core": 3497,
-    "data": 6686,
+    "data": 6734,
     "demos": 1525,
     "engine": 3409,
     "hf": 4837,
@@ -56,15 +56,16 @@ MOST_LINES = {
     "stepping": 1523,
     "tasks": 11454,
     "tracking": 546,
-    "training": 3014,
+    "training": 3025,
 }
 
 # Lines of the packages that any training run needs, and of the tests.
 # docs/decisions/0017-lines-of-state-that-nobody-registered.md, 0018-libraries-over-transformers.md,
 # 0019-the-first-hour.md, 0020-graphs-for-any-batch.md, 0021-language-models.md, 0022-rows-without-padding.md,
-# 0023-augmentation-on-the-device.md, 0024-compiled-parts.md, 0025-lines-of-what-trials-found.md
-MOST_CORE_LINES = 21_996
-MOST_TEST_LINES = 68_048
+# 0023-augmentation-on-the-device.md, 0024-compiled-parts.md, 0025-lines-of-what-trials-found.md,
+# 0026-reading-ahead.md
+MOST_CORE_LINES = 22_055
+MOST_TEST_LINES = 68_316
 CORE_FOLDERS = {"core", "training", "stepping", "checkpoint", "engine"}
 CORE_FOLDERS |= {"callbacks", "run_folder", "schedulers", "tracking"}
 CORE_OF_DATA = ("order", "loader", "samples", "workers", "prefetch", "streams", "defaults", "collate")

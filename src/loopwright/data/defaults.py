@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
-from loopwright.data.streams import parts_of
+from loopwright.data.streams import parts_of, whole_of
 from loopwright.errors import ConfigError
 
 LIMIT_BATCHES_ENV_VAR = "PT_ACC_LIMIT_BATCHES"
@@ -26,10 +26,7 @@ def default_num_workers(dataset: Any) -> int:
     0 for tensors or lists in memory (fetching is cheaper than sending) and for iterable datasets (each worker would
     read the whole stream); else the available CPUs, shared among the processes of the node.
     """
-    inner = dataset
-    while isinstance(inner, Subset):
-        inner = inner.dataset
-    if isinstance(inner, (TensorDataset, IterableDataset, list, tuple)):
+    if isinstance(whole_of(dataset), (TensorDataset, IterableDataset, list, tuple)):
         return 0
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -26,7 +26,7 @@ from loopwright.data import samples as reading
 from loopwright.data.buckets import LengthGroupedSampler
 from loopwright.data.collate import collate
 from loopwright.data.order import BatchIds, Plan, Sequential, Share, Shuffled, plan_batches
-from loopwright.data.streams import OwnGenerators, keyed_stream, parts_of, set_epoch_of
+from loopwright.data.streams import OwnGenerators, keyed_stream, parts_of, set_epoch_of, whole_of
 from loopwright.data.workers import WorkerWatch
 from loopwright.engine.nested import UnfinishedBatch, iter_tensors, num_rows, to_device
 from loopwright.engine.processes import gather_objects
@@ -121,6 +121,7 @@ class Loader(ABC):
         skipped: the ids skipped so far, each with the epoch of the first time and the error. It is state of the run: a
             resumed one sets it before it reads windows. Ids of earlier epochs are not retried.
         own_samplers: samplers that keep their own order from epoch to epoch, by class: their state is state of the run.
+        num_epochs: epochs of the run, 0 if unknown. Persistent workers may read ahead up to the last one.
     """
 
     guarantee: Guarantee
@@ -132,6 +133,7 @@ class Loader(ABC):
         self.seed, self.share, self.device, self._even_tail, self.limit, self.bad_samples = options
         self.skipped: reading.Skipped = {}
         self.own_samplers: dict[str, Any] = {}
+        self.num_epochs = 0
         self._direct_epoch = 0
         self._purpose = "eval-fetch" if self._even_tail else "fetch"
 
@@ -219,6 +221,11 @@ class OrderedLoader(Loader):
         if self.guarantee is OWN_SAMPLER and not self._even_tail and not is_of_torch:
             self.own_samplers[classes[0].__name__] = self._drawn
         self._fetches_here = source.num_workers == 0
+        # Skipped ids are agreed on between epochs, and a dataset may learn of its epoch in this process.
+        learns_epoch = any(hasattr(each, "set_epoch") for each in (whole_of(self.dataset), source.collate_fn))
+        self._may_read_ahead = source.persistent_workers and self.bad_samples != "skip" and not learns_epoch
+        # Of workers that go on with the next epoch: the arguments of `windows` and `_basis`, the batches, their notes.
+        self._ahead: tuple[Any, Iterator[Any], deque[_Fetched]] | None = None
         self._pins = source.pin_memory and torch.cuda.is_available()
         has_quick_collate = self._fetches_here and source.collate_fn is default_collate
         kind = reading.SkippingReader if self.bad_samples == "skip" else reading.Reader
@@ -247,15 +254,21 @@ class OrderedLoader(Loader):
         if is_counted:
             self.agree_on_skipped()
             piece = partial(self._counted_piece, epoch)
+        basis = self._basis()
         fetched: deque[_Fetched] = deque()
-        micro_batches = self._local_micro_batches(epoch, position, fetched)
-        if self._fetches_here:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] != (epoch, position, basis):
+            ahead = None  # ends that iteration
+        if ahead is not None:
+            _, batches, fetched = ahead
+        elif self._fetches_here:
+            micro_batches = self._local_micro_batches(epoch, position, fetched)
             if self._find_plan() is not None:  # no sampler of the user's is asked ahead of its turn
                 micro_batches = _in_bursts(micro_batches)
-            batches: Iterator[Any] = map(self._reader, micro_batches)
+            batches = map(self._reader, micro_batches)
             batches = map(_pinned, batches) if self._pins else batches
         else:
-            self._feed.begin(micro_batches)
+            self._feed.begin(self._epochs_from(epoch, position, fetched, basis))
             batches = self._workers.persevere(self._fetched_by_loader)
         for batch in batches:
             first = fetched.popleft()
@@ -265,6 +278,15 @@ class OrderedLoader(Loader):
                 other = fetched.popleft()
                 pieces.append(piece(batch, other.key, other.rows))
             yield Window(pieces, first.samples, is_counted)
+            coming = self._feed.undelivered
+            if basis is not None and coming and coming[0].epoch != epoch:
+                self._ahead = (epoch + 1, 0, basis), batches, fetched
+                return
+
+    def close(self) -> None:
+        """Stop the workers, and drop what they have read ahead; the next epoch starts new ones."""
+        self._ahead = None
+        super().close()
 
     def samples_of(self, epoch: int, window_index: int) -> list[tuple[int, list[int]]]:
         """Return (position, ids) of every micro-batch of a window, over all processes; nothing is read."""
@@ -285,6 +307,27 @@ class OrderedLoader(Loader):
                 yield batch
         finally:
             self._workers.leave(batches)
+
+    def _basis(self) -> tuple[Any, ...] | None:
+        """Return what the batches of every epoch follow from; None if those of a next epoch may not be read ahead."""
+        plan = self._find_plan()
+        if plan is None or not self._may_read_ahead:
+            return None
+        order = getattr(plan, "order", plan)  # of a `Bucketed`, which cannot be compared
+        return self.sampler, order, self.seed, self.share, self.limit, self.batch_size, self.drop_last
+
+    def _epochs_from(
+        self, epoch: int, position: int, fetched: deque[_Fetched], basis: tuple[Any, ...] | None
+    ) -> Iterator[BatchIds]:
+        """Yield the micro-batches of an epoch, and of the following ones as far as they may be read ahead."""
+        goes_on = True
+        while goes_on:
+            goes_on = False  # after an epoch that has nothing left
+            for micro_batch in self._local_micro_batches(epoch, position, fetched):
+                goes_on = True
+                yield micro_batch
+            epoch, position = epoch + 1, 0
+            goes_on = goes_on and epoch < self.num_epochs and basis is not None and basis == self._basis()
 
     def _counted_piece(self, epoch: int, read: reading.Readable, fetch_key: int, rows: int) -> MicroBatch:
         if rows and read.errors:  # errors of a pad are reported by the process that counts it

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.data import Subset
 
 from loopwright.engine.seeding import generator_states, preserved_generators, restore_generator_states, seed_generators
 from loopwright.keys import key
@@ -68,6 +69,13 @@ def parts_of(source: Any) -> list[Any]:
     """Return a sampler or loader and the samplers that it iterates."""
     batch_sampler = getattr(source, "batch_sampler", None)
     return [source, getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+
+
+def whole_of(dataset: Any) -> Any:
+    """Return the dataset that a subset, or a subset of one, is taken from."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset
 
 
 def set_epoch_of(epoch: int, *parts: Any) -> None:

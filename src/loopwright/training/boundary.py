@@ -138,6 +138,14 @@ class Boundary:
         is_past_end: bool = progress.epoch >= self.run.settings.num_epochs
         return is_past_end or (self.has_reached_limit() and is_reported)
 
+    def num_epochs(self, num_updates: int | None) -> int:
+        """Return the epochs that the run begins, if each has this many updates (None: unknown)."""
+        run, most, limit = self.run, self.run.settings.num_epochs, self.run.settings.max_num_train_steps
+        if limit is None or not num_updates:
+            return most
+        left = limit - run.logbook.first_update_of_epoch + 1
+        return min(most, run.progress.epoch - (-left // num_updates))
+
     def ends_epoch(self, is_at_end: bool) -> bool:
         """Whether the current epoch counts as finished, even if some of its data is left."""
         return is_at_end

@@ -311,7 +311,10 @@ class TrainingRun:
 
     def windows(self, train_dl: Any) -> Iterator[Window]:
         """Yield the windows of the epoch from where the run is, copied ahead to the device: one per update."""
-        windows = self.as_loader(train_dl).windows(self.progress.epoch, self.progress.samples)
+        loader = self.as_loader(train_dl)
+        if loader is self.train_loader:  # any other is used for this epoch only
+            loader.num_epochs = self.boundary.num_epochs(loader.num_updates)
+        windows = loader.windows(self.progress.epoch, self.progress.samples)
         self._windows = prefetched(windows, self.engine.device)
         if not self.boundary.has_reached_limit():
             for window in self.logbook.timed(self._windows):
