@@ -73,6 +73,20 @@ def test_the_way_workers_are_started_does_not_matter_to_a_rehearsal_without_any(
     assert trial.rehearse(run).loss > 0
 
 
+@pytest.mark.parametrize("given", [None, True, False])
+def test_workers_of_the_training_data_live_on_unless_that_is_switched_off(reviews, tmp_path, given):
+    name = "dataloader_persistent_workers"
+    flags = {**FLAGS, "data": reviews, "dataloader_num_workers": 2, **({} if given is None else {name: given})}
+    run = ready_run(tmp_path, flags)
+    run.settings.write(run.folder)
+    resumed = settle(run.task, config=run.folder.config)
+    for settings in (run.settings, resumed):
+        run.settings = settings
+        arguments = run.loop_arguments()
+        assert arguments["train_dataloader_kwargs"]["persistent_workers"] is (given is not False)
+        assert arguments["eval_dataloader_kwargs"]["persistent_workers"] is bool(given)
+
+
 def test_a_checkpoint_that_reads_back_differently_is_found(run, monkeypatch):
     genuine = trial.read
 

@@ -332,6 +332,8 @@ class RunJob:
     def loader_arguments(self) -> dict[str, Any]:
         job, training, args, trainer = self.job, self.training, self.args, self.trainer
         options = {**loader_options(training), "drop_last": training.dataloader_drop_last}
+        if options["num_workers"] and not self.settings.is_given("dataloader_persistent_workers"):
+            options["persistent_workers"] = True  # they read ahead into the next epoch; no hook changes these datasets
         longest = next((getattr(args, name) for name in LENGTH_FLAGS if getattr(args, name, None)), None)
         lengths = chosen_lengths(
             training.length_buckets,
