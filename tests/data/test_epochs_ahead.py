@@ -228,8 +228,15 @@ def trained(dataset, num_epochs=3, callbacks=(), num_workers=2, persistent=True,
 
 
 def noting_reads(dataset, at_least):
-    """Keeps the number of reads at the end of every epoch, once there are as many as expected."""
-    return toys.watch(on_training_run_epoch_end=lambda trainer, **kwargs: dataset.reads(at_least.pop(0)))
+    """Keeps the number of reads after the last update of every epoch, once there are as many as expected."""
+
+    def look(trainer, **kwargs):
+        if trainer.progress.update % 4 == 0:
+            notes.seen.append(dataset.reads(at_least.pop(0)))
+
+    notes = toys.callback(on_update_end=look)
+    notes.seen = []
+    return notes
 
 
 def test_a_run_reads_ahead_into_every_epoch_but_the_one_after_the_last():
@@ -239,6 +246,14 @@ def test_a_run_reads_ahead_into_every_epoch_but_the_one_after_the_last():
     trainer = trained(dataset, callbacks=[notes])
     assert notes.seen == counts
     toys.assert_same_weights(trainer, trained(Samples(), num_workers=0))
+
+
+@pytest.mark.parametrize("event", ["on_training_run_epoch_end", "on_train_epoch_start", "on_eval_epoch_start"])
+def test_nothing_is_read_ahead_of_code_that_runs_between_epochs(event):
+    dataset = Samples()
+    notes = noting_reads(dataset, [SIZE, 2 * SIZE, 3 * SIZE])
+    trained(dataset, callbacks=[notes, toys.callback(**{event: lambda trainer, **kwargs: None})])
+    assert notes.seen == [SIZE, 2 * SIZE, 3 * SIZE]
 
 
 @pytest.mark.parametrize(("limit", "num_epochs", "at_end"), [(4, 3, SIZE), (8, 9, 2 * SIZE), (7, 2, 2 * SIZE)])

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 # Called between the backward pass that shares the gradients and the end of an update.
 LATE_HOOKS = ("backward_step", "optimizer_step", "scheduler_step", "optimizer_zero_grad")
 LATE_EVENTS = ("on_before_optimizer_step", "on_optimizer_step_end", "on_update_end")
+# Called between two epochs, of a trainer; the events of callbacks begin with on_.
+_EPOCH_HOOKS = ("train_epoch_start", "train_epoch_end", "eval_epoch_start", "eval_epoch_end")
+EPOCH_HOOKS = (*_EPOCH_HOOKS, "evaluation_run_start", "evaluation_run_end", "training_run_epoch_end")
 
 
 class Boundary:
@@ -139,8 +142,14 @@ class Boundary:
         return is_past_end or (self.has_reached_limit() and is_reported)
 
     def num_epochs(self, num_updates: int | None) -> int:
-        """Return the epochs that the run begins, if each has this many updates (None: unknown)."""
+        """Return the epochs that the run begins, if each has this many updates (None: unknown).
+
+        0 if code from outside runs between epochs: what it changes in the data must not have been read before.
+        """
         run, most, limit = self.run, self.run.settings.num_epochs, self.run.settings.max_num_train_steps
+        kinds = [(type(run.trainer), ""), *((type(each), "on_") for each in run.trainer.callback_handler)]
+        if any(is_foreign(kind, prefix + hook) for kind, prefix in kinds for hook in EPOCH_HOOKS):
+            return 0
         if limit is None or not num_updates:
             return most
         left = limit - run.logbook.first_update_of_epoch + 1
