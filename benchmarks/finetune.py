@@ -11,7 +11,8 @@ next), some updates to warm up and to compile, more of them where graphs are rec
 to come before the clock starts), then the timed ones between two waits for the device.
 Everybody pads to the longest text of a batch; loopwright's graphs pad on to the next of a few lengths, since each
 length is a graph of its own. In the setting bert8run they do not: the padding function is the same for every side, and
-the clock runs from the first update on, over as many as three epochs of MRPC have: it counts every recording.
+the clock runs from the first update on, over as many as three epochs of MRPC have: it counts every recording, and for
+sides without graphs the first pass of every length.
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ def parts(name: str, eager: bool = True) -> tuple[nn.Module, Dataset, torch.opti
         with DEVICE:  # random numbers for 110 M weights take the host ten seconds
             model = BertForSequenceClassification(config)
         data = Texts(rows)
-        if eager:
+        if eager and not setting.is_whole:
             meet_lengths(model, setting)
     model.to(DEVICE)
     return model, data, torch.optim.AdamW(model.parameters(), lr=2e-5), "no" if name == "mlp" else "bf16"

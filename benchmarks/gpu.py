@@ -1,9 +1,10 @@
-"""All measurements that need a GPU, in three parts of at most nine minutes each, the most telling ones first.
+"""All measurements that need a GPU, in four parts of at most ten minutes each.
 
     python benchmarks/gpu.py --list                   what there is, and about how many seconds each takes
-    python benchmarks/gpu.py 1                        BERT in every mode, GPT-2, a whole run
-    python benchmarks/gpu.py 2                        conversations beside trl, images
-    python benchmarks/gpu.py 3                        a 0.6 B decoder, tests/gpu with memory, what is left
+    python benchmarks/gpu.py 1                        pretraining: GPT-2 and a 0.6 B decoder, all sides
+    python benchmarks/gpu.py 2                        BERT at batch 8 and 32, all sides
+    python benchmarks/gpu.py 3                        conversations beside trl, a whole run, start, MLP, ready images
+    python benchmarks/gpu.py 4                        images from files, tests/gpu, memory
     python benchmarks/gpu.py --only gpt2 tests        these alone
     python benchmarks/gpu.py --check                  whether all of it starts, on the CPU with tiny models
 
@@ -24,19 +25,18 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(os.environ.get("OUT") or ROOT / "benchmarks" / "results")
-BERT = "finetune.py --sides hand " + " ".join(
-    f"loopwright-{name}" for name in ("graph", "compile", "all", "free", "casts")
-)
 FULL = (
-    "chat.py --settings full --sides trl loopwright-compile loopwright-compile-flat loopwright-auto trl-flex "
+    "chat.py --settings full --sides trl loopwright-compile loopwright-compile-flat loopwright-auto loopwright-eager "
+    "trl-flex transformers"
+)
+LORA = (
+    "chat.py --settings lora --sides trl loopwright-compile loopwright-compile-flat loopwright-auto loopwright-eager "
     "transformers"
 )
-LORA = "chat.py --settings lora --sides trl loopwright-compile loopwright-compile-flat loopwright-auto"
+EAGER = "chat.py --settings full --sides trl loopwright-eager"
 WHOLE = "finetune.py --settings bert8run --sides loopwright-auto hand loopwright-hf"
 MLP = "finetune.py --settings mlp --sides hand loopwright-eager loopwright-auto"
 START = "start.py --runs 1 --tasks"
-GPT2 = "pretrain.py --settings gpt2 --sides hand-compile loopwright-compile loopwright-auto hand"
-DECODER = "pretrain.py --settings decoder --sides loopwright-compile hand-compile loopwright-auto hand transformers"
 VISION = "vision.py --sides compile-device hand auto-device auto"
 
 
@@ -50,20 +50,19 @@ class Item(NamedTuple):
 
 
 ITEMS = {
-    "bert8": Item("1", f"{BERT} --settings bert8 --timeout 60", 120, f"{BERT} --settings bert8 --tiny"),
-    "bert32": Item("1", f"{BERT} --settings bert32 --timeout 60", 120, f"{BERT} --settings bert32 --tiny"),
-    "gpt2": Item("1", f"{GPT2} --timeout 90", 120, f"{GPT2} --tiny"),
-    "bert8run": Item("1", f"{WHOLE} --timeout 110", 120, f"{WHOLE} --tiny"),
-    "chat_full": Item("2", f"{FULL} --timeout 70", 220, f"{FULL} --tiny"),
-    "vit": Item("2", f"{VISION} --settings vit --timeout 60", 100, f"{VISION} --settings vit --tiny"),
-    "chat_lora": Item("2", f"{LORA} --timeout 70", 130, f"{LORA} --tiny"),
-    "decoder": Item("3", f"{DECODER} --timeout 90", 180, f"{DECODER} --tiny"),
-    "tests": Item("3", "gpu_tests.py", 90),
-    "memory": Item("3", "memory.py", 60, "memory.py --size tiny"),
-    "ready": Item("3", "vision.py --settings ready --timeout 50", 80, "vision.py --settings ready --tiny"),
-    "digits": Item("3", "vision.py --settings digits --timeout 60", 50, "vision.py --settings digits --tiny"),
+    "pretrain": Item("1", "pretrain.py --timeout 100", 440, "pretrain.py --tiny"),
+    "bert": Item("2", "finetune.py --settings bert8 bert32 --timeout 60", 545, "finetune.py --settings bert8 --tiny"),
+    "chat_lora": Item("3", f"{LORA} --timeout 70", 190, f"{LORA} --tiny"),
+    "bert8run": Item("3", f"{WHOLE} --timeout 100", 165, f"{WHOLE} --tiny"),
+    "chat_eager": Item("3", f"{EAGER} --timeout 70", 70, f"{EAGER} --tiny"),
     "start": Item("3", f"{START} text-classification chat image-classification", 50, f"{START} chat"),
     "mlp": Item("3", f"{MLP} --timeout 30", 40, f"{MLP} --tiny"),
+    "ready": Item("3", "vision.py --settings ready --timeout 50", 60, "vision.py --settings ready --tiny"),
+    "chat_full": Item("4", f"{FULL} --timeout 70", 230, f"{FULL} --tiny"),
+    "tests": Item("4", "gpu_tests.py", 100),
+    "vit": Item("4", f"{VISION} --settings vit --timeout 60", 95, f"{VISION} --settings vit --tiny"),
+    "digits": Item("4", "vision.py --settings digits --timeout 60", 40, "vision.py --settings digits --tiny"),
+    "memory": Item("4", "memory.py", 60, "memory.py --size tiny"),
 }
 
 
@@ -75,7 +74,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print what there is")
     parser.add_argument("--check", action="store_true", help="whether all of it starts, on the CPU")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the tables (default $OUT, or results/)")
-    parser.add_argument("--seconds", type=float, default=540, help="how long all of it may take (default 540)")
+    parser.add_argument("--seconds", type=float, default=560, help="how long all of it may take (default 560)")
     options = parser.parse_args()
     names = options.only or [name for name, item in ITEMS.items() if options.part in (None, item.part)]
     if options.list:
