@@ -44,19 +44,19 @@ MOST_LINES = {
     "core": 3497,
     "data": 6734,
     "demos": 1525,
-    "engine": 3409,
+    "engine": 3441,
     "hf": 4837,
     "metrics": 4298,
     "models": 777,
     "report": 3374,
     "run_folder": 1649,
-    "runs": 6167,
+    "runs": 6169,
     "schedulers": 1266,
     "sources": 8671,
-    "stepping": 1523,
-    "tasks": 11455,
+    "stepping": 1525,
+    "tasks": 11463,
     "tracking": 546,
-    "training": 3025,
+    "training": 3034,
 }
 
 # Lines of the packages that any training run needs, and of the tests.
@@ -64,8 +64,8 @@ MOST_LINES = {
 # 0019-the-first-hour.md, 0020-graphs-for-any-batch.md, 0021-language-models.md, 0022-rows-without-padding.md,
 # 0023-augmentation-on-the-device.md, 0024-compiled-parts.md, 0025-lines-of-what-trials-found.md,
 # 0026-reading-ahead.md
-MOST_CORE_LINES = 22_055
-MOST_TEST_LINES = 68_330
+MOST_CORE_LINES = 22_098
+MOST_TEST_LINES = 68_396
 CORE_FOLDERS = {"core", "training", "stepping", "checkpoint", "engine"}
 CORE_FOLDERS |= {"callbacks", "run_folder", "schedulers", "tracking"}
 CORE_OF_DATA = ("order", "loader", "samples", "workers", "prefetch", "streams", "defaults", "collate")
