@@ -14,7 +14,7 @@ import torch
 from graphs.flash import kernel
 from loopwright import api
 from loopwright.cli import main
-from loopwright.data import packing
+from loopwright.data import packing, results
 from loopwright.demos.dialogue_rows import dialogue_rows, right_answer
 from loopwright.engine import segments
 from loopwright.errors import InputError
@@ -464,7 +464,10 @@ def encoded(tokenizer, rows, most=None, overlong="refuse", **options):
     return chats.Conversations([{"chat": read_chat(row)} for row in rows], encode, **options)
 
 
-def test_rows_that_the_template_refuses_are_refused_or_dropped_with_a_count(llama):
+@pytest.mark.parametrize("fewest", [2_000, 3], ids=["one process", "two processes"])
+def test_rows_that_the_template_refuses_are_refused_or_dropped_with_a_count(llama, monkeypatch, fewest):
+    monkeypatch.setattr(results, "_FEWEST", fewest)
+    monkeypatch.setattr(results, "default_num_workers", lambda dataset: 2)
     tokenizer = text_models.load_tokenizer(str(llama))
     good = [{"prompt": f"Who {number}?", "completion": "Ada."} for number in range(5)]
     twice = {"messages": [{"role": "user", "content": "Hi"}, *read_chat(good[0]).messages]}
@@ -483,6 +486,20 @@ def test_rows_that_the_template_refuses_are_refused_or_dropped_with_a_count(llam
             assert caught.value.code == code and "--bad_rows" not in caught.value.fix
     found = encoded(tokenizer, [{**row, "tools": [{"name": "f"}]} for row in good])
     assert found.notes() == ["the template drops the tools in 5 training conversations"]
+
+
+def test_conversations_are_the_same_from_several_processes(llama, monkeypatch):
+    tokenizer = text_models.load_tokenizer(str(llama))
+    rows = [{"prompt": f"Who {number}?", "completion": "Ada " * number} for number in range(100)]
+    found = []
+    for fewest in (2_000, 3):
+        monkeypatch.setattr(results, "_FEWEST", fewest)
+        monkeypatch.setattr(results, "default_num_workers", lambda dataset: 2)
+        found.append(encoded(tokenizer, rows, 60, "drop"))
+    one, two = found
+    assert 10 < len(one) == len(two) < 100 and one.notes() == two.notes()
+    for first, second in zip(one, two, strict=True):
+        assert all(np.array_equal(first[name], second[name]) for name in ("input_ids", "labels"))
 
 
 def test_the_fixes_for_long_conversations_leave_something_to_train_on(llama):

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.data.chats.encoder import ChatEncoder
+from loopwright.data.results import results_of
 from loopwright.errors import InputError
 from loopwright.quantities import counted
 from loopwright.sources.chats import Chat, read_chat
@@ -50,8 +51,7 @@ class ChatDataset:
         self.num_dropped_rows, self.num_dropped_texts = 0, 0
         self._samples: list[npt.NDArray[np.int32]] = []  # ids and labels
         self._first_text = ""
-        for index in range(len(rows)):
-            encoded = self.encoder(_chat_at(rows, index))
+        for encoded in results_of(lambda index: self.encoder(_chat_at(rows, index)), len(rows)):
             if encoded is None:
                 self.num_dropped_rows += 1
                 continue

@@ -6,12 +6,13 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from loopwright.data.results import results_of
 from loopwright.errors import InputError
 from loopwright.quantities import agreeing, counted
 from loopwright.sources.chats import Chat
@@ -48,15 +49,10 @@ class Conversations(RowDataset):
         self._lost: Counter[str] = Counter()
         self._name = name
         problem: InputError | None = None
-        for index in range(len(rows)):
-            encoded = None
-            try:
-                chat = placed_chat(rows, index)
-                encoded = encode.whole(chat)
-                if encode.max_length is not None and len(encoded.input_ids) > encode.max_length:
-                    long[index] = len(encoded.input_ids)
-                    encoded = encode.truncated(chat) if encode.overlong == "truncate" else None
-            except InputError as error:
+        for index, (encoded, length, error) in enumerate(results_of(partial(_encoded, rows, encode), len(rows))):
+            if length is not None:
+                long[index] = length
+            if error is not None:
                 problem = problem or error
                 bad.append(error.what)
             if problem is not None and bad_rows == "refuse" and (encoded is not None or kept or long):
@@ -107,6 +103,20 @@ class Conversations(RowDataset):
             what = "which is trained, as in trl, but never generated; generation marks leave it out"
             found.append(f"the template writes {self._tail!r} after the end of a turn, {what}")
         return found
+
+
+def _encoded(rows: Rows, encode: Any, index: int) -> tuple[Any, int | None, InputError | None]:
+    """Return an encoded row, its length if it is too long, and the error of a bad one."""
+    length = None
+    try:
+        chat = placed_chat(rows, index)
+        encoded = encode.whole(chat)
+        if encode.max_length is not None and len(encoded.input_ids) > encode.max_length:
+            length = len(encoded.input_ids)
+            encoded = encode.truncated(chat) if encode.overlong == "truncate" else None
+        return encoded, length, None
+    except InputError as error:
+        return None, length, error
 
 
 def _trained_tail(encode: Any, labels: Ids) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from loopwright.data.results import results_of
 from loopwright.errors import InputError
 from loopwright.quantities import agreeing, counted
 from loopwright.sources.chats import Chat
@@ -74,12 +76,7 @@ class PairDataset(RowDataset):
         self._pairs: list[tuple[int, list[Any]]] = []
         self._num_unlike = self._num_lost = 0
         kept, long = [], {}
-        for position in range(len(rows)):
-            try:
-                found = encode(rows[position])
-            except InputError as error:
-                error.what = f"{_place(rows, position)}: {error.what}"
-                raise
+        for position, found in enumerate(results_of(partial(_encoded, rows, encode), len(rows))):
             both = [np.array(ids[:max_length], np.int32) for ids in found["input_ids"]]
             if (longest := max(map(len, found["input_ids"]))) > max_length:
                 long[position] = longest
@@ -116,6 +113,14 @@ class PairDataset(RowDataset):
             what = f"{self._name}: the template drops texts or tools of {self._num_lost:,} of {size}"
             notes.append(f"{what}, such as a system message or earlier thinking")
         return notes
+
+
+def _encoded(rows: Rows, encode: PairEncoder, position: int) -> dict[str, Any]:
+    try:
+        return encode(rows[position])
+    except InputError as error:
+        error.what = f"{_place(rows, position)}: {error.what}"
+        raise
 
 
 def _place(rows: Rows, position: int) -> str:
