@@ -58,6 +58,7 @@ def test_training_by_flags_and_using_the_model(capsys, reviews):
         assert word in out
     code, out, _ = run(capsys, "predict", "last", "great lovely film", "dull awful plot")
     assert code == 0 and [set(json.loads(line)) for line in out.splitlines()] == [{"label", "score"}] * 2
+    assert "--model" in run(capsys, "export", "last", "--help")[1]
     code, out, _ = run(capsys, "eval", "last", "--json")
     metrics = json.loads(out)["metrics"]
     assert code == 0 and metrics["accuracy"] == json.loads(read_text("first/result.json"))["metrics"]["accuracy"]

@@ -85,6 +85,7 @@ def parse_for_run(
     else:
         name = parser.parse_known_args(argv)[0].run
     if name is None:
+        parser.description = f"{parser.description} After a run, --help lists the flags of its task too."
         return parser.parse_args(argv), {}
     task = task_of_run(find_run(name))
     flags, defaults = flags_of(task), create_parser(task)
