@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
 import toys
 from data.loaders import LazySampler, Noisy, adopted, seen
 from loopwright.data import buckets, workers
+from loopwright.errors import DataError
 from loopwright.training.run import run_of
 
 SIZE, BATCH = 26, 4  # the last batch of an epoch is short
@@ -210,6 +211,28 @@ def test_workers_that_are_killed_around_the_end_of_an_epoch_lose_nothing(caplog,
     loader.close()
     assert found == expected((0,), (1,), (2,))
     assert caplog.text.count("are replaced") == 1
+
+
+class EndsItsWorker(Noisy):
+    """Ends the worker that reads a sample with this noise, which it has in one epoch alone."""
+
+    def __init__(self, fatal: torch.Tensor) -> None:
+        super().__init__(SIZE)
+        self.fatal = fatal
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        return os._exit(3) if torch.equal(sample, self.fatal) else sample
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_a_batch_that_ends_its_worker_whenever_it_is_read_ends_no_epoch_before_its_own(batch):
+    first = next(create(num_workers=0).windows(1))
+    loader = create(EndsItsWorker(first.pieces[batch].batch[1]))
+    assert [seen(loader.windows(0))] == expected((0,))
+    with pytest.raises(DataError, match="were lost 4 times"):
+        seen(loader.windows(1))
+    loader.close()
 
 
 # In a run: 26 samples are 7 micro-batches, or 4 updates

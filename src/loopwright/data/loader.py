@@ -543,7 +543,10 @@ class _Fetched(NamedTuple):
 
 
 class _Feed:
-    """The batch sampler handed to DataLoader; iterated again, it restarts with batches taken but not delivered."""
+    """The batch sampler handed to DataLoader; iterated again, it restarts with batches taken but not delivered.
+
+    It ends with their epoch then: what lost the workers may be a batch of the next one, which has to wait its turn.
+    """
 
     def __init__(self) -> None:
         self.begin(iter(()))
@@ -553,8 +556,11 @@ class _Feed:
         self.undelivered: deque[BatchIds] = deque()
 
     def __iter__(self) -> Iterator[BatchIds]:
-        yield from tuple(self.undelivered)
+        again, self.undelivered = self.undelivered, deque()
+        self._rest = itertools.chain(again, self._rest)
         for micro_batch in self._rest:
+            if again and micro_batch.epoch != again[0].epoch:
+                return
             self.undelivered.append(micro_batch)
             yield micro_batch
 
