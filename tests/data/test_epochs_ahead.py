@@ -1,5 +1,6 @@
 """Workers that live on read the first batches of the next epoch before this one is over; nobody can tell by them."""
 
+import dataclasses
 import itertools
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
 
 import toys
 from data.loaders import LazySampler, Noisy, adopted, seen
+from hf import tiny
 from loopwright.data import buckets, workers
 from loopwright.errors import DataError
 from loopwright.training.run import run_of
@@ -271,12 +273,48 @@ def test_a_run_reads_ahead_into_every_epoch_but_the_one_after_the_last():
     toys.assert_same_weights(trainer, trained(Samples(), num_workers=0))
 
 
-@pytest.mark.parametrize("event", ["on_training_run_epoch_end", "on_train_epoch_start", "on_eval_epoch_start"])
-def test_nothing_is_read_ahead_of_code_that_runs_between_epochs(event):
+def nothing(trainer, **kwargs): ...
+
+
+def given_to_one(event):
+    callback = toys.callback()
+    setattr(callback, event, nothing)
+    return callback
+
+
+@pytest.mark.parametrize("made", [lambda event: toys.callback(**{event: nothing}), given_to_one])
+@pytest.mark.parametrize(
+    "event", ["on_training_run_epoch_end", "on_train_epoch_start", "on_eval_epoch_start", "on_eval_step_end"]
+)
+def test_nothing_is_read_ahead_of_code_that_runs_between_epochs(event, made):
     dataset = Samples()
     notes = noting_reads(dataset, [SIZE, 2 * SIZE, 3 * SIZE])
-    trained(dataset, callbacks=[notes, toys.callback(**{event: lambda trainer, **kwargs: None})])
+    trained(dataset, callbacks=[notes, made(event)])
     assert notes.seen == [SIZE, 2 * SIZE, 3 * SIZE]
+
+
+@pytest.mark.parametrize("name", ["_run_train_epoch", "_run_eval_epoch"])
+def test_nothing_is_read_ahead_of_a_trainer_that_runs_its_own_code_around_an_epoch(name):
+    def around(self, *args, **kwargs):
+        return getattr(super(kind, self), name)(*args, **kwargs)
+
+    kind = type("Own", (toys.Trainer,), {name: around})
+    assert num_epochs_of(kind) == 0 and num_epochs_of(toys.Trainer) == 3
+
+
+def num_epochs_of(kind) -> int:
+    trainer = toys.seeded(kind, toys.network(), toys.nn.MSELoss(), None)
+    run = run_of(trainer)
+    run.settings = dataclasses.replace(run.settings, num_epochs=3)
+    return run.boundary.num_epochs(4)
+
+
+@pytest.mark.parametrize("event", [None, "step_end", "epoch_begin", "epoch_end", "evaluate"])
+def test_nothing_is_read_ahead_of_a_callback_of_transformers_that_is_called_between_epochs(tmp_path, event):
+    workers_of = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    callbacks = [] if event is None else [tiny.on(**{event: lambda args, state, control, **kwargs: None})]
+    trainer = tiny.fit(tmp_path, *callbacks, num_train_epochs=2, **workers_of)
+    assert trainer.core.train_loader.num_epochs == (2 if event in (None, "step_end") else 0)
 
 
 @pytest.mark.parametrize(("limit", "num_epochs", "at_end"), [(4, 3, SIZE), (8, 9, 2 * SIZE), (7, 2, 2 * SIZE)])

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from loopwright.hf.trainer import Trainer
 
 _BY_CONTROL = "should_training_stop was set"
+EPOCH_EVENTS = ("on_epoch_begin", "on_epoch_end", "on_evaluate", "on_prediction_step")
 REQUESTING_EVENTS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
 
 
@@ -54,6 +55,11 @@ class HfBoundary(Boundary):
         control, (stop, stop_epoch) = owner_of(self.run).control, agreed
         control.should_training_stop = control.should_training_stop or bool(stop)
         control.should_epoch_stop = control.should_epoch_stop or bool(stop_epoch)
+
+    def between_epochs(self) -> list[tuple[Any, str]]:
+        owner = owner_of(self.run)
+        called = [(each, event) for each in owner.callback_handler.callbacks for event in EPOCH_EVENTS]
+        return [*super().between_epochs(), (owner, "evaluate"), *called]
 
     def late_requesters(self) -> list[str]:
         owner = owner_of(self.run)

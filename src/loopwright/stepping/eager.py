@@ -144,9 +144,9 @@ class MicroBatchStep:
 
 
 def is_foreign(kind: type, name: str) -> bool:
-    """Whether a method was written outside loopwright."""
+    """Whether a method was written outside loopwright and transformers."""
     owner = next((each for each in kind.__mro__ if name in vars(each)), None)
-    return owner is not None and owner.__module__.partition(".")[0] != "loopwright"
+    return owner is not None and owner.__module__.partition(".")[0] not in ("loopwright", "transformers")
 
 
 def listens(callback: Any, event: str) -> bool:

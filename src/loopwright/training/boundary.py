@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 LATE_HOOKS = ("backward_step", "optimizer_step", "scheduler_step", "optimizer_zero_grad")
 LATE_EVENTS = ("on_before_optimizer_step", "on_optimizer_step_end", "on_update_end")
 # Called between two epochs, of a trainer; the events of callbacks begin with on_.
-_EPOCH_HOOKS = ("train_epoch_start", "train_epoch_end", "eval_epoch_start", "eval_epoch_end")
-EPOCH_HOOKS = (*_EPOCH_HOOKS, "evaluation_run_start", "evaluation_run_end", "training_run_epoch_end")
+_BETWEEN = ("train_epoch", "eval_epoch", "eval_step", "evaluation_run")
+_EPOCH_HOOKS = (f"{part}_{place}" for part in _BETWEEN for place in ("start", "end"))
+EPOCH_HOOKS = (*_EPOCH_HOOKS, "_run_train_epoch", "_run_eval_epoch", "training_run_epoch_end")
 
 
 class Boundary:
@@ -147,13 +148,18 @@ class Boundary:
         0 if code from outside runs between epochs: what it changes in the data must not have been read before.
         """
         run, most, limit = self.run, self.run.settings.num_epochs, self.run.settings.max_num_train_steps
-        kinds = [(type(run.trainer), ""), *((type(each), "on_") for each in run.trainer.callback_handler)]
-        if any(is_foreign(kind, prefix + hook) for kind, prefix in kinds for hook in EPOCH_HOOKS):
+        called = self.between_epochs()
+        if any(name in getattr(each, "__dict__", ()) or is_foreign(type(each), name) for each, name in called):
             return 0
         if limit is None or not num_updates:
             return most
         left = limit - run.logbook.first_update_of_epoch + 1
         return min(most, run.progress.epoch - (-left // num_updates))
+
+    def between_epochs(self) -> list[tuple[Any, str]]:
+        """Return every object that is called between epochs, each with the name of a method."""
+        callbacks = [(each, f"on_{hook}") for each in self.run.trainer.callback_handler for hook in EPOCH_HOOKS]
+        return [*((self.run.trainer, hook) for hook in EPOCH_HOOKS), *callbacks]
 
     def ends_epoch(self, is_at_end: bool) -> bool:
         """Whether the current epoch counts as finished, even if some of its data is left."""
