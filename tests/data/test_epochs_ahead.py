@@ -130,7 +130,7 @@ def test_nothing_is_read_ahead_where_it_could_change_a_batch_or_is_not_asked_for
     loader = create(**kwargs)
     for epoch in range(2):
         seen(loader.windows(epoch))
-        assert loader._ahead is None and not loader._feed.undelivered
+        assert loader._ahead is None and not loader._feeds.newest.undelivered
     loader.close()
 
 
@@ -192,6 +192,22 @@ def test_a_loader_that_is_closed_leaves_no_worker_and_begins_anew():
     loader.close()
     assert pids() == []
     assert seen(loader.windows(1)) == expected((1,))[0]
+    loader.close()
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("place", [(0, 1), (0, 3), (0, 4), (1, 1), (2, 4)])  # an epoch has four windows
+def test_a_look_at_the_loader_in_an_epoch_changes_no_batch(place, persistent, is_whole):
+    def looking(epoch, windows):
+        for number in range(5):
+            if (epoch, number) == place:
+                looked.extend(itertools.islice(loader, None if is_whole else 1))
+            yield from itertools.islice(windows, 1)
+
+    loader, looked = create(persistent_workers=persistent), []
+    assert [seen(looking(epoch, loader.windows(epoch))) for epoch in range(3)] == expected((0,), (1,), (2,))
+    assert len(looked) == (7 if is_whole else 1)
     loader.close()
 
 

@@ -224,16 +224,17 @@ class OrderedLoader(Loader):
         # Skipped ids are agreed on between epochs, and a dataset may learn of its epoch in this process.
         learns_epoch = any(hasattr(each, "set_epoch") for each in (whole_of(self.dataset), source.collate_fn))
         self._may_read_ahead = source.persistent_workers and self.bad_samples != "skip" and not learns_epoch
-        # Of workers that go on with the next epoch: the arguments of `windows` and `_basis`, the batches, their notes.
-        self._ahead: tuple[Any, Iterator[Any], deque[_Fetched]] | None = None
+        # Of workers that go on with the next epoch: the arguments of `windows` and `_basis`, the batches, their notes
+        # and their feed.
+        self._ahead: tuple[Any, Iterator[Any], deque[_Fetched], _Feed] | None = None
         self._pins = source.pin_memory and torch.cuda.is_available()
         has_quick_collate = self._fetches_here and source.collate_fn is default_collate
         kind = reading.SkippingReader if self.bad_samples == "skip" else reading.Reader
         self._reader = kind(source.dataset, collate if has_quick_collate else source.collate_fn)
-        self._feed = _Feed()
+        self._feeds = _Feeds()
         self._loader: DataLoader[Any] = DataLoader(
             reading.SeededDataset(self._reader),  # type: ignore[arg-type]
-            batch_sampler=self._feed,
+            batch_sampler=self._feeds,
             collate_fn=reading.unchanged,
             num_workers=source.num_workers,
             pin_memory=source.pin_memory,
@@ -256,11 +257,12 @@ class OrderedLoader(Loader):
             piece = partial(self._counted_piece, epoch)
         basis = self._basis()
         fetched: deque[_Fetched] = deque()
+        feed = _Feed(self._epochs_from(epoch, position, fetched, basis))
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] != (epoch, position, basis):
             ahead = None  # ends that iteration
         if ahead is not None:
-            _, batches, fetched = ahead
+            _, batches, fetched, feed = ahead
         elif self._fetches_here:
             micro_batches = self._local_micro_batches(epoch, position, fetched)
             if self._find_plan() is not None:  # no sampler of the user's is asked ahead of its turn
@@ -268,8 +270,7 @@ class OrderedLoader(Loader):
             batches = map(self._reader, micro_batches)
             batches = map(_pinned, batches) if self._pins else batches
         else:
-            self._feed.begin(self._epochs_from(epoch, position, fetched, basis))
-            batches = self._workers.persevere(self._fetched_by_loader)
+            batches = self._workers.persevere(lambda done: self._fetched_by_loader(feed))
         for batch in batches:
             first = fetched.popleft()
             pieces = [piece(batch, first.key, first.rows)]
@@ -278,9 +279,9 @@ class OrderedLoader(Loader):
                 other = fetched.popleft()
                 pieces.append(piece(batch, other.key, other.rows))
             yield Window(pieces, first.samples, is_counted)
-            coming = self._feed.undelivered
+            coming = feed.undelivered
             if basis is not None and coming and coming[0].epoch != epoch:
-                self._ahead = (epoch + 1, 0, basis), batches, fetched
+                self._ahead = (epoch + 1, 0, basis), batches, fetched, feed
                 return
 
     def close(self) -> None:
@@ -297,16 +298,25 @@ class OrderedLoader(Loader):
             window = list(itertools.islice(self._global_micro_batches(epoch, first * self.batch_size), size))
         return self._shared_out(window)
 
-    def _fetched_by_loader(self, done: int) -> Iterator[Any]:
-        """Yield the batches of the feed; after a loss of workers, from the first undelivered one (after `done`)."""
-        with self._workers.reading():
-            batches = iter(self._loader)
-        try:
-            for batch in batches:
-                self._feed.undelivered.popleft()
-                yield batch
-        finally:
-            self._workers.leave(batches)
+    def _fetched_by_loader(self, feed: _Feed) -> Iterator[Any]:
+        """Yield the batches of a feed; after a loss of workers, from the first undelivered one.
+
+        Persistent workers serve one iteration: after another one it goes on from there as well.
+        """
+        is_taken = True
+        while is_taken:
+            self._feeds.newest, is_taken = feed, False
+            with self._workers.reading():
+                batches = iter(self._loader)
+            try:
+                for batch in batches:
+                    feed.undelivered.popleft()
+                    yield batch
+                    is_taken = self._loader.persistent_workers and self._feeds.newest is not feed
+                    if is_taken:
+                        break
+            finally:
+                self._workers.leave(batches)
 
     def _basis(self) -> tuple[Any, ...] | None:
         """Return what the batches of every epoch follow from; None if those of a next epoch may not be read ahead."""
@@ -543,15 +553,12 @@ class _Fetched(NamedTuple):
 
 
 class _Feed:
-    """The batch sampler handed to DataLoader; iterated again, it restarts with batches taken but not delivered.
+    """The micro-batches of an iteration; iterated again, it restarts with those taken but not delivered.
 
     It ends with their epoch then: what lost the workers may be a batch of the next one, which has to wait its turn.
     """
 
-    def __init__(self) -> None:
-        self.begin(iter(()))
-
-    def begin(self, micro_batches: Iterator[BatchIds]) -> None:
+    def __init__(self, micro_batches: Iterator[BatchIds]) -> None:
         self._rest = micro_batches
         self.undelivered: deque[BatchIds] = deque()
 
@@ -563,6 +570,15 @@ class _Feed:
                 return
             self.undelivered.append(micro_batch)
             yield micro_batch
+
+
+class _Feeds:
+    """The batch sampler handed to DataLoader: the feed of the newest iteration."""
+
+    newest: _Feed
+
+    def __iter__(self) -> Iterator[BatchIds]:
+        return iter(self.newest)
 
 
 def _split_evenly(window: list[tuple[int, list[int]]], parts: int) -> list[tuple[int, list[int]]]:
