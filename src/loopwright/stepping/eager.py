@@ -6,7 +6,7 @@ to see it. `Trainer.create_step` returns one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -143,10 +143,10 @@ class MicroBatchStep:
         return found
 
 
-def is_foreign(kind: type, name: str) -> bool:
-    """Whether a method was written outside loopwright and transformers."""
+def is_foreign(kind: type, name: str, own: Sequence[str] = ("loopwright",)) -> bool:
+    """Whether a method was written outside loopwright, or these packages."""
     owner = next((each for each in kind.__mro__ if name in vars(each)), None)
-    return owner is not None and owner.__module__.partition(".")[0] not in ("loopwright", "transformers")
+    return owner is not None and owner.__module__.partition(".")[0] not in own
 
 
 def listens(callback: Any, event: str) -> bool:
