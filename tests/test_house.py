@@ -39,13 +39,13 @@ MOST_LINES = {
     "baselines": 413,
     "callbacks": 2318,
     "checkpoint": 3071,
-    "cli": 2165,
+    "cli": 2166,
     "config": 2682,
     "core": 3497,
-    "data": 6734,
+    "data": 6821,
     "demos": 1525,
     "engine": 3441,
-    "hf": 4837,
+    "hf": 4843,
     "metrics": 4298,
     "models": 777,
     "report": 3374,
@@ -54,9 +54,9 @@ MOST_LINES = {
     "schedulers": 1266,
     "sources": 8671,
     "stepping": 1525,
-    "tasks": 11463,
+    "tasks": 11478,
     "tracking": 546,
-    "training": 3034,
+    "training": 3041,
 }
 
 # Lines of the packages that any training run needs, and of the tests.
@@ -64,8 +64,8 @@ MOST_LINES = {
 # 0019-the-first-hour.md, 0020-graphs-for-any-batch.md, 0021-language-models.md, 0022-rows-without-padding.md,
 # 0023-augmentation-on-the-device.md, 0024-compiled-parts.md, 0025-lines-of-what-trials-found.md,
 # 0026-reading-ahead.md
-MOST_CORE_LINES = 22_098
-MOST_TEST_LINES = 68_396
+MOST_CORE_LINES = 22_127
+MOST_TEST_LINES = 68_560
 CORE_FOLDERS = {"core", "training", "stepping", "checkpoint", "engine"}
 CORE_FOLDERS |= {"callbacks", "run_folder", "schedulers", "tracking"}
 CORE_OF_DATA = ("order", "loader", "samples", "workers", "prefetch", "streams", "defaults", "collate")
