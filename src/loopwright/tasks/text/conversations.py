@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loopwright.data.results import results_of
 from loopwright.errors import InputError
 from loopwright.quantities import agreeing, counted
 from loopwright.sources.chats import Chat
@@ -44,6 +43,8 @@ class Conversations(RowDataset):
         bad_rows: str = "refuse",
         limit: int | None = None,
     ) -> None:
+        from loopwright.data.results import results_of
+
         kept, ids, labels = list[int](), list[Ids](), list[Ids]()
         long, bad, first = dict[int, int](), list[str](), ""
         self._lost: Counter[str] = Counter()

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from loopwright.data.results import results_of
 from loopwright.errors import InputError
 from loopwright.quantities import agreeing, counted
 from loopwright.sources.chats import Chat
@@ -71,6 +70,8 @@ class PairDataset(RowDataset):
     """Pairs, encoded once; `reference` has the log-probabilities of the reference model, if the loss needs them."""
 
     def __init__(self, rows: Rows, encode: PairEncoder, max_length: int, overlong: str, name: str = "training") -> None:
+        from loopwright.data.results import results_of
+
         self.reference: Any = None
         self._name = name  # of the split, for errors and notes
         self._pairs: list[tuple[int, list[Any]]] = []
