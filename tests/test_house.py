@@ -42,9 +42,9 @@ MOST_LINES = {
     "cli": 2166,
     "config": 2682,
     "core": 3497,
-    "data": 6821,
+    "data": 6825,
     "demos": 1525,
-    "engine": 3441,
+    "engine": 3455,
     "hf": 4843,
     "metrics": 4298,
     "models": 777,
@@ -54,7 +54,7 @@ MOST_LINES = {
     "schedulers": 1266,
     "sources": 8671,
     "stepping": 1525,
-    "tasks": 11480,
+    "tasks": 11478,
     "tracking": 546,
     "training": 3041,
 }
@@ -64,8 +64,8 @@ MOST_LINES = {
 # 0019-the-first-hour.md, 0020-graphs-for-any-batch.md, 0021-language-models.md, 0022-rows-without-padding.md,
 # 0023-augmentation-on-the-device.md, 0024-compiled-parts.md, 0025-lines-of-what-trials-found.md,
 # 0026-reading-ahead.md
-MOST_CORE_LINES = 22_127
-MOST_TEST_LINES = 68_560
+MOST_CORE_LINES = 22_141
+MOST_TEST_LINES = 68_563
 CORE_FOLDERS = {"core", "training", "stepping", "checkpoint", "engine"}
 CORE_FOLDERS |= {"callbacks", "run_folder", "schedulers", "tracking"}
 CORE_OF_DATA = ("order", "loader", "samples", "workers", "prefetch", "streams", "defaults", "collate")

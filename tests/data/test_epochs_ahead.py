@@ -67,14 +67,8 @@ def pids() -> list[int]:
 
 
 @pytest.fixture(autouse=True)
-def no_worker_is_left_behind(monkeypatch):
+def polled_often(monkeypatch, no_worker_is_left_behind):
     monkeypatch.setattr(workers, "_POLL_SECONDS", 0.1)
-    yield
-    left = multiprocessing.active_children()
-    for process in left:
-        process.kill()
-        process.join()
-    assert left == []
 
 
 # What is read, and when
@@ -130,7 +124,7 @@ def test_nothing_is_read_ahead_where_it_could_change_a_batch_or_is_not_asked_for
     loader = create(**kwargs)
     for epoch in range(2):
         seen(loader.windows(epoch))
-        assert loader._ahead is None and not loader._feeds.newest.undelivered
+        assert loader._ahead is None and not loader._newest.feed.undelivered
     loader.close()
 
 

@@ -25,6 +25,8 @@ from loopwright import Trainer
 from loopwright.data import workers
 from loopwright.errors import DataError
 
+pytestmark = pytest.mark.usefixtures("no_worker_is_left_behind")
+
 
 class Large(Noisy):
     """Samples that are sent through the pipe, many times what fits into it."""
@@ -59,16 +61,6 @@ def send(number: signal.Signals, only_first: bool = True):
 
 
 kill = send(signal.SIGKILL)
-
-
-@pytest.fixture(autouse=True)
-def no_worker_is_left_behind():
-    yield
-    left = multiprocessing.active_children()
-    for process in left:
-        process.kill()
-        process.join()
-    assert left == []
 
 
 @pytest.fixture

@@ -224,17 +224,16 @@ class OrderedLoader(Loader):
         # Skipped ids are agreed on between epochs, and a dataset may learn of its epoch in this process.
         learns_epoch = any(hasattr(each, "set_epoch") for each in (whole_of(self.dataset), source.collate_fn))
         self._may_read_ahead = source.persistent_workers and self.bad_samples != "skip" and not learns_epoch
-        # Of workers that go on with the next epoch: the arguments of `windows` and `_basis`, the batches, their notes
-        # and their feed.
+        # Of workers that continue: the epoch, position and `_basis` they are at, the batches, their notes and feed.
         self._ahead: tuple[Any, Iterator[Any], deque[_Fetched], _Feed] | None = None
         self._pins = source.pin_memory and torch.cuda.is_available()
         has_quick_collate = self._fetches_here and source.collate_fn is default_collate
         kind = reading.SkippingReader if self.bad_samples == "skip" else reading.Reader
         self._reader = kind(source.dataset, collate if has_quick_collate else source.collate_fn)
-        self._feeds = _Feeds()
+        self._newest = _NewestFeed()
         self._loader: DataLoader[Any] = DataLoader(
             reading.SeededDataset(self._reader),  # type: ignore[arg-type]
-            batch_sampler=self._feeds,
+            batch_sampler=self._newest,
             collate_fn=reading.unchanged,
             num_workers=source.num_workers,
             pin_memory=source.pin_memory,
@@ -301,27 +300,27 @@ class OrderedLoader(Loader):
     def _fetched_by_loader(self, feed: _Feed) -> Iterator[Any]:
         """Yield the batches of a feed; after a loss of workers, from the first undelivered one.
 
-        Persistent workers serve one iteration: after another one it goes on from there as well.
+        Persistent workers serve one iteration at a time. If another one took them, this one continues from there too.
         """
         is_taken = True
         while is_taken:
-            self._feeds.newest, is_taken = feed, False
+            self._newest.feed, is_taken = feed, False
             with self._workers.reading():
                 batches = iter(self._loader)
             try:
                 for batch in batches:
                     feed.undelivered.popleft()
                     yield batch
-                    is_taken = self._loader.persistent_workers and self._feeds.newest is not feed
+                    is_taken = self._loader.persistent_workers and self._newest.feed is not feed
                     if is_taken:
                         break
             finally:
                 self._workers.leave(batches)
 
     def _basis(self) -> tuple[Any, ...] | None:
-        """Return what the batches of every epoch follow from; None if those of a next epoch may not be read ahead."""
-        plan = self._find_plan()
-        if plan is None or not self._may_read_ahead:
+        """Return the settings that determine the batches of every epoch; None if the next epoch is not read ahead."""
+        plan = self._find_plan() if self._may_read_ahead else None
+        if plan is None:
             return None
         order = getattr(plan, "order", plan)  # of a `Bucketed`, which cannot be compared
         return self.sampler, order, self.seed, self.share, self.limit, self.batch_size, self.drop_last
@@ -329,15 +328,16 @@ class OrderedLoader(Loader):
     def _epochs_from(
         self, epoch: int, position: int, fetched: deque[_Fetched], basis: tuple[Any, ...] | None
     ) -> Iterator[BatchIds]:
-        """Yield the micro-batches of an epoch, and of the following ones as far as they may be read ahead."""
-        goes_on = True
-        while goes_on:
-            goes_on = False  # after an epoch that has nothing left
+        """Yield the micro-batches of an epoch, and of the following epochs as far as they may be read ahead."""
+        has_next = True
+        while has_next:
+            is_empty = True
             for micro_batch in self._local_micro_batches(epoch, position, fetched):
-                goes_on = True
+                is_empty = False
                 yield micro_batch
             epoch, position = epoch + 1, 0
-            goes_on = goes_on and epoch < self.num_epochs and basis is not None and basis == self._basis()
+            may_continue = basis is not None and epoch < self.num_epochs and basis == self._basis()
+            has_next = may_continue and not is_empty
 
     def _counted_piece(self, epoch: int, read: reading.Readable, fetch_key: int, rows: int) -> MicroBatch:
         if rows and read.errors:  # errors of a pad are reported by the process that counts it
@@ -572,13 +572,13 @@ class _Feed:
             yield micro_batch
 
 
-class _Feeds:
+class _NewestFeed:
     """The batch sampler handed to DataLoader: the feed of the newest iteration."""
 
-    newest: _Feed
+    feed: _Feed
 
     def __iter__(self) -> Iterator[BatchIds]:
-        return iter(self.newest)
+        return iter(self.feed)
 
 
 def _split_evenly(window: list[tuple[int, list[int]]], parts: int) -> list[tuple[int, list[int]]]:

@@ -1,4 +1,4 @@
-"""The results of a function for many positions, in their order, computed by several processes if there are many."""
+"""Call a function for every position of a dataset, in several processes if there are many positions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from loopwright.data.workers import WorkerWatch
 
 T = TypeVar("T")
 
-_FEWEST = 2_000  # positions of a process: fewer take less time than it does to start and to send them
+_FEWEST = 2_000  # positions of a process; with fewer, starting it and sending the results takes longer than it saves
 _AT_ONCE = 64
 
 
 def results_of(function: Callable[[int], T], number: int) -> Iterator[T]:
     """Yield function(position) for every position below a number.
 
-    Its first error is raised at its turn. The processes are forked: the function can hold anything, and what it changes
-    in itself is lost with them.
+    The first error is raised at its turn, and lost processes are replaced. The processes are forked, so the function
+    need not be picklable, but changes that it makes to objects are lost.
     """
     may_fork = sys.platform == "linux" and not multiprocessing.current_process().daemon  # as workers of a loader are
     num_workers = min(default_num_workers(None), number // _FEWEST) if may_fork else 0
@@ -40,15 +40,19 @@ def results_of(function: Callable[[int], T], number: int) -> Iterator[T]:
         generator=torch.Generator(),  # so that nothing is drawn from the global one
     )
     workers = WorkerWatch(loader)
-    with workers.reading():
-        batches = iter(loader)
-    try:
-        for result, error in itertools.chain.from_iterable(batches):
-            if error is not None:
-                raise error
-            yield result
-    finally:
-        workers.leave(batches)
+
+    def batches_after(done: int) -> Iterator[Any]:
+        with workers.reading():
+            batches = iter(loader)
+        try:
+            yield from itertools.islice(batches, done, None)
+        finally:
+            workers.leave(batches)
+
+    for result, error in itertools.chain.from_iterable(workers.persevere(batches_after)):
+        if error is not None:
+            raise error
+        yield result
 
 
 class _Positions:

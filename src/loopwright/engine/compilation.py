@@ -20,11 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from loopwright.engine.alignment import aligned, is_slow
 from loopwright.engine.host_state import HOOKS
 from loopwright.engine.layers import layer_stacks
 from loopwright.engine.temporary import replaced
-
-_ALIGNED = 64  # tokens of a vocabulary: matrices of other sizes are multiplied at a third of the speed on CUDA
 
 
 class CompiledModel:
@@ -46,7 +45,7 @@ class CompiledModel:
             self._parts.append((model, "_loss_function", model.loss_function))
         known = {id(each) for part in parts for each in part.modules()}
         is_alone = head is not None and "forward" not in vars(head) and id(head) not in known
-        if is_alone and type(head) is nn.Linear and head.out_features % _ALIGNED:
+        if is_alone and type(head) is nn.Linear and is_slow(head.out_features):
             self._parts.append((head, "forward", MethodType(_aligned_linear, head)))
         self._hooks: list[Any] = []
         self._known: list[Any] = []
@@ -95,11 +94,8 @@ class CompiledModel:
 
 
 def _aligned_linear(head: nn.Linear, hidden: Tensor) -> Tensor:
-    """Return what an output layer returns, by larger matrices; compiled, nothing is copied for them but the weight."""
-    missing = -head.out_features % _ALIGNED
-    weight = functional.pad(head.weight, (0, 0, 0, missing))
-    bias = None if head.bias is None else functional.pad(head.bias, (0, missing))
-    return functional.linear(hidden, weight, bias)[..., : head.out_features]
+    """Return the logits of an output layer, as a view of a larger matrix. Compiled, only the weight is copied."""
+    return functional.linear(hidden, *aligned(head.weight, head.bias))[..., : head.out_features]
 
 
 def _without_empty_caches(compiled: Any, call: Any) -> Any:

@@ -72,7 +72,7 @@ OWN_HELP: Final[Mapping[str, str]] = {
     "run_name": "Name of the run in trackers; its id if unset.",
     "num_train_epochs": "Number of epochs, which may be fractional; more than the default if the data is small.",
     "label_names": "Names of all classes in the order of their ids: neg,pos; numbers from 0 in the data get them too.",
-    "dataloader_persistent_workers": "Keep workers alive between epochs; those of the training data also if unset.",
+    "dataloader_persistent_workers": "Keep workers alive between epochs; if unset, only those that read training data.",
     "learning_rate": "Peak learning rate; 0.001 for a model from scratch if unset.",
 }
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from loopwright.engine.alignment import aligned, is_slow
 from loopwright.engine.modes import evaluating
 from loopwright.engine.seeding import preserved_generators
 from loopwright.engine.temporary import replaced
@@ -25,7 +26,6 @@ _MOST_LOGITS = 2**26  # of a micro-batch, or of the tokens computed at a time
 # Bytes of a GPU's memory for each of the logits computed at a time, which in 16 bits take a 64th of it: more at a time
 # are faster, since each time the gradient of all weights is read and written.
 _BYTES_OF_GPU = 128
-_ALIGNED = 64  # tokens of a vocabulary: matrices of other sizes are multiplied at a third of the speed on CUDA
 _PROBED = 8  # tokens of the comparison
 _reasons: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # by model: why its loss cannot be chunked
 _warned: WeakSet[Any] = WeakSet()
@@ -50,10 +50,8 @@ class LinearCrossEntropy(torch.autograd.Function):
             of_weight: Tensor | None = None
             of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs_bias else None
             rows, offsets = len(weight), None if bias is None else bias.to(dtype)
-            missing = -rows % _ALIGNED
-            if missing and hidden.is_cuda and _kernel() is not None:  # which leaves the gradient of these at zero
-                matrix = functional.pad(matrix, (0, 0, 0, missing))
-                offsets = None if offsets is None else functional.pad(offsets, (0, missing))
+            if is_slow(rows) and hidden.is_cuda and _kernel() is not None:
+                matrix, offsets = aligned(matrix, offsets)  # the kernel leaves the gradient of added rows at zero
             for start in range(0, len(labels), chunk):
                 part = inputs[start : start + chunk]
                 logits = functional.linear(part, matrix, offsets)
